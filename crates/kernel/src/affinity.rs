@@ -1,19 +1,20 @@
-//! The CPUs that threads may run on (sched_setaffinity(2)). The raw system calls: the C library's
-//! `cpu_set_t` ends at 1024 CPUs, and the kernel refuses a buffer that is shorter than its own.
+//! The CPUs that threads may run on (sched_setaffinity(2)). These are the raw system calls. The C
+//! library's `cpu_set_t` ends at 1024 CPUs, and the kernel refuses a buffer that is shorter than
+//! its own.
 
 use std::io;
 
 use quell_types::cpuset::{CpuSet, MAX_CPU};
 
-/// 64-bit words that hold every CPU the kernel can number.
+/// Number of 64-bit words that hold every CPU the kernel can number.
 const WORDS: usize = (MAX_CPU as usize + 1) / 64;
 
-/// As the system calls take it.
+/// A thread id as the system calls take it. ESRCH where it does not fit.
 pub(crate) fn pid(tid: u32) -> io::Result<libc::pid_t> {
     libc::pid_t::try_from(tid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
 }
 
-/// Those of a thread (0: the caller).
+/// The CPUs of a thread (0: the caller).
 ///
 /// # Errors
 /// The kernel's: ESRCH where there is no such thread.
@@ -35,8 +36,8 @@ pub fn of(tid: u32) -> io::Result<CpuSet> {
     Ok(bits.collect())
 }
 
-/// Sets them. The kernel leaves out those of other cpusets without a word, and refuses when none is
-/// left.
+/// Sets the CPUs of a thread (0: the caller). The kernel silently leaves out CPUs outside the
+/// thread's cpuset, and refuses when none is left.
 ///
 /// # Errors
 /// The kernel's; EINVAL for a CPU beyond [`MAX_CPU`].

@@ -1,14 +1,14 @@
-//! What depends on the processor's architecture and the kernel does not say. Calls of the kernel
-//! are not in here: `libc` has their numbers.
+//! What depends on the processor's architecture and the kernel does not report. System calls are
+//! not in here: `libc` has their numbers.
 
-/// EAX, EBX, ECX, EDX.
+/// The registers EAX, EBX, ECX, EDX after CPUID.
 pub type Registers = [u32; 4];
 
 /// What the processor says of itself: a leaf of CPUID and a part of it.
 ///
-/// Only x86-64 has the instruction. Elsewhere all is zero, which is what x86-64 answers where it
-/// knows nothing. Arm's counterpart (MPAM) has no instruction that a program may use: there only
-/// the kernel's resctrl can tell.
+/// Only x86-64 has the instruction. Other architectures return zeros, which is what x86-64 answers
+/// for unknown leaves. Arm's counterpart (MPAM) has no instruction that a program may use: there
+/// only the kernel's resctrl can report it.
 #[cfg(target_arch = "x86_64")]
 pub fn cpuid(leaf: u32, part: u32) -> Registers {
     #[allow(
@@ -20,7 +20,7 @@ pub fn cpuid(leaf: u32, part: u32) -> Registers {
     [r.eax, r.ebx, r.ecx, r.edx]
 }
 
-/// As on x86-64, which see: here there is nothing to ask.
+/// All zero: only x86-64 has CPUID.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn cpuid(_: u32, _: u32) -> Registers {
     [0; 4]

@@ -1,5 +1,5 @@
-//! Who is in a cgroup, and the cgroups below it: whoever runs in a group that is changed in place
-//! may have made cgroups of his own.
+//! The tasks in a cgroup and in the cgroups below it. A program in a group that is changed in place
+//! may have made cgroups of its own.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -7,12 +7,12 @@ use std::io;
 use crate::procfs;
 use crate::root::{Files, gone};
 
-/// Deeper, and more in all, than anybody has who does not mean harm: bounds, so that a hostile tree
-/// ends.
+/// Bounds on the depth and the number of cgroups, beyond any tree without bad intentions. They make
+/// a hostile tree end.
 const DEEPEST: usize = 16;
 const MOST: usize = 1024;
 
-/// Its directory first, then those below, none before the one above it.
+/// The directory itself first, then those below it, none before its parent.
 #[must_use]
 pub fn tree(files: &dyn Files, dir: &str) -> Vec<String> {
     let mut found = vec![dir.to_owned()];
@@ -22,7 +22,7 @@ pub fn tree(files: &dyn Files, dir: &str) -> Vec<String> {
         from = found.len();
         depth += 1;
         for at in level {
-            // What is gone has nothing below it.
+            // A cgroup that is gone has nothing below it.
             for name in files.folders(&found[at]).unwrap_or_default() {
                 if found.len() < MOST {
                     found.push(format!("{}/{name}", found[at]));
@@ -33,7 +33,7 @@ pub fn tree(files: &dyn Files, dir: &str) -> Vec<String> {
     found
 }
 
-/// The threads (v1) or processes (v2) of all of them; none of those that are gone.
+/// The threads (v1) or processes (v2) of the whole tree. Cgroups that are gone have none.
 #[must_use]
 pub fn tasks(files: &dyn Files, dir: &str) -> Vec<u32> {
     let mut all = Vec::new();
@@ -43,12 +43,12 @@ pub fn tasks(files: &dyn Files, dir: &str) -> Vec<u32> {
     all
 }
 
-/// The threads of all of them; none of those that are gone.
+/// The threads of the whole tree. Cgroups that are gone have none.
 #[must_use]
 pub fn threads(files: &dyn Files, dir: &str) -> Vec<u32> {
     let mut all = Vec::new();
     for dir in tree(files, dir) {
-        // The first is of v1, the second of v2.
+        // The first file is of v1, the second of v2.
         let lists = ["tasks", "cgroup.threads"].map(|name| files.read(&format!("{dir}/{name}")));
         if let Some(text) = lists.into_iter().find_map(Result::ok) {
             all.extend(listed(&text));
@@ -57,7 +57,7 @@ pub fn threads(files: &dyn Files, dir: &str) -> Vec<u32> {
     all
 }
 
-/// The processes of all of them; none of those that are gone.
+/// The processes of the whole tree. Cgroups that are gone have none.
 pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
     for dir in tree(files, dir) {
         match files.read(&format!("{dir}/cgroup.procs")) {
@@ -74,14 +74,14 @@ pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
     }
 }
 
-/// The tasks that a file lists. 0 stands for one of another PID namespace, which nobody here can
-/// name.
+/// The tasks that a file lists. 0 stands for a task of another PID namespace, which has no number
+/// here, and is left out.
 pub fn listed(text: &str) -> impl Iterator<Item = u32> {
     let numbers = text.split_ascii_whitespace().filter_map(|t| t.parse().ok());
     numbers.filter(|task| *task != 0)
 }
 
-/// The file through which a task enters a cgroup: a thread alone in v1, a process whole in v2.
+/// The file through which a task enters a cgroup: a single thread in v1, a whole process in v2.
 #[must_use]
 pub fn door(files: &dyn Files, dir: &str) -> String {
     let threads = format!("{dir}/tasks");
@@ -92,10 +92,10 @@ pub fn door(files: &dyn Files, dir: &str) -> String {
     }
 }
 
-/// The threads (v1) or processes (v2) directly in a cgroup; none where it is gone.
+/// The threads (v1) or processes (v2) directly in a cgroup, sorted. Empty where the cgroup is gone.
 ///
 /// # Errors
-/// The kernel's, other than that it is gone.
+/// The kernel's, except those that mean the cgroup is gone.
 pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
     let mut tasks = Vec::new();
     for name in ["tasks", "cgroup.procs", "cgroup.threads"] {
@@ -105,7 +105,7 @@ pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
                 break;
             }
             Err(e) if gone(&e) => {}
-            // A threaded v2 cgroup does not list processes.
+            // A threaded v2 cgroup cannot list processes.
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
             Err(e) => return Err(e),
         }

@@ -1,5 +1,5 @@
-//! A kernel file that is read again and again while a loop holds: opened once, read into a buffer
-//! that stays.
+//! A kernel file that a loop reads again and again: it is opened once, and read into a buffer that
+//! stays.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 use crate::error::{Error, Result};
 use crate::root::{Access, Files, gone};
 
-/// What is read at once: more than `memory.stat` and `/proc/vmstat` say.
+/// Bytes read at once: more than `memory.stat` and `/proc/vmstat` have.
 const SIZE: usize = 16 << 10;
 
-/// A file that is kept open where the root has descriptors, and read by its path where not.
+/// A file that is kept open where the root has descriptors, and otherwise read by its path.
 #[derive(Debug)]
 pub struct CachedFile {
     path: String,
@@ -20,7 +20,7 @@ pub struct CachedFile {
 }
 
 impl CachedFile {
-    /// Opens a file; `None` where it is not there.
+    /// Opens a file. `None` where it is not there.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -41,20 +41,20 @@ impl CachedFile {
         }))
     }
 
-    /// Its path.
+    /// The path that it was opened with.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whether it was opened anew since this was asked last: its cgroup was removed and made again,
-    /// and knows nothing of what was set.
+    /// Whether the file was opened again since the last call. Then its cgroup was removed and made
+    /// again, without the values that were set.
     pub fn renewed(&mut self) -> bool {
         std::mem::take(&mut self.renewed)
     }
 
-    /// What it says now, trimmed; `None` where it is gone (its cgroup was removed, and not made
-    /// again). What goes beyond 16 KiB, and what follows bytes that are no text, is left out.
+    /// The present text, trimmed. `None` where the file is gone (its cgroup was removed, and not
+    /// made again). Text beyond 16 KiB, and text after bytes that are no UTF-8, is left out.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -90,8 +90,8 @@ impl CachedFile {
     }
 }
 
-/// Reads from the beginning, where the kernel makes the text of such a file anew, and in one piece
-/// (`single_open`): asked once more whether there is more, it would make all of it again.
+/// Reads once from the beginning, where the kernel generates the text of such a file in one piece
+/// (`single_open`). A second read for the end of file would generate all of it again.
 fn fill(file: &File, buffer: &mut [u8]) -> std::io::Result<usize> {
     loop {
         match file.read_at(buffer, 0) {
@@ -101,7 +101,7 @@ fn fill(file: &File, buffer: &mut [u8]) -> std::io::Result<usize> {
     }
 }
 
-/// The number behind a key, in files of lines `KEY NUMBER` (`memory.stat`, `memory.events`,
+/// The number after a key, in files of lines `KEY NUMBER` (`memory.stat`, `memory.events`,
 /// `/proc/vmstat`).
 #[must_use]
 pub fn keyed(text: &str, key: &str) -> Option<u64> {
@@ -132,8 +132,7 @@ mod tests {
 
     #[test]
     fn a_file_that_was_removed_and_made_again_is_read() {
-        // An ended process stands in for a cgroup: its files stay open, and there is nothing in
-        // them.
+        // An ended process stands in for a removed cgroup: its file stays open, and has no content.
         let mut child = std::process::Command::new("sleep")
             .arg("100")
             .spawn()

@@ -1,7 +1,7 @@
-//! Which cgroup hierarchies there are, where they are mounted, and where we are in them.
+//! Which cgroup hierarchies there are, where they are mounted, and where this process is in them.
 //!
 //! Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v2.rst; cgroups(7). A machine may run
-//! v1, v2 or both at once ("hybrid"): every controller is bound to exactly one hierarchy, except
+//! v1, v2 or both at once ("hybrid"). Every controller is bound to exactly one hierarchy, except
 //! `perf_event`, which is on v2 implicitly unless a v1 hierarchy has it.
 
 use std::time::{Duration, Instant};
@@ -18,22 +18,22 @@ use crate::root::Files;
 pub enum Controller {
     /// CPUs and memory nodes.
     Cpuset,
-    /// The CPU-time quota.
+    /// The CPU-time quota and weight.
     Cpu,
-    /// Counting per cgroup.
+    /// Counting events per cgroup.
     PerfEvent,
-    /// Stopping (v1; in v2 every cgroup can be frozen).
+    /// Stopping a cgroup whole (v1; in v2 every cgroup can be frozen).
     Freezer,
     /// Limits and protection of memory.
     Memory,
-    /// Limits and accounts of input and output (v2).
+    /// Limits and accounts of disk traffic (v2).
     Io,
-    /// How long tasks wait (v2, in every cgroup).
+    /// Pressure stall information: how long tasks wait (v2, in every cgroup).
     Pressure,
 }
 
 impl Controller {
-    /// The kernel's name.
+    /// The kernel's name, as in `cgroup.controllers`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,39 +47,39 @@ impl Controller {
         }
     }
 
-    /// In v2 these work in every cgroup without being enabled in `cgroup.subtree_control`.
+    /// Whether it works in every v2 cgroup without being enabled in `cgroup.subtree_control`.
     #[must_use]
     pub const fn implicit_in_v2(self) -> bool {
         matches!(self, Self::PerfEvent | Self::Freezer | Self::Pressure)
     }
 }
 
-/// The two generations of the interface.
+/// The two versions of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
-    /// One hierarchy per controller set; threads move alone (`tasks`).
+    /// One hierarchy per set of controllers. Threads move one by one (`tasks`).
     V1,
-    /// One hierarchy for all; processes move whole.
+    /// One hierarchy for all controllers. Processes move whole.
     V2,
 }
 
-/// One mounted hierarchy.
+/// A hierarchy that is mounted, and its controllers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hierarchy {
-    /// Its generation.
+    /// v1 or v2, from the type of the mount.
     pub version: Version,
-    /// Where it is mounted.
+    /// Path of the mount point.
     pub mount: String,
-    /// Which of its cgroups the mount shows as its top (`/` unless a part is mounted).
+    /// Which of its cgroups the mount shows at its top (`/` unless only a part is mounted).
     pub top: String,
-    /// The controllers it offers (v1: also `name=…`).
+    /// Names of the controllers that it offers (v1: also `name=…`).
     pub controllers: Vec<String>,
-    /// Our own cgroup, from the hierarchy's root.
+    /// The cgroup of this process, from the hierarchy's root.
     pub own: String,
 }
 
 impl Hierarchy {
-    /// The directory of a cgroup given by its path from the hierarchy's root; `None` where the
+    /// The directory of a cgroup given by its path from the hierarchy's root. `None` where the
     /// mount does not show it.
     #[must_use]
     pub fn dir(&self, path: &str) -> Option<String> {
@@ -98,7 +98,7 @@ impl Hierarchy {
         Some(format!("{}{}", self.mount, below.trim_end_matches('/')))
     }
 
-    /// Our own directory; the mount's top where ours is not visible.
+    /// The directory of this process's cgroup; the mount point where that is not visible.
     #[must_use]
     pub fn own_dir(&self) -> String {
         self.dir(&self.own).unwrap_or_else(|| self.mount.clone())
@@ -119,7 +119,7 @@ impl Hierarchy {
         }
     }
 
-    /// The directory a task is in; `None` when it ended or is outside of the mount.
+    /// The directory that a task is in. `None` when the task ended or is outside of the mount.
     ///
     /// # Errors
     /// As [`procfs::memberships`].
@@ -132,15 +132,15 @@ impl Hierarchy {
     }
 }
 
-/// All mounted hierarchies.
+/// The cgroup hierarchies of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cgroups {
-    /// In the order of `/proc/self/mountinfo`.
+    /// In the order of `/proc/self/mountinfo`, without second mounts.
     pub hierarchies: Vec<Hierarchy>,
 }
 
 impl Cgroups {
-    /// Looks at the mounts, and at our own place in them.
+    /// Finds the mounts, and this process's cgroup in each.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Malformed`]. No hierarchy at all is no error: the list is empty.
@@ -166,7 +166,7 @@ impl Cgroups {
                 controllers,
                 own: String::new(),
             };
-            // A hierarchy that is mounted twice is used where it was mounted first.
+            // Of a hierarchy that is mounted twice, the first mount is used.
             if found
                 .iter()
                 .any(|h| h.version == version && h.controllers == hierarchy.controllers)
@@ -190,25 +190,25 @@ impl Cgroups {
         Ok(Self { hierarchies: found })
     }
 
-    /// The hierarchy a controller is bound to.
+    /// The hierarchy that a controller is bound to. `None` where it is on none.
     #[must_use]
     pub fn of(&self, controller: Controller) -> Option<&Hierarchy> {
         let by_name = self
             .hierarchies
             .iter()
             .find(|h| h.controllers.iter().any(|c| c == controller.name()));
-        // In v2 these need none.
+        // In v2 these two need no controller.
         let without = matches!(controller, Controller::Freezer | Controller::Pressure);
         by_name.or_else(|| self.v2().filter(|_| without))
     }
 
-    /// The v2 hierarchy, if one is mounted.
+    /// The v2 hierarchy. `None` where it is not mounted.
     #[must_use]
     pub fn v2(&self) -> Option<&Hierarchy> {
         self.hierarchies.iter().find(|h| h.version == Version::V2)
     }
 
-    /// The CPUs our own cpuset lets us use; `None` without a cpuset hierarchy.
+    /// The CPUs that this process's cpuset allows. `None` without a cpuset hierarchy.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Malformed`].
@@ -220,7 +220,7 @@ impl Cgroups {
     }
 }
 
-/// The CPUs that tasks of a cgroup may really use.
+/// The CPUs that tasks of a cgroup may really use. `None` where no file says so.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -232,7 +232,7 @@ pub fn effective_cpus(
     effective(files, hierarchy, dir, "cpus")
 }
 
-/// The memory nodes that tasks of a cgroup may really use.
+/// The memory nodes that tasks of a cgroup may really use. `None` where no file says so.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -254,7 +254,7 @@ fn effective(
         Version::V1 => [format!("cpuset.effective_{what}"), format!("cpuset.{what}")],
         Version::V2 => [format!("cpuset.{what}.effective"), format!("cpuset.{what}")],
     };
-    // A v2 cgroup that was not given the controller has its parent's.
+    // A v2 cgroup without the controller has its parent's CPUs and nodes.
     let mut at = dir;
     loop {
         for name in &names {
@@ -273,12 +273,12 @@ fn effective(
     }
 }
 
-/// Whether any task lives in a cgroup or below it.
+/// Whether a cgroup, or one below it, has any task.
 ///
 /// # Errors
 /// [`Error::File`].
 pub fn populated(files: &dyn Files, dir: &str) -> Result<bool> {
-    // v2 tells; v1 has to be walked.
+    // v2 reports it; v1 has to be walked.
     if let Some(events) = files.optional(&format!("{dir}/cgroup.events"))? {
         return Ok(events.lines().any(|l| l == "populated 1"));
     }
@@ -297,9 +297,9 @@ pub fn populated(files: &dyn Files, dir: &str) -> Result<bool> {
     Ok(false)
 }
 
-/// Sends SIGKILL to every process in a cgroup of ours and below it, children born meanwhile
-/// included: by `cgroup.kill` (v2, Linux 5.14), else one by one until none is left or `patience` is
-/// over. Whether it is empty.
+/// Sends SIGKILL to every process in a cgroup that Quell made and below it, including children born
+/// meanwhile. `cgroup.kill` does it at once (v2, Linux 5.14). Otherwise processes are killed one by
+/// one until none is left or `patience` is over. Returns whether the cgroup is empty.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -330,8 +330,8 @@ fn kill_listed(files: &dyn Files, dir: &str) -> Result<()> {
         .split_ascii_whitespace()
         .filter_map(|t| t.parse().ok())
     {
-        // 0 is a process that this PID namespace cannot name; to kill(2) it would mean our own
-        // group.
+        // 0 is a process that this PID namespace cannot name. To kill(2) it would mean this
+        // process's own group.
         if let Some(pid) = rustix::process::Pid::from_raw(pid) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
@@ -348,15 +348,15 @@ fn kill_listed(files: &dyn Files, dir: &str) -> Result<()> {
 /// One line of `/proc/self/mountinfo`.
 pub struct Mount {
     top: String,
-    /// Where it is mounted.
+    /// Path of the mount point.
     pub point: String,
-    /// The file system.
+    /// Type of the file system, such as `cgroup2`.
     pub kind: String,
-    /// The file system's own options, as the kernel tells them.
+    /// The file system's own options, as the kernel reports them.
     pub options: String,
 }
 
-/// What is mounted, in the order of `/proc/self/mountinfo`.
+/// All mounts, in the order of `/proc/self/mountinfo`.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -369,7 +369,7 @@ pub fn mounts(files: &dyn Files) -> Result<Vec<Mount>> {
         .collect()
 }
 
-/// `36 31 0:33 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices`
+/// Parses `36 31 0:33 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices`.
 fn parse_mount(line: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
     let mut before = before.split(' ').skip(3);
@@ -385,7 +385,8 @@ fn parse_mount(line: &str) -> Option<Mount> {
     })
 }
 
-/// mountinfo writes space, tab, newline and backslash as three octal digits.
+/// Replaces octal escapes: mountinfo writes space, tab, newline and backslash as three octal
+/// digits.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -404,8 +405,7 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Mount options name the controllers among other things; `/proc/cgroups` tells which words are
-/// controllers.
+/// The controllers among the mount options. `/proc/cgroups` lists which words are controllers.
 fn v1_controllers(options: &str, known: &str) -> Vec<String> {
     options
         .split(',')
@@ -426,8 +426,9 @@ fn v2_controllers(files: &dyn Files, mount: &str) -> Result<Vec<String>> {
     Ok(text.split_ascii_whitespace().map(str::to_owned).collect())
 }
 
-/// The last column of `/proc/cgroups` is 0 for a controller switched off on the kernel's command
-/// line. The file is gone from kernels without v1; the controller is then taken to be there.
+/// Whether a controller is switched on. The last column of `/proc/cgroups` is 0 for a controller
+/// switched off on the kernel's command line. Kernels without v1 have no such file; there the
+/// controller is taken to be on.
 fn enabled(known: &str, controller: &str) -> bool {
     known.is_empty()
         || known.lines().any(|l| {

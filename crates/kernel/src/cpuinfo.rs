@@ -1,4 +1,4 @@
-//! What the kernel says of the processor (`/proc/cpuinfo`, proc_cpuinfo(5)). Keys differ between
+//! What the kernel reports of the processor (`/proc/cpuinfo`, proc_cpuinfo(5)). Keys differ between
 //! architectures.
 
 use crate::error::Result;
@@ -6,12 +6,12 @@ use crate::root::Files;
 
 const PATH: &str = "/proc/cpuinfo";
 
-/// The text of `/proc/cpuinfo`; empty where there is none.
+/// The text of `/proc/cpuinfo`. Empty where there is none.
 #[derive(Clone, Debug, Default)]
 pub struct Cpuinfo(pub(crate) String);
 
 impl Cpuinfo {
-    /// Reads it.
+    /// Reads `/proc/cpuinfo`.
     ///
     /// # Errors
     /// [`crate::error::Error::File`] when it is there and cannot be read.
@@ -32,20 +32,20 @@ impl Cpuinfo {
         self.values(key).next()
     }
 
-    /// Whether the first CPU has a flag of x86, as far as the kernel believes the processor.
+    /// Whether the first CPU has this x86 flag, as far as the kernel believes the processor.
     #[must_use]
     pub fn has(&self, flag: &str) -> bool {
         let flags = self.first("flags").unwrap_or_default();
         flags.split_ascii_whitespace().any(|f| f == flag)
     }
 
-    /// Whether Intel made it.
+    /// Whether the vendor is Intel; always false on Arm.
     #[must_use]
     pub fn is_intel(&self) -> bool {
         self.first("vendor_id") == Some("GenuineIntel")
     }
 
-    /// Whether the processor says that it is a virtual machine's. Arm's never do.
+    /// Whether the processor reports a virtual machine. Arm's never do.
     #[must_use]
     pub fn is_guest(&self) -> bool {
         self.has("hypervisor")

@@ -1,4 +1,4 @@
-//! Which kind of core partition this kernel makes. cgroup-v2.rst ("Cpuset").
+//! Which kind of core partition this kernel can make. cgroup-v2.rst ("Cpuset").
 
 use quell_plan::inventory::CpusetKind;
 
@@ -17,13 +17,13 @@ pub fn kind(files: &dyn Files, cgroups: &Cgroups) -> Result<CpusetKind> {
     if hierarchy.version == Version::V1 {
         return Ok(CpusetKind::V1);
     }
-    // Only cgroups below the root have the file, and only once the controller is enabled: any of
+    // Only cgroups below the root have the file, and only once the controller is enabled. Any of
     // them will do.
     let below = files.names(&hierarchy.mount)?;
     let has = below
         .iter()
         .any(|name| files.exists(&format!("{}/{name}/cpuset.cpus.exclusive", hierarchy.mount)));
-    // Where no cgroup shows it yet, the kernel's age decides (remote partitions: 6.7).
+    // Where no cgroup shows it yet, the kernel's version decides (remote partitions: 6.7).
     let release = files
         .optional("/proc/sys/kernel/osrelease")?
         .unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What can go wrong with a kernel file, told so that a person can act on it: path, content tried,
-//! the kernel's reason, remedy.
+//! Failures of kernel files, reported so that a person can act on them: path, content tried, the
+//! kernel's reason, remedy.
 
 use std::fmt;
 use std::io;
@@ -15,32 +15,32 @@ pub enum Error {
         action: &'static str,
         /// The path, from the root that is worked on.
         path: String,
-        /// The content that was tried, for writes.
+        /// The content that was tried. `None` except for writes.
         tried: Option<String>,
-        /// The kernel's reason.
+        /// The kernel's reason, with its error number.
         source: io::Error,
-        /// What to do about it, where that is known.
+        /// What to do about it. `None` where that is not known.
         remedy: Option<String>,
     },
-    /// A file was read but does not say what the kernel documents it to say.
+    /// A file was read and does not have the documented content.
     Malformed {
-        /// The path.
+        /// The path of the file.
         path: String,
-        /// What was found (shortened).
+        /// The content that was found, shortened to 80 characters.
         content: String,
-        /// What was expected.
+        /// What was expected, in words.
         wanted: String,
     },
-    /// Something that was asked for cannot be had here.
+    /// Something that was asked for is not available here.
     Refused {
-        /// What, and why not.
+        /// What is refused, and why, in words.
         what: String,
-        /// What to do about it.
+        /// What to do about it. `None` where that is not known.
         remedy: Option<String>,
     },
 }
 
-/// The result of everything in this crate that touches the kernel.
+/// Result of everything in this crate that touches the kernel.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The longest piece of a malformed file that an error shows, in characters.
@@ -60,7 +60,7 @@ impl Error {
         }
     }
 
-    /// A file whose content is not what it should be.
+    /// A file whose content is not as documented.
     #[must_use]
     pub fn malformed(path: &str, content: &str, wanted: impl Into<String>) -> Self {
         let mut shown: String = content.trim().chars().take(SHOWN).collect();
@@ -74,7 +74,7 @@ impl Error {
         }
     }
 
-    /// Something that cannot be had, without a remedy.
+    /// A refusal without a remedy.
     #[must_use]
     pub fn refused(what: impl Into<String>) -> Self {
         Self::Refused {
@@ -83,7 +83,7 @@ impl Error {
         }
     }
 
-    /// Something that cannot be had, and what to do.
+    /// A refusal with what to do about it.
     #[must_use]
     pub fn refused_with(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Refused {
@@ -92,7 +92,7 @@ impl Error {
         }
     }
 
-    /// The kernel's error number, where there is one.
+    /// The kernel's error number. `None` where the error is not from the kernel.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {
@@ -102,7 +102,7 @@ impl Error {
     }
 }
 
-/// What usually helps, by reason and place. `None` where nothing general can be said.
+/// What usually helps, by reason and path. `None` where nothing general can be said.
 fn remedy(path: &str, source: &io::Error) -> Option<String> {
     let cgroup =
         path.starts_with("/sys/fs/cgroup") || path.contains("cgroup.") || path.contains("cpuset.");

@@ -1,9 +1,9 @@
-//! What the kernel's fair scheduler does not schedule. A weight, `cpu.max` and `cpu.idle` do not
-//! hold that.
+//! Tasks that the kernel's fair scheduler does not schedule. No weight, `cpu.max` or `cpu.idle`
+//! holds them.
 //!
-//! Real-time and deadline tasks have schedulers of their own (sched(7)). Where a sched_ext
-//! scheduler is loaded, it schedules ordinary tasks, too (Documentation/scheduler/sched-ext.rst),
-//! and heeds these values or not.
+//! Real-time and deadline tasks have schedulers of their own (sched(7)). A loaded sched_ext
+//! scheduler also schedules ordinary tasks (Documentation/scheduler/sched-ext.rst), and may ignore
+//! these values.
 
 use std::fmt;
 
@@ -20,11 +20,11 @@ const EXT: i32 = 7;
 /// A task that the fair scheduler does not schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exempt {
-    /// Its thread number.
+    /// Thread id of the task.
     pub task: u32,
-    /// Its name.
+    /// The thread's name (`comm`).
     pub comm: String,
-    /// The name of its scheduling policy, as sched(7) has it.
+    /// The name of its scheduling policy, as in sched(7).
     pub policy: &'static str,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Exempt {
     }
 }
 
-/// The first such task in these cgroups and those below them. A task that has gone is none.
+/// The first such task in these cgroups and those below them. A task that has ended is left out.
 #[must_use]
 pub fn exempt(files: &dyn Files, dirs: &[String]) -> Option<Exempt> {
     let found = dirs.iter().find_map(|dir| {
@@ -50,7 +50,8 @@ pub fn exempt(files: &dyn Files, dirs: &[String]) -> Option<Exempt> {
     })
 }
 
-/// Refuses a group with such a task in its cgroups, for no limit of CPU time and no brake holds it.
+/// Refuses a group with such a task in its cgroups: neither a limit of CPU time nor a brake holds
+/// it.
 ///
 /// # Errors
 /// [`Error::Refused`].
@@ -67,7 +68,7 @@ pub fn required(files: &dyn Files, group: &str, dirs: &[String]) -> Result<()> {
     }
 }
 
-/// The name of a policy that is not the fair scheduler's.
+/// The name of a policy that is not the fair scheduler's. `None` for the fair ones.
 const fn policy(number: i32) -> Option<&'static str> {
     Some(match number {
         libc::SCHED_FIFO => "SCHED_FIFO",
@@ -78,7 +79,7 @@ const fn policy(number: i32) -> Option<&'static str> {
     })
 }
 
-/// The name of the loaded sched_ext scheduler.
+/// The name of the loaded sched_ext scheduler. `None` where none is loaded.
 #[must_use]
 pub fn replaced_by(files: &dyn Files) -> Option<String> {
     let read = |name| files.optional(&format!("/sys/kernel/sched_ext/{name}"));

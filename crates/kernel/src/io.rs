@@ -1,8 +1,8 @@
-//! Input and output of a v2 cgroup: `io.stat`. cgroup-v2.rst ("IO Interface Files").
+//! Disk traffic of a v2 cgroup: `io.stat`. cgroup-v2.rst ("IO Interface Files").
 
 use crate::error::{Error, Result};
 
-/// What a cgroup has read and written so far, on all devices together, in bytes. Text of `io.stat`.
+/// Bytes that a cgroup has read and written so far, over all devices, from the text of `io.stat`.
 ///
 /// # Errors
 /// [`Error::Malformed`].
@@ -10,7 +10,7 @@ pub fn moved(path: &str, text: &str) -> Result<u64> {
     let mut sum = 0u64;
     for line in text.lines() {
         for word in line.split_ascii_whitespace().skip(1) {
-            // Some kernels put the devices that did nothing before the next one, on its line.
+            // Some kernels put idle devices before the next one, on its line.
             let Some((key, value)) = word.split_once('=') else {
                 continue;
             };

@@ -2,19 +2,19 @@
 //! Documentation/core-api/irq/irq-affinity.rst.
 //!
 //! Some interrupts cannot be moved: per-CPU ones, and those whose queues the kernel manages itself.
-//! The kernel answers EIO (or EPERM, since 6.10) then; they are counted and told.
+//! The kernel then answers EIO (or EPERM, since 6.10). They are counted and reported.
 
 use quell_types::cpuset::CpuId;
 
 use crate::error::Result;
 use crate::root::Files;
 
-/// The folder with one folder for every interrupt.
+/// The directory with one directory for every interrupt.
 pub const DIR: &str = "/proc/irq";
-/// The CPUs that an interrupt gets when it is made, as a mask.
+/// File with the CPUs that a new interrupt gets, as a mask.
 pub const DEFAULT: &str = "/proc/irq/default_smp_affinity";
 
-/// Interrupt numbers, ascending.
+/// Interrupt numbers in ascending order. Empty where there are none.
 pub fn numbers(files: &dyn Files) -> Result<Vec<u32>> {
     let mut found: Vec<u32> = files
         .names(DIR)?
@@ -26,7 +26,7 @@ pub fn numbers(files: &dyn Files) -> Result<Vec<u32>> {
 }
 
 /// Interrupts of all kinds that a CPU has served since boot (`/proc/interrupts`). `None` without
-/// the file, or a column of the CPU.
+/// the file, or without a column of the CPU.
 ///
 /// # Errors
 /// [`crate::error::Error::File`].
@@ -52,8 +52,8 @@ pub fn served(files: &dyn Files, cpu: CpuId) -> Result<Option<u64>> {
     Ok(Some(served.fold(0, u64::saturating_add)))
 }
 
-/// How many interrupts can be moved and how many not, as far as the files' permissions tell
-/// (kernels since 6.12 withhold the permission to write; on older ones only trying tells).
+/// Numbers of interrupts that can be moved, and that cannot, as far as the files' permissions show.
+/// Kernels since 6.12 withhold the permission to write. On older ones only trying shows it.
 ///
 /// # Errors
 /// [`crate::error::Error::File`].

@@ -1,8 +1,8 @@
 //! The kernel's interfaces: one thin module each.
 //!
-//! Every reader and writer of kernel files takes its root ([`root::Files`]), so that captured
-//! machines and the model of the kernel (`fake`, for tests) stand where the kernel does. Nothing
-//! here decides, and nothing here knows how a change is undone.
+//! Every reader and writer of kernel files takes its root ([`root::Files`]). So captured machines
+//! and the model of the kernel (`fake`, for tests) can replace the kernel. No decision is made
+//! here, and nothing here knows how a change is reverted.
 
 pub mod affinity;
 mod arch;
@@ -40,13 +40,13 @@ pub mod value;
 pub mod vm;
 pub mod workqueue;
 
-/// Whether we may change the machine at all.
+/// Whether the effective user is root, perhaps of a container.
 #[must_use]
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether this thread may do what the bit of a capability stands for (`capability.h`).
+/// Whether this thread has an effective capability, by its bit in `capability.h`.
 #[must_use]
 pub fn is_capable(capability: u32) -> bool {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
@@ -57,14 +57,15 @@ pub fn is_capable(capability: u32) -> bool {
     effective.is_some_and(|bits| bits & (1 << capability) != 0)
 }
 
-/// Whether we may change the machine: root in a container is root by name only.
+/// Whether this process may change the machine. Root in a container is root by name only, without
+/// CAP_SYS_ADMIN.
 #[must_use]
 pub fn may_change() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     is_root() && is_capable(CAP_SYS_ADMIN)
 }
 
-/// Whether a file may be executed by us.
+/// Whether this process may execute a file.
 #[must_use]
 pub fn is_executable(path: &std::path::Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()

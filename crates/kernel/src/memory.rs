@@ -1,12 +1,13 @@
-//! Memory of a cgroup: what it uses, what it is protected and limited by. cgroup-v2.rst ("Memory"),
+//! Memory of a cgroup: its use, protection and limits. cgroup-v2.rst ("Memory"),
 //! cgroup-v1/memory.rst.
 //!
-//! - `memory.min` is kept from reclaim whatever happens, `memory.low` as long as there is anything
-//!   else; both only as far as every ancestor has them, too.
-//! - Beyond `memory.high` (v2) whoever allocates reclaims and sleeps, up to two seconds at a time,
-//!   and is never killed; beyond `memory.max`, and beyond v1's `memory.limit_in_bytes`, the kernel
-//!   kills in the cgroup when it finds nothing to reclaim. v1 has no protection.
-//! - A page of a file is charged to whoever touches it first.
+//! - `memory.min` is never reclaimed, and `memory.low` only when there is nothing else. Both hold
+//!   only as far as every ancestor has them, too.
+//! - Beyond `memory.high` (v2) allocating tasks reclaim and sleep, up to two seconds at a time.
+//!   They are never killed.
+//! - Beyond `memory.max`, and v1's `memory.limit_in_bytes`, the kernel kills in the cgroup when it
+//!   finds nothing to reclaim. v1 has no protection.
+//! - A page of a file is charged to the cgroup that touches it first.
 
 use quell_types::units::Bytes;
 
@@ -14,28 +15,28 @@ use crate::cgroup::{Hierarchy, Version};
 use crate::error::{Error, Result};
 use crate::root::Files;
 
-/// What a cgroup's memory is, with everything below it (`memory.stat`).
+/// The memory of a cgroup and of everything below it (`memory.stat`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Programs' own memory.
+    /// Bytes of anonymous memory.
     pub anonymous: Bytes,
-    /// Pages of files, shared memory included.
+    /// Bytes of file pages, shared memory included.
     pub file: Bytes,
-    /// Of that, shared memory, which cannot be dropped.
+    /// Bytes of shared memory, which cannot be dropped. Part of `file`.
     pub shared: Bytes,
-    /// Of the pages of files, mapped ones.
+    /// Bytes of mapped file pages. Part of `file`.
     pub mapped: Bytes,
-    /// Of the pages of files, those used more than once lately.
+    /// Bytes of file pages that were used more than once lately. Part of `file`.
     pub active_file: Bytes,
-    /// The others, if they can be reclaimed.
+    /// Bytes of all other file pages that can be reclaimed. Part of `file`.
     pub inactive_file: Bytes,
-    /// Locked, or otherwise not to be reclaimed.
+    /// Bytes that are locked, or cannot be reclaimed for another reason.
     pub unevictable: Bytes,
-    /// Pages that came back soon after they had been reclaimed, so far.
+    /// Pages so far that came back soon after they had been reclaimed.
     pub refaults: u64,
 }
 
-/// What is read of `memory.stat`: its name in v2, and in v1.
+/// Keys that are read of `memory.stat`: the name in v2, and in v1.
 const KEYS: [(&str, &str); 7] = [
     ("anon", "total_rss"),
     ("file", "total_cache"),
@@ -45,26 +46,26 @@ const KEYS: [(&str, &str); 7] = [
     ("inactive_file", "total_inactive_file"),
     ("unevictable", "total_unevictable"),
 ];
-/// The same of pages that came back. Before Linux 5.9 one figure stood for both kinds.
+/// The same for pages that came back. Before Linux 5.9 one figure counted both kinds.
 const REFAULTS: [(&str, &str); 3] = [
     ("workingset_refault_file", "total_workingset_refault_file"),
     ("workingset_refault_anon", "total_workingset_refault_anon"),
     ("workingset_refault", "total_workingset_refault"),
 ];
 
-/// The names of a cgroup's memory files.
+/// A cgroup with memory files, and the paths of those files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// The cgroup's directory.
+    /// Path of the cgroup's directory.
     pub dir: String,
-    /// Where its hierarchy is mounted.
+    /// The mount point of its hierarchy.
     pub mount: String,
-    /// The generation of its hierarchy.
+    /// The version of its hierarchy, which decides the names of the files.
     pub version: Version,
 }
 
 impl Memory {
-    /// Of a directory in the hierarchy that has the memory controller.
+    /// The memory of a directory in the hierarchy that has the memory controller.
     #[must_use]
     pub fn of(hierarchy: &Hierarchy, dir: &str) -> Self {
         Self {
@@ -74,19 +75,19 @@ impl Memory {
         }
     }
 
-    /// Its generation.
+    /// The version of its hierarchy.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// What it uses.
+    /// Path of the file with the bytes in use.
     #[must_use]
     pub fn usage(&self) -> String {
         self.file("memory.current", "memory.usage_in_bytes")
     }
 
-    /// What that consists of.
+    /// Path of `memory.stat`, for [`Self::parse_stat`].
     #[must_use]
     pub fn stat(&self) -> String {
         self.file("memory.stat", "memory.stat")
@@ -104,7 +105,7 @@ impl Memory {
         format!("{}/memory.reclaim", self.dir)
     }
 
-    /// The limits beyond which nothing is had, and those beyond which it is had slowly.
+    /// Files of the limits beyond which the cgroup gets no memory, or gets it slowly.
     #[must_use]
     pub fn limits(&self) -> Vec<String> {
         match self.version {
@@ -115,7 +116,7 @@ impl Memory {
         }
     }
 
-    /// The path of the file that is named `v2` in the one generation and `v1` in the other.
+    /// The path of the file that is named `v2` in one version and `v1` in the other.
     #[must_use]
     pub fn file(&self, v2: &str, v1: &str) -> String {
         let name = match self.version {
@@ -125,7 +126,7 @@ impl Memory {
         format!("{}/{name}", self.dir)
     }
 
-    /// Reads [`Self::stat`]'s text.
+    /// Parses the text of [`Self::stat`].
     ///
     /// # Errors
     /// [`Error::Malformed`].
@@ -134,7 +135,7 @@ impl Memory {
             Version::V2 => key.0,
             Version::V1 => key.1,
         };
-        // In one pass: it is looked at fifty times a second.
+        // In one pass, because it is read fifty times a second.
         let (keys, refaulting) = (KEYS.each_ref().map(names), REFAULTS.each_ref().map(names));
         let (mut values, mut refaults) = ([None; KEYS.len()], 0u64);
         for line in text.lines() {
@@ -186,7 +187,7 @@ impl Memory {
     }
 }
 
-/// The text of a limit or protection; `None`: all there is (`max`).
+/// Parses the text of a limit or protection. `None` stands for all there is (`max`).
 ///
 /// # Errors
 /// [`Error::Malformed`].
@@ -200,7 +201,7 @@ pub fn amount(path: &str, text: &str) -> Result<Option<Bytes>> {
     }
 }
 
-/// A limit as it is written: v2's `max`, v1's `-1` for none.
+/// The text of a limit to write: without a limit, v2's `max` or v1's `-1`.
 #[must_use]
 pub fn written(version: Version, limit: Option<Bytes>) -> String {
     match (limit, version) {
@@ -210,8 +211,8 @@ pub fn written(version: Version, limit: Option<Bytes>) -> String {
     }
 }
 
-/// Whether the memory controller's files are there at all: a v2 cgroup has them only where its
-/// parent hands them on.
+/// Whether the memory controller's files exist. A v2 cgroup has them only where its parent enables
+/// the controller.
 #[must_use]
 pub fn has(files: &dyn Files, memory: &Memory) -> bool {
     files.exists(&memory.usage())

@@ -1,4 +1,4 @@
-//! Whom the kernel kills when memory runs out: `oom_score`, `oom_score_adj`.
+//! Which process the kernel kills when memory runs out: `oom_score`, `oom_score_adj`.
 //! proc_pid_oom_score_adj(5), mm/oom_kill.c.
 
 use std::io::Write;
@@ -9,10 +9,11 @@ use crate::root::Files;
 
 const OWN: &str = "/proc/self/oom_score_adj";
 
-/// Never to be killed for memory.
+/// The adjustment of a process that is never killed for memory.
 pub const IMMUNE: i32 = -1000;
 
-/// How bad the kernel finds a process, 0 to about 2000; `None` where it has ended.
+/// The score by which the OOM killer chooses a process, 0 to about 2000. `None` where the process
+/// has ended.
 ///
 /// # Errors
 /// [`crate::error::Error::File`], [`crate::error::Error::Malformed`].
@@ -20,7 +21,7 @@ pub fn score(files: &dyn Files, pid: u32) -> Result<Option<u32>> {
     files.parsed(&format!("/proc/{pid}/oom_score"), "a score")
 }
 
-/// What is added to that, -1000 to 1000.
+/// The adjustment of the score, -1000 to 1000. `None` where the process has ended.
 ///
 /// # Errors
 /// [`crate::error::Error::File`], [`crate::error::Error::Malformed`].
@@ -28,7 +29,8 @@ pub fn adjustment(files: &dyn Files, pid: u32) -> Result<Option<i32>> {
     files.parsed(&path(pid), "a number from -1000 to 1000")
 }
 
-/// Whether we may make a program immune; why not. Tried on ourselves, and taken back at once.
+/// Whether this process may make a program immune. It is tried on this process, and reverted at
+/// once.
 ///
 /// # Errors
 /// The reason in words.
@@ -44,11 +46,12 @@ pub fn may_be_immune() -> std::result::Result<(), String> {
     std::fs::write(OWN, now.trim()).map_err(refused)
 }
 
-/// What was added to our own score before [`shelter`].
+/// The adjustment of this process before [`shelter`].
 static BEFORE: OnceLock<String> = OnceLock::new();
 
-/// We are not killed for memory while we hold something: what we steer would be without anybody.
-/// What we start is not to inherit it ([`unsheltered`]). Nothing happens where it is not allowed.
+/// Makes this process immune while it holds the machine, because nothing else controls what it
+/// steers. Programs that it starts must not inherit that ([`unsheltered`]). Does nothing where it
+/// is not allowed.
 pub fn shelter() {
     if BEFORE.get().is_some() {
         return;
@@ -60,10 +63,10 @@ pub fn shelter() {
     }
 }
 
-/// In a child before it becomes a program: its score is what ours was. Allocates nothing.
+/// Restores the earlier adjustment in a child, before that executes a program. Allocates nothing.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error of the write.
 pub fn unsheltered() -> std::io::Result<()> {
     let Some(before) = BEFORE.get() else {
         return Ok(());
@@ -74,7 +77,7 @@ pub fn unsheltered() -> std::io::Result<()> {
         .write_all(before.as_bytes())
 }
 
-/// The file of a process.
+/// Path of a process's `oom_score_adj`.
 #[must_use]
 pub fn path(pid: u32) -> String {
     format!("/proc/{pid}/oom_score_adj")

@@ -1,4 +1,4 @@
-//! What our own process takes: CPU time by its own clock, memory as `/proc/self/status` tells
+//! Use by this process: CPU time by its own clock, memory by `/proc/self/status`
 //! (proc_pid_status(5)).
 
 use quell_record::backend::Own;
@@ -11,7 +11,7 @@ use crate::rt;
 
 const STATUS: &str = "/proc/self/status";
 
-/// As it is now.
+/// The present use.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].

@@ -1,11 +1,13 @@
 //! `perf_event_open(2)`: counters on one CPU that wake their reader on overflow.
 //!
-//! From the kernel's `include/uapi/linux/perf_event.h` and the manual page. Events are pinned (a
-//! counter that cannot be scheduled goes into an error state instead of silently sharing its time)
-//! and non-inherited; the overflow is seen by `poll(2)` on the descriptor, for which the kernel
-//! wants a ring buffer: one page, mapped read-only, so that the kernel overwrites it and nobody has
-//! to consume it. What it writes there, the time of the overflow and the mode it interrupted, is
-//! the kernel's own witness of how late its reader is.
+//! From the kernel's `include/uapi/linux/perf_event.h` and the manual page. Events are pinned: a
+//! counter that cannot be scheduled goes into an error state instead of silently sharing its time.
+//! They are not inherited, except for threads that are watched.
+//!
+//! `poll(2)` on the descriptor shows the overflow. For that the kernel wants a ring buffer: one
+//! page, mapped read-only, so that the kernel overwrites it and no reader has to consume it. A
+//! record there has the time of the overflow and the interrupted mode. It shows how late the reader
+//! is.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -20,7 +22,7 @@ use quell_types::units::Nanos;
 pub const TYPE_HARDWARE: u32 = 0;
 /// `PERF_COUNT_HW_CACHE_MISSES`: misses of the last-level cache.
 pub const HW_CACHE_MISSES: u64 = 3;
-/// `PERF_TYPE_SOFTWARE`.
+/// Events of the kernel's own: `PERF_TYPE_SOFTWARE`.
 pub const TYPE_SOFTWARE: u32 = 1;
 /// `PERF_COUNT_SW_CPU_CLOCK`: nanoseconds while the event is scheduled in.
 pub const SW_CPU_CLOCK: u64 = 0;
@@ -34,16 +36,16 @@ const FLAG_DISABLED: u64 = 1;
 const FLAG_INHERIT: u64 = 1 << 1;
 const FLAG_EXCLUDE_KERNEL: u64 = 1 << 5;
 const FLAG_USE_CLOCKID: u64 = 1 << 25;
-/// `PERF_SAMPLE_TIME`.
+/// A record has the time: `PERF_SAMPLE_TIME`.
 const SAMPLE_TIME: u64 = 1 << 2;
 /// `PERF_RECORD_SAMPLE`, of a header and a time.
 const RECORD_SAMPLE: u32 = 9;
 const RECORD_BYTES: u64 = 16;
-/// `PERF_RECORD_MISC_CPUMODE_MASK`, `PERF_RECORD_MISC_KERNEL`.
+/// Bits of a record's `misc`: `PERF_RECORD_MISC_CPUMODE_MASK`, `PERF_RECORD_MISC_KERNEL`.
 const MISC_MODE: u16 = 7;
 const MISC_KERNEL: u16 = 1;
-/// `data_head` in `struct perf_event_mmap_page`: the control page's first 1024 bytes are kept free
-/// for what comes before.
+/// `data_head` in `struct perf_event_mmap_page`. The fields before it have the first 1024 bytes of
+/// the control page.
 const DATA_HEAD: usize = 1024;
 const OPEN_CLOEXEC: u64 = 1 << 3;
 const OPEN_PID_CGROUP: u64 = 1 << 2;
@@ -78,71 +80,72 @@ struct Attr {
     reserved: u16,
 }
 
-/// An event as the kernel names it: the PMU's type number and its configuration.
+/// An event as the kernel numbers it: the PMU's type and its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventCode {
-    /// `type`: from `/sys/bus/event_source/devices/PMU/type`.
+    /// `type` of the event, from `/sys/bus/event_source/devices/PMU/type`.
     pub kind: u32,
-    /// `config`.
+    /// `config`: the event and its options, in the PMU's own encoding.
     pub config: u64,
 }
 
-/// What an event counts.
+/// The tasks that an event counts.
 #[derive(Clone, Copy, Debug)]
 pub enum Scope<'a> {
-    /// Everything that runs on one CPU, kernel and interrupts included.
+    /// Everything that runs on one CPU, including kernel and interrupts.
     Cpu(CpuId),
-    /// The tasks of one cgroup (and its children) while they run on one CPU. The directory is of
-    /// the hierarchy that carries `perf_event`.
+    /// The tasks of one cgroup (and its children) while they run on one CPU. The descriptor is of a
+    /// directory in the hierarchy that carries `perf_event`.
     Cgroup(BorrowedFd<'a>, CpuId),
     /// The calling thread, wherever it runs.
     ThisThread,
-    /// The same, without what the kernel does on its account.
+    /// The calling thread, without what the kernel does on its account.
     ThisProgram,
-    /// A thread, wherever it runs, and everything born of it from now on, processes included.
+    /// The thread with this id, wherever it runs, and all its children from now on, processes
+    /// included.
     Thread(u32),
 }
 
 /// A reading of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// The count.
+    /// The count so far; for clocks in nanoseconds.
     pub value: u64,
-    /// Whether the counter was counting all the time it was enabled. A pinned event that lost its
+    /// Whether the counter counted all the time that it was enabled. A pinned event that lost its
     /// counter reads as end-of-file and is reported as not running.
     pub running: bool,
-    /// How long it was counting.
+    /// How long it has counted.
     pub ran: Nanos,
 }
 
 /// An overflow, as the kernel recorded it while it happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow {
-    /// CLOCK_MONOTONIC.
+    /// When it happened, on CLOCK_MONOTONIC.
     pub at: Nanos,
     /// Whether it interrupted the kernel (else a program).
     pub kernel: bool,
 }
 
-/// How an event wakes those who poll it.
+/// When an event wakes its pollers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// Never: it only counts, from the start.
     Never,
-    /// Each time the armed number of events was counted, again and again, counting all the while.
+    /// Each time the armed number of events was counted, again and again. It counts all the while.
     Repeatedly,
     /// Once per [`Event::arm`]; in between it is disabled and counts nothing.
     Once,
 }
 
-/// An open event.
+/// An open event. Dropping it closes it.
 #[derive(Debug)]
 pub struct Event {
     fd: OwnedFd,
     wake: Wake,
-    /// Kept mapped for as long as the event is polled.
+    /// Mapped as long as the event is polled. `None` for an event that never wakes.
     ring: Option<Ring>,
-    /// One that wakes once: how much had been recorded when it was last armed.
+    /// For an event that wakes once: how much had been recorded when it was last armed.
     armed: Cell<Option<u64>>,
 }
 
@@ -153,32 +156,32 @@ struct Ring {
     length: usize,
 }
 
-// SAFETY: the mapping has one owner, who alone unmaps it; the kernel writes to it from anywhere,
-// and it is only read.
+// SAFETY: the mapping has one owner, which alone unmaps it. The kernel writes to it at any time,
+// and it is only read here.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// How much was recorded since the beginning, in bytes.
+    /// Bytes recorded since the beginning.
     fn head(&self) -> &AtomicU64 {
-        // SAFETY: the control page is mapped for as long as `self` lives, `DATA_HEAD` lies in it
-        // and is aligned; the kernel writes it whole.
+        // SAFETY: the control page is mapped as long as `self` lives. `DATA_HEAD` lies in it and is
+        // aligned, and the kernel writes it whole.
         unsafe { &*self.address.cast::<u8>().add(DATA_HEAD).cast::<AtomicU64>() }
     }
 
-    /// The newest record, unless the kernel wrote another meanwhile.
+    /// The newest record. `None` where there is none, or the kernel wrote another meanwhile.
     fn newest(&self) -> Option<Overflow> {
         let head = self.head();
         let end = head.load(Ordering::Acquire);
         let page = self.length as u64 / 2;
         let begin = usize::try_from(page + end.checked_sub(RECORD_BYTES)? % page).ok()?;
-        // Records are 16 bytes and the page is a multiple of that, so none is split, unless others
-        // stand between (throttling of the event by the kernel): then the header will not fit and
-        // nothing is said.
+        // Records are 16 bytes and the page is a multiple of that, so none is split. An exception
+        // are other records in between (the kernel throttles the event): then the header does not
+        // fit, and the result is `None`.
         if begin % 8 != 0 || begin + 16 > self.length {
             return None;
         }
         // SAFETY: 16 bytes within the mapping, aligned to 8, as just checked. The kernel may write
-        // them at the same time; that is found out below and what was read is dropped.
+        // them at the same time. That is detected below, and what was read is dropped.
         let [header, at] = unsafe {
             let words = self.address.cast::<u8>().add(begin).cast::<u64>();
             [words.read_volatile(), words.add(1).read_volatile()]
@@ -201,8 +204,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: address and length are those of a mapping made in `Event::open` that nobody else
-        // unmaps.
+        // SAFETY: address and length are those of a mapping made in `Event::open`, which nothing
+        // else unmaps.
         unsafe {
             libc::munmap(self.address, self.length);
         }
@@ -210,7 +213,7 @@ impl Drop for Ring {
 }
 
 impl Event {
-    /// Opens a counter. Those that wake do nothing before they are armed.
+    /// Opens a counter. An event that wakes does nothing before it is armed.
     pub fn open(code: EventCode, scope: Scope<'_>, wake: Wake) -> io::Result<Self> {
         let samples = wake != Wake::Never;
         let attr = Attr {
@@ -222,8 +225,8 @@ impl Event {
             sample_type: if samples { SAMPLE_TIME } else { 0 },
             clockid: libc::CLOCK_MONOTONIC,
             read_format: FORMAT_TIMES,
-            // The kernel refuses `pinned` on task events that are not on every CPU's context;
-            // per-thread probes do without.
+            // The kernel refuses `pinned` on task events that are not on every CPU's context.
+            // Per-thread probes do without.
             flags: FLAG_DISABLED
                 | FLAG_USE_CLOCKID
                 | match scope {
@@ -242,7 +245,7 @@ impl Event {
             Scope::ThisThread | Scope::ThisProgram => (0, -1, 0),
             Scope::Thread(tid) => (number(tid), -1, 0),
         };
-        // SAFETY: `attr` is a valid perf_event_attr of the size it states and outlives the call.
+        // SAFETY: `attr` is a valid perf_event_attr of the size it states, and outlives the call.
         let raw = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -257,7 +260,7 @@ impl Event {
         if raw < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let ring = if samples { Some(map_ring(&fd)?) } else { None };
         let event = Self {
@@ -273,7 +276,7 @@ impl Event {
     }
 
     fn ioctl(&self, request: u64, argument: u64) -> io::Result<()> {
-        // SAFETY: the requests used take a plain number or a pointer to a u64 that outlives the
+        // SAFETY: the requests used take a plain number, or a pointer to a u64 that outlives the
         // call.
         let result =
             unsafe { libc::ioctl(self.fd.as_raw_fd(), request as libc::c_ulong, argument) };
@@ -284,12 +287,12 @@ impl Event {
         }
     }
 
-    /// Wakes pollers after another `period` events, counted from now, whether or not it was armed
-    /// and has not woken them yet.
+    /// Wakes pollers after another `period` events, counted from now. It does not matter whether it
+    /// was armed and has not woken them yet.
     ///
-    /// One that wakes once is enabled for one overflow more each time it is refreshed, and so it is
-    /// refreshed only after it has overflowed: else it would ring again and again. What is asked of
-    /// it and what it does must happen on its own CPU, where neither can come between the other.
+    /// Each refresh enables an event that wakes once for one more overflow. So it is refreshed only
+    /// after it has overflowed: otherwise it would wake again and again. Arming and overflow must
+    /// happen on the event's own CPU, where neither can come in the middle of the other.
     pub fn arm(&self, period: u64) -> io::Result<()> {
         let period = period.max(1);
         self.ioctl(IOC_PERIOD, &raw const period as u64)?;
@@ -301,27 +304,27 @@ impl Event {
         }
     }
 
-    /// Whether it was armed and has not woken anybody since, of one that wakes once.
+    /// Whether an event that wakes once was armed and has not woken any poller since.
     #[must_use]
     pub fn is_pending(&self) -> bool {
         let recorded = self.ring.as_ref().map(|r| r.head().load(Ordering::Acquire));
         self.wake == Wake::Once && recorded.is_some() && self.armed.get() == recorded
     }
 
-    /// Lets a program decide at each overflow whether pollers are woken. Not for one that wakes
-    /// once: before about Linux 6.10 an overflow that the program keeps to itself uses it up.
+    /// Lets a program decide at each overflow whether pollers are woken. Not for an event that
+    /// wakes once: before about Linux 6.10 an overflow that wakes no poller uses it up.
     pub fn decide_by(&self, program: BorrowedFd<'_>) -> io::Result<()> {
         let program = u64::try_from(program.as_raw_fd()).map_err(io::Error::other)?;
         self.ioctl(IOC_SET_BPF, program)
     }
 
-    /// The last overflow, if the kernel has recorded one.
+    /// The last overflow. `None` where the kernel has recorded none.
     #[must_use]
     pub fn overflow(&self) -> Option<Overflow> {
         self.ring.as_ref()?.newest()
     }
 
-    /// The count so far.
+    /// Reads the present count.
     pub fn read(&self) -> io::Result<Reading> {
         let mut values = [0u64; 3];
         // SAFETY: the buffer is 24 bytes, which is what the read format of `open` yields.
@@ -350,7 +353,7 @@ impl AsFd for Event {
 
 fn map_ring(fd: &OwnedFd) -> io::Result<Ring> {
     let length = 2 * rustix::param::page_size();
-    // SAFETY: a fresh mapping of the event's control page and one data page, at an address the
+    // SAFETY: a fresh mapping of the event's control page and one data page, at an address that the
     // kernel chooses.
     let address = unsafe {
         libc::mmap(

@@ -1,4 +1,4 @@
-//! Signals to one process and to no later one of the same number. pidfd_open(2),
+//! Signals to one process, and to no later one of the same number. pidfd_open(2),
 //! pidfd_send_signal(2).
 
 use std::io;
@@ -8,7 +8,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::stat::Stat;
 
-/// Sends a signal; `stat` reads the `stat` of the process.
+/// Sends a signal. `stat` reads the `stat` of the process.
 ///
 /// # Errors
 /// ESRCH where the process has ended, EINVAL for a number that is no signal.
@@ -22,7 +22,8 @@ pub fn signal(
         Signal::from_named_raw(signal).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
     let pid = i32::try_from(task.pid).ok().and_then(Pid::from_raw);
     let handle = rustix::process::pidfd_open(pid.ok_or_else(none)?, PidfdFlags::empty())?;
-    // The handle first, the start time second: what it names cannot change any more.
+    // The pidfd first, the start time second: which process the pidfd refers to cannot change any
+    // more.
     let stat = stat().ok().and_then(|text| Stat::parse(&text));
     if !stat.is_some_and(|s| s.is_alive(task)) {
         return Err(none());

@@ -1,11 +1,14 @@
 //! Which hardware events count lines that cross to memory, per PMU, and whether they count here.
 //!
-//! Sources: Intel SDM volume 3B, chapter "Performance-Monitoring Events" (architectural event `LLC
-//! Misses`, 2EH/41H) and the core events `L2_LINES_IN.ALL` / `L2_LINES_OUT.NON_SILENT`; AMD PPR for
-//! family 17h-1Ah (`ls_any_fills_from_sys`, PMCx044); Arm ARM, PMUv3 (`L2D_CACHE_REFILL` 17H,
-//! `L2D_CACHE_WB` 18H). Hybrid processors have one PMU per kind of core, each with its own CPUs and
-//! table. None of these is trusted: an event is used only after it has been seen to count, and,
-//! once the machine has been measured, to count right beside traffic that is known ([`check`]).
+//! Sources:
+//! - Intel SDM volume 3B, chapter "Performance-Monitoring Events" (architectural event `LLC
+//!   Misses`, 2EH/41H) and the core events `L2_LINES_IN.ALL` / `L2_LINES_OUT.NON_SILENT`
+//! - AMD PPR for family 17h-1Ah (`ls_any_fills_from_sys`, PMCx044)
+//! - Arm ARM, PMUv3 (`L2D_CACHE_REFILL` 17H, `L2D_CACHE_WB` 18H)
+//!
+//! Hybrid processors have one PMU per kind of core, each with its own CPUs and table. None of these
+//! events is trusted. An event is used only after it has been seen to count. Once the machine has
+//! been measured, it must also count known traffic right ([`check`]).
 
 use std::collections::BTreeMap;
 
@@ -17,23 +20,24 @@ use crate::perf::{Event, EventCode, SW_MINOR_FAULTS, Scope, TYPE_SOFTWARE, Wake}
 use crate::root::Files;
 use crate::rt;
 
-/// The most events a meter may have: what a brake polls.
+/// The most events that a meter may have: those that a brake polls.
 pub const MOST_EVENTS: usize = 2;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 
-/// An event of a table.
+/// An event of a PMU, from one of the tables below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Name, as the vendor's manual has it.
+    /// The name in the vendor's manual.
     pub name: &'static str,
-    /// `config`.
+    /// `config` of the event, for its PMU.
     pub config: u64,
-    /// Counts writes towards memory; else reads.
+    /// Whether it counts lines written to memory. Otherwise it counts lines read.
     pub write: bool,
 }
 
-/// What to count on one kind of core: alternatives, best first; each is counted as a sum.
+/// What to count on one kind of core: alternatives, best first. The events of one alternative are
+/// summed.
 type Table = &'static [&'static [Named]];
 
 const fn read(name: &'static str, config: u64) -> Named {
@@ -52,7 +56,7 @@ const fn write(name: &'static str, config: u64) -> Named {
     }
 }
 
-/// Intel big cores: lines into and out of L2 (prefetch included); else the architectural event.
+/// Intel big cores: lines into and out of L2 (prefetch included), else the architectural event.
 const INTEL: Table = &[
     &[
         read("L2_LINES_IN.ALL", 0x1f25),
@@ -60,14 +64,14 @@ const INTEL: Table = &[
     ],
     &[read("LONGEST_LAT_CACHE.MISS", 0x412e)],
 ];
-/// Intel small cores and everything else that calls itself Intel.
+/// Intel small cores and all other Intel PMUs.
 const INTEL_ATOM: Table = &[&[read("LONGEST_LAT_CACHE.MISS", 0x412e)]];
-/// AMD: fills from any memory; what is written back is counted in the uncore only.
+/// AMD: fills from any memory. Only the uncore counts what is written back.
 const AMD: Table = &[
     &[read("ls_any_fills_from_sys.dram_io_all", 0x4844)],
     &[read("cache-misses", 0x0964)],
 ];
-/// Arm.
+/// Arm: refills and write-backs of L2, else read misses of the last level.
 const ARM: Table = &[
     &[read("L2D_CACHE_REFILL", 0x17), write("L2D_CACHE_WB", 0x18)],
     &[read("LL_CACHE_MISS_RD", 0x37)],
@@ -78,9 +82,9 @@ const ARM: Table = &[
 pub struct Pmu {
     /// Its name under `/sys/bus/event_source/devices`.
     pub name: String,
-    /// Its type number.
+    /// Its type number, for `perf_event_attr`.
     pub kind: u32,
-    /// Its CPUs; `None`: all.
+    /// The CPUs that have it. `None` where all have it.
     pub cpus: Option<CpuSet>,
 }
 
@@ -125,7 +129,7 @@ fn table(pmu: &Pmu, vendor: &str) -> Table {
 }
 
 impl Pmu {
-    /// An event's full name.
+    /// An event's full name, `pmu/event`.
     #[must_use]
     pub fn event(&self, event: &Named) -> String {
         format!("{}/{}", self.name, event.name)
@@ -135,14 +139,14 @@ impl Pmu {
 /// Events of one PMU that were seen to count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counting {
-    /// The PMU.
+    /// The PMU of all these events.
     pub pmu: Pmu,
-    /// The events, to be summed.
+    /// The events to sum; at most [`MOST_EVENTS`].
     pub events: Vec<Named>,
 }
 
 impl Counting {
-    /// The codes to open.
+    /// The codes to open, reads before writes.
     #[must_use]
     pub fn codes(&self) -> Vec<EventCode> {
         let [mut codes, writes] = self.codes_apart();
@@ -163,18 +167,18 @@ impl Counting {
         })
     }
 
-    /// `pmu/event` for each.
+    /// The events' full names, `pmu/event`.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         self.events.iter().map(|e| self.pmu.event(e)).collect()
     }
 }
 
-/// What counts on every kind of core, or why nothing does. `counts` tries an event, and says why it
-/// is no good.
+/// The counting events of every kind of core. `counts` tries an event, and its error says why the
+/// event is no good.
 ///
 /// # Errors
-/// A reason for a person.
+/// Why no event counts, for a person.
 pub fn counting(
     files: &dyn Files,
     vendor: &str,
@@ -222,14 +226,14 @@ pub fn counting(
     Ok(all)
 }
 
-/// The counters of a CPU.
+/// The counters of a CPU. `None` where no PMU covers it.
 #[must_use]
 pub fn of_cpu(all: &[Counting], cpu: CpuId) -> Option<&Counting> {
     all.iter()
         .find(|c| c.pmu.cpus.as_ref().is_none_or(|set| set.contains(cpu)))
 }
 
-/// Those of `cpus` whose events see no line that is written back.
+/// The CPUs among `cpus` whose events see no line that is written back.
 #[must_use]
 pub fn fills_only(all: &[Counting], cpus: &CpuSet) -> CpuSet {
     cpus.iter()
@@ -237,7 +241,8 @@ pub fn fills_only(all: &[Counting], cpus: &CpuSet) -> CpuSet {
         .collect()
 }
 
-/// Those of `cpus` whose events tell the lines that come in from those written back.
+/// The CPUs among `cpus` with events for both directions: lines that come in, and lines written
+/// back.
 #[must_use]
 pub fn apart(all: &[Counting], cpus: &CpuSet) -> CpuSet {
     let both = |c: &Counting| c.codes_apart().iter().all(|codes| !codes.is_empty());
@@ -260,7 +265,7 @@ pub fn counts(pmu: &Pmu, event: &Named) -> bool {
     tried.unwrap_or(false)
 }
 
-/// Pins the calling thread to the first of these CPUs that it may use; `None`: anywhere.
+/// Pins the calling thread to the first of these CPUs that it may use. `None`: it may run anywhere.
 fn pin_to_one(cpus: Option<&CpuSet>) -> std::io::Result<()> {
     let Some(cpus) = cpus else {
         return Ok(());
@@ -271,7 +276,7 @@ fn pin_to_one(cpus: Option<&CpuSet>) -> std::io::Result<()> {
         .ok_or_else(|| std::io::Error::other(format!("none of the CPUs {cpus} may be used")))
 }
 
-/// Opens an event on this thread, writes through fresh memory, and sees whether it moves.
+/// Opens an event on this thread, writes through fresh memory, and checks whether the event counts.
 fn moves(code: EventCode) -> bool {
     let Ok(event) = Event::open(code, Scope::ThisThread, Wake::Never) else {
         return false;
@@ -290,18 +295,18 @@ fn moves(code: EventCode) -> bool {
         .is_ok_and(|after| after.running && after.value > before.value + 1_000)
 }
 
-/// Makes a pass of traffic on the calling thread and tells how many lines it moved.
+/// Makes a pass of traffic on the calling thread and returns how many lines it moved.
 pub type Traffic = Box<dyn FnMut() -> u64>;
 /// Prepares traffic on the calling thread: a stream that only reads, or one that only writes
 /// (`true`).
 pub type MakeTraffic<'a> = &'a (dyn Fn(bool) -> std::io::Result<Traffic> + Sync);
 
-/// Passes of traffic an event is checked with.
+/// Number of passes of traffic that an event is checked with.
 const PASSES: usize = 5;
 
-/// Every event of this machine's tables that counts, beside traffic that is known: reads beside a
-/// stream that reads, writes beside one that writes. Empty where no event counts. On each kind of
-/// core on its first CPU.
+/// Checks every event of this machine's tables that counts against known traffic: reads against a
+/// stream that reads, writes against one that writes. Empty where no event counts. On each kind of
+/// core the first usable CPU is used.
 ///
 /// # Errors
 /// When a file makes no sense.
@@ -326,7 +331,7 @@ pub fn check(
             } else {
                 "read stream"
             };
-            // One that could not be checked is not in the list, and refused for that.
+            // An event that could not be checked is not in the list, and is refused for that.
             if let Ok(Some(checked)) =
                 beside(code, pmu.cpus.as_ref(), traffic, &|| make(event.write))
             {
@@ -337,11 +342,11 @@ pub fn check(
     Ok(found)
 }
 
-/// The check itself, tried on an event that every kernel has and on traffic that needs no counter
-/// to be known: pages touched for the first time, each of which faults once.
+/// The check itself, tried on an event that every kernel has. Its traffic is known without a
+/// counter: pages touched for the first time, each of which faults once.
 ///
 /// # Errors
-/// When the kernel has no such event, or the memory is not to be had.
+/// When the kernel has no such event, or no memory is available.
 pub fn check_on_page_faults() -> Result<Option<CounterCheck>> {
     let code = EventCode {
         kind: TYPE_SOFTWARE,
@@ -359,21 +364,21 @@ fn unmade(e: std::io::Error) -> crate::error::Error {
     ))
 }
 
-/// Touches fresh base pages and tells how many.
+/// Touches fresh base pages and returns how many.
 fn touch_pages() -> u64 {
     const PAGES: usize = 2048;
     let page = rustix::param::page_size();
     let length = PAGES * page;
     // SAFETY: a fresh private mapping, written to page by page within its length, and unmapped
-    // before anything else could know it.
+    // before any other code could know it.
     unsafe {
         let flags = rustix::mm::MapFlags::PRIVATE;
         let prot = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
         let Ok(map) = rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, prot, flags) else {
             return 0;
         };
-        // Without base pages there would be a fault per huge page; a kernel that knows no huge
-        // pages refuses, and needs not.
+        // Without base pages there would be one fault per huge page. A kernel without huge pages
+        // refuses this, and does not need it.
         let _ = rustix::mm::madvise(map, length, rustix::mm::Advice::LinuxNoHugepage);
         for offset in (0..length).step_by(page) {
             map.cast::<u8>().add(offset).write_volatile(1);
@@ -383,8 +388,8 @@ fn touch_pages() -> u64 {
     PAGES as u64
 }
 
-/// Counts an event on a thread of its own, on one of `cpus` if they are given, while that makes the
-/// traffic.
+/// Counts an event on a thread of its own, which makes the traffic, on one of `cpus` if they are
+/// given.
 fn beside(
     code: EventCode,
     cpus: Option<&CpuSet>,
@@ -403,7 +408,7 @@ fn beside(
                 let before = event.read()?;
                 let known = pass();
                 let after = event.read()?;
-                // A counter that was lent to somebody else meanwhile tells nothing.
+                // A counter that was lent to another event meanwhile proves nothing.
                 if before.running && after.running {
                     rounds.push((after.value.saturating_sub(before.value), known));
                 }
@@ -425,7 +430,7 @@ mod tests {
 
     #[test]
     fn an_event_that_counts_is_seen_to_count_and_a_dead_one_is_not() {
-        // Minor faults count 2048 pages of 4 KiB; a dummy event never counts.
+        // Minor faults count 2048 pages of 4 KiB. A dummy event never counts.
         let counts = |kind, config, cpus: Option<&str>| {
             let pmu = Pmu {
                 name: "software".to_owned(),
@@ -452,7 +457,7 @@ mod tests {
         let checked = check_on_page_faults().unwrap().unwrap();
         assert!((0.98..1.1).contains(&checked.factor.p50), "{checked:?}");
         assert_eq!(checked.refusal(), None);
-        // The same faults beside twice the traffic that they are told to be: the event misses half.
+        // The same faults, with twice the traffic claimed: the event misses half.
         let missing = beside(FAULTS, None, "lie", &|| Ok(Box::new(|| 2 * touch_pages())))
             .unwrap()
             .unwrap();

@@ -1,5 +1,5 @@
 //! Processes and threads as `/proc` shows them (proc_pid_stat(5), proc_pid_cgroup(5)). A task that
-//! ends while it is being read is no error: the readers answer `None`.
+//! ends while it is being read is no error: the readers return `None`.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::root::{Files, gone};
 pub use crate::stat::Stat;
 
-/// Reads the `stat` of a process or thread; `None` when there is no such task (any more).
+/// Reads the `stat` of a process or thread. `None` when there is no such task (any more).
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -27,8 +27,8 @@ fn stat_at(files: &dyn Files, path: &str) -> Result<Option<Stat>> {
         .ok_or_else(|| Error::malformed(path, &text, "the stat of a process, see proc_pid_stat(5)"))
 }
 
-/// Nanoseconds that a thread ran, and that it was ready to run and did not. `None` when there is no
-/// such thread (any more), or the kernel does not tell.
+/// Nanoseconds that a thread ran, and that it was ready and waited for a CPU. `None` when there is
+/// no such thread (any more), or the kernel does not count it.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -48,8 +48,8 @@ pub fn schedstat(files: &dyn Files, tid: u32) -> Result<Option<(u64, u64)>> {
     }
 }
 
-/// Bytes a process has had read from disks and written to them so far. `None` where there is no
-/// such process (any more), or the kernel keeps no account (CONFIG_TASK_IO_ACCOUNTING).
+/// Bytes that a process has had read from disks and written to them so far. `None` where there is
+/// no such process (any more), or the kernel does not count them (CONFIG_TASK_IO_ACCOUNTING).
 #[must_use]
 pub fn moved(files: &dyn Files, pid: u32) -> Option<u64> {
     let text = files.read(&format!("/proc/{pid}/io")).ok()?;
@@ -57,8 +57,8 @@ pub fn moved(files: &dyn Files, pid: u32) -> Option<u64> {
     Some(of("read_bytes:")?.saturating_add(of("write_bytes:")?))
 }
 
-/// How the time of every CPU that is on was spent since the start, from `/proc/stat`
-/// (proc_stat(5)). `ticks`: the kernel's clock ticks per second (`sysconf(_SC_CLK_TCK)`). `None`
+/// How the time of every online CPU was spent since the start, from `/proc/stat` (proc_stat(5)).
+/// `ticks` is the number of the kernel's clock ticks per second (`sysconf(_SC_CLK_TCK)`). `None`
 /// without the file.
 ///
 /// # Errors
@@ -78,8 +78,8 @@ pub fn cpu_times(files: &dyn Files, ticks: u64) -> Result<Option<Vec<CpuTimes>>>
         .ok_or_else(|| Error::malformed(path, &text, "lines `cpuN user nice system idle …`"))
 }
 
-/// `N user nice system idle iowait irq softirq steal guest guest_nice`, in ticks; old kernels end
-/// earlier. What a guest of this machine used is part of `user` already.
+/// Parses `N user nice system idle iowait irq softirq steal guest guest_nice`, in ticks. Old
+/// kernels have fewer fields. Time of this machine's guests is part of `user` already.
 fn parse_times(line: &str, ticks: u64) -> Option<CpuTimes> {
     let mut fields = line.split_ascii_whitespace();
     let cpu = fields.next()?.parse().ok()?;
@@ -106,7 +106,7 @@ fn parse_times(line: &str, ticks: u64) -> Option<CpuTimes> {
     })
 }
 
-/// Every process, ascending. Those that end meanwhile are left out.
+/// Every process, ascending. Processes that end meanwhile are left out.
 ///
 /// # Errors
 /// [`Error::File`] when `/proc` cannot be listed, [`Error::Malformed`].
@@ -122,7 +122,7 @@ pub fn processes(files: &dyn Files) -> Result<Vec<Stat>> {
     Ok(found)
 }
 
-/// The thread numbers of a process; none when it has ended.
+/// The thread ids of a process. Empty when it has ended.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -131,7 +131,7 @@ pub fn threads(files: &dyn Files, pid: u32) -> Result<Vec<u32>> {
     Ok(names.iter().filter_map(|n| n.parse().ok()).collect())
 }
 
-/// The process a thread belongs to.
+/// The process that a thread belongs to. `None` when the thread has ended.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -139,7 +139,7 @@ pub fn process_of(files: &dyn Files, tid: u32) -> Result<Option<u32>> {
     status_field(files, tid, "Tgid:")
 }
 
-/// The effective user of a process.
+/// The effective user of a process. `None` when it has ended.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -164,7 +164,8 @@ fn field_of<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name))
 }
 
-/// The arguments of a process, the program's name first; empty for kernel threads and the dead.
+/// The arguments of a process, the program's name first. Empty for kernel threads and ended
+/// processes.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -184,8 +185,8 @@ pub fn arguments(files: &dyn Files, pid: u32) -> Result<Vec<String>> {
     Ok(text.split_terminator('\0').map(str::to_owned).collect())
 }
 
-/// The path of the program a process runs; `None` for kernel threads, the dead, and where it may
-/// not be read.
+/// The path of the program that a process runs. `None` for kernel threads, ended processes, and
+/// where it may not be read.
 #[must_use]
 pub fn executable(files: &dyn Files, pid: u32) -> Option<String> {
     let path = files.link(&format!("/proc/{pid}/exe")).ok()?;
@@ -195,18 +196,18 @@ pub fn executable(files: &dyn Files, pid: u32) -> Option<String> {
     )
 }
 
-/// Where a task is in one hierarchy: a line of `/proc/PID/cgroup`.
+/// The cgroup of a task in one hierarchy: a line of `/proc/PID/cgroup`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// Hierarchy number; 0 is the v2 hierarchy.
+    /// Number of the hierarchy; 0 is the v2 hierarchy.
     pub hierarchy: u32,
-    /// The controllers (v1), or `name=…`; empty for v2.
+    /// The controllers (v1), or `name=…`. Empty for v2.
     pub controllers: Vec<String>,
     /// The cgroup's path from the root of the hierarchy.
     pub path: String,
 }
 
-/// Where a task is in every hierarchy; empty when it has ended.
+/// The cgroups of a task in every hierarchy. Empty when it has ended.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -245,7 +246,7 @@ pub fn memberships(files: &dyn Files, tid: &str) -> Result<Vec<Membership>> {
     Ok(found)
 }
 
-/// The boot id: changes with every boot.
+/// The boot id, which changes with every boot.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -253,7 +254,7 @@ pub fn boot_id(files: &dyn Files) -> Result<String> {
     files.text("/proc/sys/kernel/random/boot_id")
 }
 
-/// Whether this very task (number and start time) is alive; a zombie is not.
+/// Whether this very task (number and start time) is alive. A zombie is not.
 #[must_use]
 pub fn alive(files: &dyn Files, task: TaskId) -> bool {
     stat(files, task.pid)
@@ -262,7 +263,7 @@ pub fn alive(files: &dyn Files, task: TaskId) -> bool {
         .is_some_and(|s| s.is_alive(task))
 }
 
-/// The calling process.
+/// The `stat` of the calling process.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Refused`] where `/proc` does not show it.
@@ -272,12 +273,11 @@ pub fn ourselves(files: &dyn Files) -> Result<Stat> {
     })
 }
 
-/// Ancestors that are looked at: a chain is made as long as somebody likes, and may be anybody's
-/// who asks for something.
+/// The most ancestors that are read. A hostile program can make the chain of a process that asks
+/// for something as long as it likes.
 const GENERATIONS: usize = 64;
 
-/// A process and its ancestors, itself first; of a chain longer than any that programs make, its
-/// beginning.
+/// A process and its ancestors, itself first. Of a chain longer than programs make, the beginning.
 ///
 /// # Errors
 /// [`Error::File`].

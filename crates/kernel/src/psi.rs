@@ -1,29 +1,29 @@
-//! Pressure stall information: how long tasks waited because a resource was short, of the machine
-//! and of each v2 cgroup. Documentation/accounting/psi.rst, kernel/sched/psi.c.
+//! Pressure stall information: how long tasks waited because a resource was short, for the machine
+//! and for each v2 cgroup. Documentation/accounting/psi.rst, kernel/sched/psi.c.
 //!
-//! `total=` is computed anew at each read, while the averages move every two seconds: a loop takes
-//! differences of totals. A trigger makes the kernel wake whoever polls it; without
-//! CAP_SYS_RESOURCE its window is a multiple of two seconds, and before Linux 6.4 at least 500 ms
-//! and for the privileged only, so that reading has to do without one.
+//! `total=` is computed again at each read, while the averages move every two seconds. So a loop
+//! takes differences of totals. A trigger makes the kernel wake its pollers. Without
+//! CAP_SYS_RESOURCE its window is a multiple of two seconds. Before Linux 6.4 it was at least 500
+//! ms, and for privileged programs only. So reading has to do without triggers.
 
 use quell_types::units::{Nanos, Share};
 
 use crate::error::{Error, Result};
 use crate::root::Files;
 
-/// What is waited for.
+/// The resource that tasks wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Memory: reclaim, refaults, sleeps over `memory.high`.
     Memory,
-    /// Input and output; first reads of a page show here only.
+    /// Disks. First reads of a page count only here.
     Io,
-    /// A CPU.
+    /// Waiting for a CPU to run on.
     Cpu,
 }
 
 impl Resource {
-    /// The machine's file.
+    /// Path of the pressure file of the whole machine.
     #[must_use]
     pub const fn system(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl Resource {
         }
     }
 
-    /// The file of a v2 cgroup.
+    /// Path of the pressure file of the v2 cgroup in `dir`.
     #[must_use]
     pub fn of(self, dir: &str) -> String {
         let name = match self {
@@ -45,7 +45,7 @@ impl Resource {
     }
 }
 
-/// One line.
+/// One line of a pressure file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
     /// Share of the last 10 s, as of the last two-second step.
@@ -54,20 +54,20 @@ pub struct Line {
     pub avg60: Share,
     /// Share of the last 300 s.
     pub avg300: Share,
-    /// All the time waited so far.
+    /// The total time waited so far.
     pub total: Nanos,
 }
 
-/// What a pressure file says. Old kernels have no `full` for the CPU.
+/// The lines of a pressure file. Old kernels have no `full` for the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Psi {
-    /// Some task waited.
+    /// Time in which at least one task waited.
     pub some: Option<Line>,
-    /// All of them did.
+    /// Time in which all tasks waited.
     pub full: Option<Line>,
 }
 
-/// Reads a pressure file's text.
+/// Parses the text of a pressure file.
 ///
 /// # Errors
 /// [`Error::Malformed`].
@@ -104,7 +104,7 @@ fn micros(text: &str) -> Option<Nanos> {
     text.parse::<u64>().ok()?.checked_mul(1_000).map(Nanos)
 }
 
-/// `12.34`, two decimals.
+/// Parses a percentage such as `12.34`, with two decimals.
 fn percent(text: &str) -> Option<Share> {
     let (whole, part) = text.split_once('.')?;
     let (whole, part): (u64, u64) = (whole.parse().ok()?, part.parse().ok()?);
@@ -112,8 +112,8 @@ fn percent(text: &str) -> Option<Share> {
     whole.checked_add(part.checked_mul(100)?).map(Share)
 }
 
-/// The time some task waited so far: the figure that a loop takes differences of. Takes nothing but
-/// the text.
+/// The total time that some task waited so far, of which a loop takes differences. No other field
+/// is parsed.
 ///
 /// # Errors
 /// [`Error::Malformed`].
@@ -125,8 +125,8 @@ pub fn some_total(path: &str, text: &str) -> Result<Nanos> {
     total.ok_or_else(|| Error::malformed(path, text, "a line `some … total=…`"))
 }
 
-/// Reads a pressure file. `None` where there is none: the kernel has no PSI (CONFIG_PSI), it is off
-/// (`psi=1` on the kernel's command line turns it on), or off for this cgroup (`cgroup.pressure`).
+/// Reads a pressure file. `None` where the kernel has no PSI (CONFIG_PSI), where it is off, or off
+/// for this cgroup (`cgroup.pressure`). `psi=1` on the kernel's command line turns it on.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -139,26 +139,27 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Option<Psi>> {
     }
 }
 
-/// Whether the kernel tells any pressure. (The files may be there and not be opened: EOPNOTSUPP.)
+/// Whether the kernel reports any pressure. The files may exist and refuse to be opened
+/// (EOPNOTSUPP).
 #[must_use]
 pub fn told(files: &dyn Files) -> bool {
     files.read(Resource::Memory.system()).is_ok()
 }
 
-/// What windows a trigger may have here.
+/// The windows that a trigger may have here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Windows {
-    /// Any, up to ten seconds.
+    /// Any window up to ten seconds.
     Any,
     /// From 500 ms on (before Linux 6.4).
     HalfSecond,
-    /// Multiples of two seconds: CAP_SYS_RESOURCE is missing.
+    /// Multiples of two seconds, because CAP_SYS_RESOURCE is missing.
     TwoSeconds,
-    /// No trigger at all; why.
+    /// No trigger at all; with the reason.
     None(String),
 }
 
-/// Tries which triggers a pressure file takes. Each is gone again with the write.
+/// Tries which triggers a pressure file accepts. Each trigger ends with its write.
 #[must_use]
 pub fn windows(files: &dyn Files, path: &str) -> Windows {
     let ask = |stall_us: u64, window_us: u64| {

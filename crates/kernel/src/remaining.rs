@@ -1,5 +1,5 @@
-//! Who is left on a CPU that was meant for one group: what a core partition cannot move, told to a
-//! person.
+//! Tasks left on a CPU that was meant for one group: what a core partition cannot move, reported to
+//! a person.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use crate::error::Result;
 use crate::procfs;
 use crate::root::Files;
 
-/// Who may still run on some CPUs.
+/// Tasks that may still run on some CPUs, counted by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Remaining {
-    /// Kernel threads bound there by the kernel, by name without the CPU's number.
+    /// Kernel threads that the kernel has bound there, by name without the CPU's number.
     pub bound: BTreeMap<String, u32>,
-    /// Other kernel threads.
+    /// All other kernel threads, by name without the CPU's number.
     pub kernel: BTreeMap<String, u32>,
-    /// User tasks, by command.
+    /// User tasks, by command name.
     pub user: BTreeMap<String, u32>,
 }
 
 impl Remaining {
-    /// The summary for a person, one sentence per kind; empty when nobody is left.
+    /// The summary for a person, one sentence per kind. Empty when no task is left.
     #[must_use]
     pub fn sentences(&self, cpus: &CpuSet) -> Vec<String> {
         [
@@ -40,7 +40,7 @@ impl Remaining {
     }
 }
 
-/// `a, b ×3, c and 5 more`
+/// Names as `a, b ×3, c and 5 more`.
 fn few(names: &BTreeMap<String, u32>) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = names
@@ -63,8 +63,8 @@ fn few(names: &BTreeMap<String, u32>) -> String {
     }
 }
 
-/// Who may still run on `cpus`, other than the threads of `except` (processes of the groups that
-/// own them) and ourselves.
+/// Tasks that may still run on `cpus`. Left out are the threads of `except` (processes of the
+/// groups that own the CPUs) and this process.
 ///
 /// # Errors
 /// [`crate::error::Error::File`], [`crate::error::Error::Malformed`].
@@ -81,7 +81,7 @@ pub fn remaining_on(files: &dyn Files, cpus: &CpuSet, except: &BTreeSet<u32>) ->
             vec![process.id.pid]
         };
         for tid in tids {
-            // A thread that ended, or whose affinity is not to be seen, is nobody we could name.
+            // A thread that ended, or whose affinity cannot be read, is left out.
             let Ok(own) = files.affinity(tid) else {
                 continue;
             };
@@ -104,7 +104,7 @@ pub fn remaining_on(files: &dyn Files, cpus: &CpuSet, except: &BTreeSet<u32>) ->
     Ok(found)
 }
 
-/// `kworker/0:1H-kblockd` → `kworker`, `migration/0` → `migration`.
+/// The generic name: `kworker/0:1H-kblockd` → `kworker`, `migration/0` → `migration`.
 fn generic(comm: &str) -> String {
     comm.split(['/', ':']).next().unwrap_or(comm).to_owned()
 }

@@ -1,10 +1,10 @@
-//! The one door to the kernel's files: a trait that reads, writes, lists, makes and removes below a
-//! root, and its production form, [`Kernel`]. A model of the kernel stands behind the same trait in
-//! tests.
+//! The only access to the kernel's files: a trait that reads, writes, lists, makes and removes
+//! below a root, and its production form, [`Kernel`]. In tests a model of the kernel has the same
+//! trait.
 //!
-//! Paths are written as the kernel's own (`/sys/…`, `/proc/…`); the root is put in front here and
-//! nowhere else. CPU affinity is not a file, but belongs to the same seam: what is changed by the
-//! one is undone by the other.
+//! Paths are the kernel's own (`/sys/…`, `/proc/…`). The root is put in front here and nowhere
+//! else. CPU affinity is not a file, but belongs to the same trait: an undo reverts it together
+//! with files.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -23,60 +23,60 @@ use crate::{affinity, pidfd};
 pub trait Files: Send + Sync {
     /// The whole content. Bytes that are not UTF-8 are replaced.
     fn read(&self, path: &str) -> io::Result<String>;
-    /// One `write(2)` of the text, as `echo` would send it (a newline is added where none is).
+    /// One `write(2)` of the text, as `echo` would send it. A newline is added where there is none.
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
     /// The names in a directory, sorted.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
-    /// The directories in a directory, sorted.
+    /// The names of the directories in a directory, sorted.
     fn folders(&self, path: &str) -> io::Result<Vec<String>> {
         let mut names = self.list(path)?;
         names.retain(|name| self.list(&format!("{path}/{name}")).is_ok());
         Ok(names)
     }
-    /// Makes a directory.
+    /// Makes a directory, for example a cgroup.
     fn mkdir(&self, path: &str) -> io::Result<()>;
     /// Removes an empty directory (a cgroup: without tasks and children).
     fn rmdir(&self, path: &str) -> io::Result<()>;
-    /// Whether something is there.
+    /// Whether a file or directory exists.
     fn exists(&self, path: &str) -> bool;
-    /// The permission bits.
+    /// The type and permission bits, as `st_mode` has them.
     fn mode(&self, path: &str) -> io::Result<u32>;
-    /// Where a symbolic link points.
+    /// The target of a symbolic link.
     fn link(&self, path: &str) -> io::Result<String>;
-    /// The CPUs a thread may run on (0: the caller).
+    /// The CPUs that a thread may run on (0: the caller).
     fn affinity(&self, tid: u32) -> io::Result<CpuSet>;
-    /// Sets the CPUs a thread may run on.
+    /// Sets the CPUs that a thread may run on.
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()>;
     /// The number of a thread's scheduling policy (sched(7)).
     fn scheduler(&self, tid: u32) -> io::Result<i32>;
     /// Sends a signal to this process and to no later one of the same number (ESRCH).
     fn signal(&self, task: TaskId, signal: i32) -> io::Result<()>;
-    /// Mounts a file system of this kind.
+    /// Mounts a file system of this kind. ENOSYS where that is not possible.
     fn mount(&self, _kind: &str, _path: &str, _options: &str) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
-    /// Takes a mount away.
+    /// Unmounts what is mounted at a path. ENOSYS where that is not possible.
     fn unmount(&self, _path: &str) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
-    /// The file itself, to be kept open and read or written again and again; `None` where files
-    /// have no descriptors.
+    /// Opens the file, to be kept open and read or written again and again. `None` where files have
+    /// no descriptors.
     fn open(&self, _path: &str, _how: Access) -> io::Result<Option<fs::File>> {
         Ok(None)
     }
 }
 
-/// What a file is kept open for.
+/// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To be read.
+    /// Opened for reading only.
     Read,
-    /// To be written.
+    /// Opened for writing only.
     Write,
 }
 
-/// Whether an error means that the thing is simply not there (any more): a missing file, or a task
-/// that ended.
+/// Whether an error means that a thing does not exist (any more): a missing file, or a task that
+/// ended.
 #[must_use]
 pub fn gone(error: &io::Error) -> bool {
     matches!(
@@ -86,7 +86,7 @@ pub fn gone(error: &io::Error) -> bool {
 }
 
 impl dyn Files + '_ {
-    /// The content of a file that has to be there, trimmed.
+    /// The content of a file that has to exist, trimmed.
     ///
     /// # Errors
     /// [`Error::File`] when it cannot be read.
@@ -96,7 +96,7 @@ impl dyn Files + '_ {
             .map_err(|e| Error::file("read", path, None, e))
     }
 
-    /// The content of a file that may be missing, trimmed; `None` where it is.
+    /// The content of a file that may be missing, trimmed. `None` where it is missing.
     ///
     /// # Errors
     /// [`Error::File`] when it is there and cannot be read.
@@ -108,7 +108,7 @@ impl dyn Files + '_ {
         }
     }
 
-    /// The parsed content of a file that may be missing.
+    /// The parsed content of a file that may be missing. `wanted` describes it for the error.
     ///
     /// # Errors
     /// [`Error::File`] when it cannot be read, [`Error::Malformed`] when it cannot be parsed.
@@ -122,7 +122,7 @@ impl dyn Files + '_ {
         }
     }
 
-    /// A CPU (or node) list that may be missing.
+    /// A CPU (or node) list from a file that may be missing.
     ///
     /// # Errors
     /// As for `parsed`.
@@ -130,7 +130,7 @@ impl dyn Files + '_ {
         self.parsed(path, "a CPU list such as 0,2-3")
     }
 
-    /// Writes, with the error that names everything.
+    /// Writes a file, with an error that names path and text.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -139,7 +139,7 @@ impl dyn Files + '_ {
             .map_err(|e| Error::file("write", path, Some(text), e))
     }
 
-    /// The names in a directory; none where it is missing.
+    /// The names in a directory. Empty where it is missing.
     ///
     /// # Errors
     /// [`Error::File`] when it is there and cannot be listed.
@@ -152,7 +152,7 @@ impl dyn Files + '_ {
     }
 }
 
-/// The real kernel, or a folder that looks like one.
+/// The real kernel, or a directory that looks like one.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     root: PathBuf,
@@ -163,7 +163,7 @@ const PROC_MAGIC: i64 = 0x9fa0;
 const SYSFS_MAGIC: i64 = 0x6265_6572;
 
 impl Kernel {
-    /// The running kernel: `/proc` and `/sys` have to be what they are called.
+    /// The running kernel. `/proc` and `/sys` have to be procfs and sysfs.
     ///
     /// # Errors
     /// [`Error::Refused`] when one is not mounted.
@@ -174,8 +174,8 @@ impl Kernel {
         ] {
             let found = rustix::fs::statfs(path)
                 .map_err(|e| Error::file("inspect", path, None, e.into()))?;
-            // The field's width differs between architectures; both magics are positive and fit
-            // every one.
+            // The field's width differs between architectures. Both magic numbers are positive and
+            // fit every width.
             #[allow(
                 clippy::unnecessary_cast,
                 clippy::useless_conversion,
@@ -194,14 +194,13 @@ impl Kernel {
         })
     }
 
-    /// Files below `root`, which are taken for the kernel's without a check: captured machines,
-    /// tests.
+    /// Files below `root`, taken for the kernel's without a check: captured machines, tests.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Whether this is the running kernel, not a folder.
+    /// Whether this is the running kernel, not a directory.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.root == Path::new("/")
@@ -231,8 +230,8 @@ impl Files for Kernel {
     }
 
     fn write(&self, path: &str, text: &str) -> io::Result<()> {
-        // Kernel files take one write each; a zero-length write would be no write at all, hence the
-        // newline.
+        // Kernel files take one write each. The newline prevents a write of zero bytes, which would
+        // be none.
         let mut bytes = text.as_bytes().to_vec();
         if bytes.last() != Some(&b'\n') {
             bytes.push(b'\n');
@@ -261,7 +260,7 @@ impl Files for Kernel {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.path(path))? {
             let entry = entry?;
-            // Told with the name: nothing more is asked of the kernel.
+            // The type comes with the name, without another system call.
             if entry.file_type()?.is_dir() {
                 names.push(entry.file_name().to_string_lossy().into_owned());
             }
@@ -304,7 +303,7 @@ impl Files for Kernel {
         if policy < 0 {
             return Err(io::Error::last_os_error());
         }
-        // Set beside the policy where children do not inherit it.
+        // A flag next to the policy, set where children do not inherit it.
         Ok(policy & !libc::SCHED_RESET_ON_FORK)
     }
 
@@ -342,9 +341,9 @@ impl Files for Kernel {
     }
 }
 
-/// Reads a CPU mask as `smp_affinity` and `workqueue/cpumask` print it: 32-bit hexadecimal words,
+/// Parses a CPU mask as `smp_affinity` and `workqueue/cpumask` print it: 32-bit hexadecimal words,
 /// the highest first, separated by commas (`%*pb`, Documentation/core-api/printk-formats.rst).
-/// `None` where the text is none.
+/// `None` where the text is no mask.
 #[must_use]
 pub fn parse_mask(text: &str) -> Option<CpuSet> {
     let words: Vec<&str> = text.trim().split(',').collect();
@@ -362,7 +361,7 @@ pub fn parse_mask(text: &str) -> Option<CpuSet> {
     Some(set)
 }
 
-/// Writes a CPU mask as the kernel reads it.
+/// Formats a CPU mask as the kernel reads it.
 #[must_use]
 pub fn format_mask(cpus: &CpuSet) -> String {
     let highest = cpus.iter().next_back().unwrap_or(0) / 32;

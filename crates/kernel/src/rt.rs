@@ -1,9 +1,9 @@
-//! Real-time scheduling, pinning and memory locking of our own threads, and the instruction to wait
-//! with.
+//! Real-time scheduling, pinning and memory locking of Quell's own threads, and the instruction to
+//! wait with.
 //!
-//! `sched(7)`, `mlock2(2)`; the hazards are those of a real-time thread in user space: it can be
-//! refused (a cgroup without real-time runtime, a container), it can find itself on another CPU
-//! (hot-unplug, a shrunk cpuset), and it can touch memory that is not there.
+//! `sched(7)`, `mlock2(2)`. The hazards are those of a real-time thread in user space. It can be
+//! refused (a cgroup without real-time runtime, a container). It can find itself on another CPU
+//! (hot-unplug, a shrunk cpuset). And it can touch memory that is not resident.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use rustix::time::Timespec;
 /// watchdogs at 99.
 pub const WATCHDOG_PRIORITY: i32 = 85;
 
-/// As the kernel takes times and spans.
+/// A time or span as the kernel takes it.
 #[must_use]
 pub fn timespec(time: Nanos) -> Timespec {
     let part = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
@@ -31,8 +31,8 @@ pub fn fifo(priority: i32) -> io::Result<()> {
     let param = libc::sched_param {
         sched_priority: priority,
     };
-    // Threads the caller makes later must not inherit it.
-    // SAFETY: `param` is valid for the call; pid 0 is the calling thread.
+    // Threads that the caller makes later must not inherit it. SAFETY: `param` is valid for the
+    // call; pid 0 is the calling thread.
     let result = unsafe {
         libc::sched_setscheduler(
             0,
@@ -52,7 +52,7 @@ pub fn pin(cpu: CpuId) -> io::Result<()> {
     crate::affinity::set(0, &CpuSet::from_iter([cpu]))
 }
 
-/// The CPU the calling thread runs on.
+/// The CPU that the calling thread runs on.
 #[must_use]
 pub fn current_cpu() -> CpuId {
     CpuId::try_from(rustix::thread::sched_getcpu()).unwrap_or(CpuId::MAX)
@@ -64,7 +64,7 @@ pub fn now() -> Nanos {
     clock(rustix::time::ClockId::Monotonic)
 }
 
-/// Any of the kernel's clocks.
+/// The time of any of the kernel's clocks.
 #[must_use]
 pub fn clock(which: rustix::time::ClockId) -> Nanos {
     let t = rustix::time::clock_gettime(which);
@@ -72,8 +72,7 @@ pub fn clock(which: rustix::time::ClockId) -> Nanos {
     Nanos(part(t.tv_sec) * 1_000_000_000 + part(t.tv_nsec))
 }
 
-/// The kernel's clock ticks since it booted, in which it tells when tasks were born
-/// (`/proc/PID/stat`, field 22).
+/// Clock ticks since boot, the unit of tasks' start times (`/proc/PID/stat`, field 22).
 #[must_use]
 pub fn ticks_since_boot() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -82,12 +81,12 @@ pub fn ticks_since_boot() -> u64 {
     part(t.tv_sec) * ticks + part(t.tv_nsec) * ticks / 1_000_000_000
 }
 
-/// The stack of a brake: it calls nothing deep. Kept small because every page of it is locked.
+/// Bytes of a brake's stack. It calls nothing deep, and every page of it is locked.
 pub const STACK: usize = 64 << 10;
 
-/// Lets all threads of the process share one heap from now on: glibc reserves 64 MiB of addresses
-/// for each further one, all of which count as locked once memory is, against the limit of those
-/// who may not lock any amount (RLIMIT_MEMLOCK), too.
+/// Lets all threads of the process share one heap from now on. glibc reserves 64 MiB of addresses
+/// for each further heap. All of that counts as locked once memory is locked, also against the
+/// limit of processes that may not lock any amount (RLIMIT_MEMLOCK).
 pub fn one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no pointers.
@@ -96,10 +95,10 @@ pub fn one_heap() {
     }
 }
 
-/// Locks what is there and what is touched later (MCL_ONFAULT: pages become resident when first
-/// touched, not all at once: with 64 threads that is 2 MB instead of 134). Of the program's code
-/// only what is run from now on: what was run before, to plan, is as much again. To be called when
-/// plans are made; again, it does nothing.
+/// Locks what is mapped now and what is touched later. With MCL_ONFAULT pages become resident when
+/// first touched, not all at once: with 64 threads that is 2 MB instead of 134. Of the program's
+/// code only what runs from now on is locked. The code that ran before, to plan, is as much again.
+/// To be called when plans are made. Later calls do nothing.
 pub fn lock_memory() -> io::Result<()> {
     static LOCKED: AtomicBool = AtomicBool::new(false);
     if LOCKED.swap(true, Ordering::Relaxed) {
@@ -117,10 +116,10 @@ pub fn lock_memory() -> io::Result<()> {
     }
 }
 
-/// Unmaps the pages of the program's and its libraries' code and constants; what is run again is
-/// mapped again, from the page cache (madvise(2), MADV_DONTNEED). What was relocated, or has a
-/// debugger's breakpoint in it, is another page than the file's and stays, in memory or swapped out
-/// (proc_pid_smaps(5): `Anonymous`, and after it `Swap`).
+/// Unmaps the pages of code and constants, of the program and its libraries. Code that runs again
+/// is mapped again, from the page cache (madvise(2), MADV_DONTNEED). Pages that were relocated, or
+/// have a debugger's breakpoint in them, are no longer the file's. They stay, in memory or swapped
+/// out (proc_pid_smaps(5): `Anonymous`, and after it `Swap`).
 fn give_back_code() {
     let Ok(text) = std::fs::read_to_string("/proc/self/smaps") else {
         return;
@@ -140,9 +139,9 @@ fn give_back_code() {
                 if let Some((from, to)) = ends {
                     let begin = std::ptr::without_provenance_mut(from);
                     let drop = rustix::mm::Advice::LinuxDontNeed;
-                    // SAFETY: a private mapping of a file that nobody has written to, whole: it
-                    // reads the same afterwards. Nobody unmaps files meanwhile: what is mapped so
-                    // are the program and its libraries.
+                    // SAFETY: a whole private mapping of a file that was not written to, so it
+                    // reads the same afterwards. Only the program and its libraries are mapped like
+                    // this, and nothing unmaps them meanwhile.
                     let _ = unsafe { rustix::mm::madvise(begin, to - from, drop) };
                 }
             }
@@ -170,7 +169,7 @@ mod tests {
             let kib = line.unwrap().trim().strip_suffix(" kB").unwrap();
             kib.parse::<u64>().unwrap()
         };
-        // What is in memory of it hangs on what ran before; a megabyte of it is touched here.
+        // What is in memory of it depends on what ran before. One megabyte of it is touched here.
         let begin = give_back_code as *const () as usize & !0xfffff;
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let of = |line: &str| {

@@ -1,5 +1,5 @@
-//! The signals that end a run (SIGINT, SIGTERM, SIGHUP) as something to be read (signalfd(2))
-//! instead of something that happens to a process.
+//! The signals that end a run (SIGINT, SIGTERM, SIGHUP), read from a descriptor (signalfd(2))
+//! instead of delivered.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,10 +9,10 @@ use crate::error::{Error, Result};
 /// Blocks the signals that end a run and returns a descriptor to read them from.
 ///
 /// # Errors
-/// As the kernel answers.
+/// The kernel's.
 pub fn stop_signals() -> io::Result<OwnedFd> {
     let set = mask_stop_signals(libc::SIG_BLOCK)?;
-    // SAFETY: the set is initialised; the descriptor is new and nobody else's.
+    // SAFETY: the set is initialised; the descriptor is new and nothing else owns it.
     unsafe {
         let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
         if fd < 0 {
@@ -22,21 +22,21 @@ pub fn stop_signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Lets the next of them end this process as it would have without [`stop_signals`]: the kernel
-/// delivers it to this thread, whatever others, started in between, keep blocked. Allocates
-/// nothing, so that it may be called between fork and exec.
+/// Lets the next of these signals end this process, as without [`stop_signals`]. The kernel
+/// delivers it to this thread, whatever threads started in between keep blocked. Allocates nothing,
+/// so it may be called between fork and exec.
 ///
 /// # Errors
-/// As the kernel answers.
+/// The kernel's.
 pub fn release_stop_signals() -> io::Result<()> {
     mask_stop_signals(libc::SIG_UNBLOCK).map(|_| ())
 }
 
-/// Does what takes long and changes nothing of the machine: the signals that end a run end this
-/// process at once meanwhile.
+/// Runs `act`, which takes long and changes nothing of the machine. Meanwhile the signals that end
+/// a run end this process at once.
 ///
 /// # Errors
-/// Its own, or as the kernel answers.
+/// Those of `act`, or the kernel's.
 pub fn ended_by_any<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     let refused = |e| Error::refused(format!("signals: {e}"));
     release_stop_signals().map_err(refused)?;
@@ -45,16 +45,17 @@ pub fn ended_by_any<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// From here on this process ends quietly when the reader of its output is gone, as any filter
-/// does. Not for one that has something to revert.
+/// Makes this process end quietly when the reader of its output is gone, as any filter does. Not
+/// for a process that has something to revert.
 pub fn end_with_the_reader() {
-    // SAFETY: the default disposition installs no handler; the number is valid.
+    // SAFETY: the default disposition installs no handler, and the number is valid.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Blocks or unblocks them for this thread.
+/// Blocks or unblocks the stop signals for this thread. Returns their set.
 fn mask_stop_signals(how: libc::c_int) -> io::Result<libc::sigset_t> {
-    // SAFETY: the set is initialised by sigemptyset before use; the calls take no other pointers.
+    // SAFETY: the set is initialised by sigemptyset before use, and the calls take no other
+    // pointers.
     unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut set);
@@ -68,11 +69,11 @@ fn mask_stop_signals(how: libc::c_int) -> io::Result<libc::sigset_t> {
     }
 }
 
-/// The next signal of [`stop_signals`], if one came.
+/// The next signal of [`stop_signals`]. `None` where none came.
 #[must_use]
 pub fn next_signal(signals: &OwnedFd) -> Option<i32> {
     let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-    // SAFETY: the buffer is as long as the record the kernel writes.
+    // SAFETY: the buffer is as long as the record that the kernel writes.
     let n = unsafe { libc::read(signals.as_raw_fd(), info.as_mut_ptr().cast(), info.len()) };
     if usize::try_from(n).ok()? != info.len() {
         return None;

@@ -1,10 +1,10 @@
-//! What the kernel accounts to the threads of a group, without their help: time run and time waited
-//! for a CPU (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst), page faults
-//! (`/proc/TID/stat`, proc_pid_stat(5)).
+//! What the kernel accounts to the threads of a group, without their help. This is time run and
+//! time waited for a CPU (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst), and page
+//! faults (`/proc/TID/stat`, proc_pid_stat(5)).
 //!
-//! The kernel keeps these by thread and forgets them with it. A ledger looks at a group's threads
-//! from time to time and sums what was added since its last look: what lived between two looks is
-//! missing, and so is the end of every thread.
+//! The kernel keeps these per thread and forgets them with it. A ledger samples a group's threads
+//! from time to time and sums what was added since its last sample. Threads that lived between two
+//! samples are missing, and so is the end of every thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,20 +16,20 @@ use crate::error::{Error, Result};
 use crate::procfs;
 use crate::root::Files;
 
-/// More threads than this are not looked at: each is two files.
+/// The most threads of a group that are sampled: each takes two files.
 const MOST: usize = 1_000;
 
-/// The threads of one group, as of the last look.
+/// The threads of one group, as of the last sample.
 #[derive(Debug)]
 pub struct Ledger {
     known: BTreeMap<TaskId, Spent>,
-    /// Clock ticks since boot: threads born since then are counted from their birth, others from
-    /// the first look at them.
+    /// Clock ticks since boot. Threads born since then are counted from their birth, older ones
+    /// from their first sample.
     since: u64,
 }
 
 impl Ledger {
-    /// From `since` on, in clock ticks since boot.
+    /// A ledger from `since` on, in clock ticks since boot.
     #[must_use]
     pub const fn new(since: u64) -> Self {
         Self {
@@ -38,9 +38,9 @@ impl Ledger {
         }
     }
 
-    /// What the threads in these cgroups have spent since the last look. `None` where the kernel
-    /// does not tell how long threads wait (no CONFIG_SCHED_INFO), and for more than a thousand of
-    /// them.
+    /// What the threads in these cgroups have spent since the last sample. `None` where the kernel
+    /// does not count how long threads wait (no CONFIG_SCHED_INFO), and for more than a thousand
+    /// threads.
     ///
     /// # Errors
     /// Files that cannot be read or make no sense.
@@ -101,7 +101,7 @@ mod tests {
         let files = Kernel::new().unwrap();
         let dir = cgroup(std::process::id());
         let dirs = [dir.path().to_str().unwrap().to_owned()];
-        // We were born before: the first look is where counting begins.
+        // This process was born before, so counting begins with the first sample.
         let mut ledger = Ledger::new(u64::MAX);
         let Some(first) = ledger.look(&files, &dirs).unwrap() else {
             eprintln!("SKIPPED: this kernel does not tell how long threads wait");
@@ -119,7 +119,7 @@ mod tests {
         let worked = ledger.look(&files, &dirs).unwrap().unwrap();
         assert!(worked.ran_ns > 1_000_000, "{worked:?}");
         assert!(worked.minor_faults > 0, "{worked:?}");
-        // Born since: its whole life counts, which is more than the last stretch of it.
+        // Born since: its whole life counts, which is more than the last part of it.
         let whole = Ledger::new(0).look(&files, &dirs).unwrap().unwrap();
         assert!(whole.ran_ns > worked.ran_ns && whole.minor_faults > worked.minor_faults);
     }

@@ -1,4 +1,4 @@
-//! What `/proc/PID/stat` says (proc_pid_stat(5)).
+//! The content of `/proc/PID/stat` (proc_pid_stat(5)).
 
 use quell_types::task::TaskId;
 use quell_types::units::Bytes;
@@ -10,7 +10,7 @@ const PF_EXITING: u64 = 0x0000_0004;
 /// User space may not change the affinity (`PF_NO_SETAFFINITY`).
 const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
 
-/// One process or thread: the fields of its `stat` that Quell needs.
+/// The fields of the `stat` of a process or thread that Quell needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Number and start time (clock ticks since boot).
@@ -19,59 +19,59 @@ pub struct Stat {
     pub comm: String,
     /// State letter (`R S D T t Z X I`).
     pub state: char,
-    /// The parent process.
+    /// Process id of the parent.
     pub parent: u32,
-    /// Kernel flags (`PF_*`).
+    /// The kernel's flags of the task (`PF_*`).
     pub flags: u64,
-    /// Threads in the process.
+    /// Number of threads in the process.
     pub threads: u32,
-    /// The CPU it last ran on.
+    /// The CPU that it last ran on.
     pub last_cpu: u32,
-    /// Page faults without input or output; of a process those of all its threads, of a thread its
-    /// own.
+    /// Page faults that read nothing from a disk. For a process those of all its threads, for a
+    /// thread its own.
     pub minor_faults: u64,
-    /// Page faults with.
+    /// Page faults that read from a disk, counted as `minor_faults`.
     pub major_faults: u64,
-    /// Memory it has resident, pages of files included. The kernel rounds it by some tens of pages
+    /// Bytes of resident memory, including file pages. The kernel rounds it by some tens of pages
     /// per thread.
     pub resident: Bytes,
 }
 
 impl Stat {
-    /// A kernel thread.
+    /// Whether it is a kernel thread.
     #[must_use]
     pub fn kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
     }
 
-    /// A kernel thread bound by the kernel: neither its affinity nor its cpuset can be changed.
+    /// Whether the kernel has bound it: neither its affinity nor its cpuset can be changed.
     #[must_use]
     pub fn bound(&self) -> bool {
         self.flags & PF_NO_SETAFFINITY != 0
     }
 
-    /// Dead, but not yet reaped.
+    /// Whether it is dead, though perhaps not reaped.
     #[must_use]
     pub fn dead(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Dead, or on its way there: it runs no program any more. Asked to move such a task to another
-    /// cgroup, the kernel says yes and leaves it where it is (`cgroup_migrate_add_task`); giving
-    /// much memory back takes it a while.
+    /// Whether it is dead or ending: it runs no program any more. The kernel accepts a move of such
+    /// a task to another cgroup and leaves it where it is (`cgroup_migrate_add_task`). An end may
+    /// last, where much memory is given back.
     #[must_use]
     pub fn leaving(&self) -> bool {
         self.dead() || self.flags & PF_EXITING != 0
     }
 
-    /// Whether it is this very task (number and start time), and alive; a zombie is not.
+    /// Whether it is this very task (number and start time), and alive. A zombie is not.
     #[must_use]
     pub fn is_alive(&self, task: TaskId) -> bool {
         self.id.start == task.start && !self.dead()
     }
 
-    /// Reads one. The command name may itself contain spaces and parentheses: it ends at the *last*
-    /// closing one.
+    /// Parses a `stat`. The command name may contain spaces and parentheses itself: it ends at the
+    /// *last* closing one.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (pid, rest) = text.split_once(" (")?;

@@ -4,13 +4,13 @@
 use crate::error::Result;
 use crate::root::Files;
 
-/// The file of a setting.
+/// Path of a setting's file.
 #[must_use]
 pub fn path(name: &str) -> String {
     format!("/proc/sys/vm/{name}")
 }
 
-/// What one reads now; `None` where this kernel does not have it.
+/// The present value of a setting. `None` where this kernel does not have it.
 ///
 /// # Errors
 /// [`crate::error::Error::File`], [`crate::error::Error::Malformed`].

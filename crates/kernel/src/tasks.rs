@@ -1,8 +1,8 @@
 //! Which tasks belong to which group.
 //!
-//! Rules: the keys of one table must all hold, one table suffices. A child follows its closest
+//! Rules: the keys of one table must all hold, and one table is enough. A child follows its closest
 //! matched ancestor unless it is matched itself. A task that two groups match is an error. Kernel
-//! threads, ourselves, and those the caller names (the watchdog) are never matched.
+//! threads, Quell itself, and processes that the caller names (the watchdog) are never matched.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ const CONTAINER_ID: usize = 12;
 /// `TASK_COMM_LEN` without the terminating zero.
 const COMM: usize = 15;
 
-/// A group's tables, ready to be compared.
+/// The match tables of a group, ready to be compared.
 #[derive(Debug)]
 pub struct Matcher {
     group: GroupId,
@@ -29,19 +29,19 @@ pub struct Matcher {
 #[derive(Debug)]
 struct Table {
     keys: TaskMatch,
-    /// `keys.exe` with its links followed: what the kernel tells of a process.
+    /// `keys.exe` with its links followed, as the kernel shows the program of a process.
     exe: Option<String>,
     arg: Option<Regex>,
     user: Option<u32>,
 }
 
 impl Matcher {
-    /// Prepares a group's tables: regular expressions are compiled, users looked up.
+    /// Prepares a group's tables: regular expressions are compiled, and users are looked up.
     ///
     /// # Errors
     /// [`Error::Refused`] for a wrong expression, an unknown user, a container id that is too
-    /// short, a table without keys, and a table that joins a whole cgroup with keys that select
-    /// single tasks.
+    /// short, and a table without keys. Also for a table that joins a whole cgroup with keys that
+    /// select single tasks.
     pub fn new(files: &dyn Files, group: &str, tables: &[TaskMatch]) -> Result<Self> {
         let tables = tables
             .iter()
@@ -53,20 +53,20 @@ impl Matcher {
         })
     }
 
-    /// The group's name.
+    /// The name of the group that the tables are of.
     #[must_use]
     pub fn group(&self) -> &str {
         &self.group
     }
 
-    /// The process numbers the tables name: each has to exist.
+    /// The process ids that the tables name. Each has to exist.
     fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.tables.iter().filter_map(|t| t.keys.pid)
     }
 
-    /// Whether a process of these matches by itself. `callers` are the ancestors of this process:
-    /// an expression for arguments is among theirs, because the user wrote it there (`sudo quell
-    /// run --critical arg=…`), so that they do not count for it.
+    /// Whether any of these processes matches by itself. `callers` are the ancestors of this
+    /// process, and keys for arguments do not apply to them. The user wrote the expression there
+    /// (`sudo quell run --critical arg=…`), so it is among their arguments.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -102,10 +102,10 @@ impl Matcher {
     }
 }
 
-/// A path with every symbolic link on it followed (`redis-server` is one to another name in Debian,
-/// `/bin` to `/usr/bin`), as far as it exists.
+/// A path with every symbolic link on it followed, as far as it exists. (In Debian `redis-server`
+/// is a link to another name, and `/bin` to `/usr/bin`.)
 fn resolved(files: &dyn Files, path: &str) -> String {
-    /// As the kernel counts them (`MAXSYMLINKS`).
+    /// The kernel's limit (`MAXSYMLINKS`).
     const MOST_LINKS: u32 = 40;
     let parts = |path: &str| path.split('/').rev().map(str::to_owned).collect::<Vec<_>>();
     let mut left = parts(path);
@@ -181,7 +181,7 @@ impl Table {
         })
     }
 
-    /// Cheap keys first.
+    /// Whether all keys match. Cheap keys come first.
     fn matches(&self, task: &Candidate<'_>) -> Result<bool> {
         let keys = &self.keys;
         let pid = task.stat.id.pid;
@@ -244,7 +244,8 @@ fn in_cgroup(keys: &TaskMatch, path: &str) -> bool {
     cgroup && unit && container
 }
 
-/// `<id>`, `docker-<id>.scope`, `cri-containerd-<id>.scope`, `libpod-<id>`.
+/// Whether a part of a path names a container: `<id>`, `docker-<id>.scope`,
+/// `cri-containerd-<id>.scope`, `libpod-<id>`.
 fn is_container(part: &str, id: &str) -> bool {
     let part = part.strip_suffix(".scope").unwrap_or(part);
     part.split(['-', ':']).any(|p| p.starts_with(id))
@@ -275,7 +276,7 @@ pub fn cgroups_of(
 }
 
 /// The shortest beginning of `path` that the table still matches: the cgroup as a whole, not the
-/// child a task is in.
+/// child that a task is in.
 fn topmost(keys: &TaskMatch, path: &str) -> String {
     path.char_indices()
         .skip(1)
@@ -310,10 +311,10 @@ struct Candidate<'a> {
     stat: &'a Stat,
 }
 
-/// Who is in which group.
+/// The processes of each group, by the group's name.
 pub type Assigned = BTreeMap<GroupId, Vec<Stat>>;
 
-/// The group that matches a process by itself.
+/// The group that matches a process by itself. `None` where none does.
 ///
 /// # Errors
 /// [`Error::Refused`] for a process in two groups; [`Error::File`].
@@ -396,7 +397,8 @@ pub fn assign(files: &dyn Files, groups: &[Matcher], never: &BTreeSet<u32>) -> R
                 break;
             }
             match parents.get(&at) {
-                // What we started is placed by us, not by its parent's group.
+                // Quell places the programs that it started itself. They do not follow its own
+                // group.
                 Some(parent) if *parent != ourselves && *parent != 0 => at = *parent,
                 _ => break,
             }

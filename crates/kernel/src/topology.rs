@@ -1,9 +1,7 @@
-//! The machine's shape: CPUs, caches, memory nodes, identity, and what the kernel keeps for
-//! ordinary tasks.
+//! The machine's shape: CPUs, caches, memory nodes, identity, and users of hardware counters.
 //!
 //! Documentation/admin-guide/cputopology.rst, Documentation/ABI/testing/sysfs-devices-system-cpu
-//! (caches), Documentation/scheduler/sched-rt-group.rst (real-time throttling),
-//! kernel/sched/debug.c (the fair server).
+//! (caches).
 
 use std::collections::BTreeMap;
 
@@ -19,20 +17,21 @@ use crate::vm;
 const CPUS: &str = "/sys/devices/system/cpu";
 const NODES: &str = "/sys/devices/system/node";
 
-/// The shape of the machine.
+/// CPUs, caches and memory nodes of a machine, with its identity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
-    /// Who it is.
+    /// Kernel, processor model and hypervisor.
     pub identity: Identity,
-    /// CPUs that are online and that we may use.
+    /// CPUs that are online and that Quell may use.
     pub cpus: Vec<Cpu>,
-    /// Caches in which at least one of them takes part, by level.
+    /// Caches that belong to at least one of these CPUs, by level.
     pub caches: Vec<Cache>,
-    /// Memory nodes.
+    /// Memory nodes; node 0 alone on a kernel without NUMA.
     pub nodes: Vec<Node>,
 }
 
-/// Reads the shape. `allowed`: the CPUs that our own cpuset lets us use; all others are left out.
+/// Reads the shape. `allowed` are the CPUs that Quell's own cpuset allows; all other CPUs are left
+/// out.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`]; [`Error::Refused`] when no CPU is left.
@@ -77,8 +76,8 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
     })
 }
 
-/// The CPUs of each kind of core, the fastest first; nothing where all are alike. Arm and RISC-V
-/// tell capacities (drivers/base/arch_topology.c); Intel's hybrid processors have a counter unit
+/// The CPUs of each kind of core, the fastest first. Empty where all are alike. Arm and RISC-V
+/// report capacities (drivers/base/arch_topology.c). Intel's hybrid processors have a counter unit
 /// for each kind (arch/x86/events/intel).
 fn tiers(files: &dyn Files, online: &CpuSet) -> Result<Vec<CpuSet>> {
     let mut by_capacity: BTreeMap<u32, CpuSet> = BTreeMap::new();
@@ -99,7 +98,7 @@ fn tiers(files: &dyn Files, online: &CpuSet) -> Result<Vec<CpuSet>> {
     Ok(kinds)
 }
 
-/// The online CPUs.
+/// The CPUs that are online now.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -152,7 +151,7 @@ pub fn cache_number(files: &dyn Files, cpu: CpuId, level: u32) -> Result<u32> {
     )))
 }
 
-/// The largest second-level cache of any of these CPUs, as far as the kernel tells sizes.
+/// The largest second-level cache of any of these CPUs. `None` where the kernel reports none.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -186,7 +185,7 @@ fn cache(files: &dyn Files, dir: &str, cpu: CpuId) -> Result<Option<Cache>> {
     let size = cache_size(&size)
         .ok_or_else(|| Error::malformed(&size_path, &size, "a size such as 48K"))?;
     let count = |name: &str| -> Result<Option<u32>> {
-        // 0 ways means fully associative or unknown: both are "does not tell".
+        // 0 ways means fully associative or unknown. Both count as not reported.
         Ok(files
             .parsed::<u32>(&format!("{dir}/{name}"), "a number")?
             .filter(|n| *n > 0))
@@ -262,7 +261,7 @@ fn identity(files: &dyn Files) -> Result<Identity> {
         kernel: files
             .optional("/proc/sys/kernel/osrelease")?
             .unwrap_or_default(),
-        // Since 6.1 a file, so that a captured machine keeps its own.
+        // A file since 6.1, so that a captured machine keeps its own.
         architecture: files.optional("/proc/sys/kernel/arch")?.unwrap_or_else(|| {
             rustix::system::uname()
                 .machine()
@@ -279,11 +278,11 @@ fn identity(files: &dyn Files) -> Result<Identity> {
     })
 }
 
-/// Where a machine of the lab says how it was booted.
+/// File in which a machine of the lab describes how it was booted.
 const LAB: &str = "/lab/guest.json";
 
-/// The processor's name. Some vendors' kernels for Arm print one that all processors have; a part
-/// number that we know tells more.
+/// The processor's name. Some vendors' kernels for Arm print one name for all processors. Then a
+/// known part number says more.
 fn model(name: Option<String>, cpuinfo: &Cpuinfo) -> String {
     let cores = arm_cores(cpuinfo);
     match name {
@@ -352,14 +351,14 @@ const GUEST_CLOCKS: [(&str, &str); 3] = [
     ("xen", "Xen"),
 ];
 
-/// The hypervisor: Xen's own file, else the firmware's vendor where the processor says it is
-/// virtual (x86) or the vendor is one that only makes virtual machines (Arm has no such flag), else
-/// what its clock is made for.
+/// The hypervisor. `None` on hardware. Xen's own file comes first. Then comes the firmware's
+/// vendor, where the processor reports that it is virtual (x86). Arm has no such flag: there the
+/// vendor must be one that only makes virtual machines. Last comes the clock source.
 fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
     if let Some(kind) = files.optional("/sys/hypervisor/type")? {
         return Ok(Some(kind));
     }
-    // Readable by root only on some machines; who we are does not depend on it.
+    // Only root can read it on some machines. The identity must not depend on the user.
     let vendor = files
         .optional("/sys/class/dmi/id/sys_vendor")
         .ok()
@@ -379,13 +378,13 @@ fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
     })
 }
 
-/// `6.18.44-x` → (6, 18).
+/// Parses a release: `6.18.44-x` → (6, 18).
 pub fn release_number(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Others who are known to hold hardware counters.
+/// Known other users of hardware counters, a sentence each.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -423,7 +422,7 @@ mod tests {
         };
         let any = || Some("ARMv8 Processor rev 1 (v8l)".to_owned());
         assert_eq!(model(any(), &cpuinfo("0x41", "0xd42")), "Cortex-A78AE");
-        // A part of another maker's, and none at all: the name is all there is.
+        // A part of another maker, and no part at all: only the name is left.
         assert_eq!(Some(model(any(), &cpuinfo("0x4e", "0x004"))), any());
         assert_eq!(Some(model(any(), &Cpuinfo::default())), any());
         let own = Some("Own".to_owned());

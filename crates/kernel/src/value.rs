@@ -1,4 +1,4 @@
-//! What a file of the kernel says, compared with what was recorded of it.
+//! Compares the content of a kernel file with what was recorded of it.
 
 use std::borrow::Cow;
 
@@ -7,16 +7,15 @@ use quell_types::cpuset::CpuSet;
 use crate::resctrl::Schemata;
 use crate::root::parse_mask;
 
-/// Whether a file has a value for each of many things (resctrl's `schemata`), of which a write may
-/// name some.
+/// Whether a file has several values (resctrl's `schemata`), of which a write may name some.
 #[must_use]
 pub fn divided(path: &str) -> bool {
     path.ends_with("/schemata")
 }
 
-/// Files with a line for each disk, which begins with its number, and what such a line says where
-/// nothing is set: then it is not shown (cgroup-v2.rst, "IO Interface Files"). A write names one
-/// disk.
+/// Files with a line for each disk, which begins with the disk's number, and the text of a line
+/// with nothing set. Such lines are not shown (cgroup-v2.rst, "IO Interface Files"). A write names
+/// one disk.
 const PER_DISK: [(&str, &str); 2] = [
     ("/io.max", "rbps=max wbps=max riops=max wiops=max"),
     ("/io.latency", "target=0"),
@@ -28,7 +27,7 @@ fn disk<'a>(path: &str, line: &'a str) -> Option<&'a str> {
     line.split(' ').next().filter(|_| there)
 }
 
-/// Of a text of such a file, the line about the disk that `named` is about.
+/// The line of such a file's text about the same disk as `named`.
 fn line_of(path: &str, text: &str, named: &str) -> Option<String> {
     let (_, unset) = PER_DISK.iter().find(|(name, _)| path.ends_with(name))?;
     let number = disk(path, named.trim())?;
@@ -37,9 +36,9 @@ fn line_of(path: &str, text: &str, named: &str) -> Option<String> {
     Some(found.map_or_else(|| format!("{number} {unset}"), str::to_owned))
 }
 
-/// Of a file's text, what `named` has a value for, too; all of it where there is one value only. So
-/// of what was read what a write is to change, and of what was recorded what is there now: caches
-/// may have gone offline since.
+/// The part of a file's text that `named` has values for, too. It is the whole text where the file
+/// has one value only. Applied to what was read, this is what a write is going to change. Applied
+/// to what was recorded, it is what still exists: caches may have gone offline since.
 #[must_use]
 pub fn only<'a>(path: &str, text: &'a str, named: &str) -> Cow<'a, str> {
     if let Some(line) = line_of(path, text, named) {
@@ -52,7 +51,7 @@ pub fn only<'a>(path: &str, text: &'a str, named: &str) -> Cow<'a, str> {
     only.to_string().into()
 }
 
-/// Whether a later value stands for all that an earlier one set.
+/// Whether a later value replaces all that an earlier one set.
 #[must_use]
 pub fn covers(path: &str, later: &str, earlier: &str) -> bool {
     if !divided(path) {
@@ -61,7 +60,7 @@ pub fn covers(path: &str, later: &str, earlier: &str) -> bool {
     Schemata::parse(later).covers(&Schemata::parse(earlier))
 }
 
-/// Whether a file's content is the same value, however it is spelled. `a`: as read; `b`: as
+/// Whether two texts of a file are the same value, however they are spelled. `a` was read, `b` was
 /// recorded.
 #[must_use]
 pub fn same(path: &str, a: &str, b: &str) -> bool {
@@ -70,17 +69,17 @@ pub fn same(path: &str, a: &str, b: &str) -> bool {
         return true;
     }
     if let Some(line) = line_of(path, a, b) {
-        // What a write does not name stays as it is.
+        // A key that a write does not name stays as it is.
         return b.split(' ').all(|word| line.split(' ').any(|w| w == word));
     }
     let name = path.rsplit('/').next().unwrap_or(path);
     if name == "cpuset.cpus.partition" {
-        // "root invalid (reason)" is still our "root".
+        // "root invalid (reason)" is still the recorded "root".
         let kind = |t: &str| t.split(' ').next().unwrap_or_default().to_owned();
         return kind(a) == kind(b);
     }
     if name == "schemata" {
-        // What is recorded is what was touched.
+        // Only the values that were written are recorded.
         return Schemata::parse(a).holds(&Schemata::parse(b));
     }
     if name.ends_with("cpumask") || name.ends_with("smp_affinity") {

@@ -1,5 +1,5 @@
-//! The machine's memory as a whole: `/proc/meminfo`, the watermarks of `/proc/zoneinfo`, refaults
-//! and scans of `/proc/vmstat`. proc(5), Documentation/admin-guide/sysctl/vm.rst (min_free_kbytes,
+//! The machine's memory as a whole: `/proc/meminfo`, the watermarks of `/proc/zoneinfo`, and huge
+//! pages of this process. proc(5), Documentation/admin-guide/sysctl/vm.rst (min_free_kbytes,
 //! watermark_scale_factor).
 
 use quell_types::units::Bytes;
@@ -7,26 +7,26 @@ use quell_types::units::Bytes;
 use crate::error::{Error, Result};
 use crate::root::Files;
 
-/// `/proc/meminfo`.
+/// Path of the file that [`meminfo`] parses.
 pub const MEMINFO: &str = "/proc/meminfo";
 const ZONEINFO: &str = "/proc/zoneinfo";
 
-/// How much memory there is.
+/// Bytes of memory and swap space of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meminfo {
     /// All that the kernel manages.
     pub total: Bytes,
-    /// Free, not counting what could be.
+    /// Free now, without what could be reclaimed.
     pub free: Bytes,
     /// What programs could have without swapping, by the kernel's estimate.
     pub available: Bytes,
-    /// Swap space.
+    /// All swap space; 0 without any.
     pub swap_total: Bytes,
-    /// Of that, unused.
+    /// Unused part of the swap space.
     pub swap_free: Bytes,
 }
 
-/// Reads `/proc/meminfo`'s text.
+/// Parses the text of `/proc/meminfo`.
 ///
 /// # Errors
 /// [`Error::Malformed`].
@@ -44,7 +44,7 @@ pub fn meminfo(text: &str) -> Result<Meminfo> {
     })
 }
 
-/// How much memory there is just now; `None` without `/proc/meminfo`.
+/// The present amounts of memory. `None` without `/proc/meminfo`.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -53,8 +53,8 @@ pub fn memory(files: &dyn Files) -> Result<Option<Meminfo>> {
     text.map(|text| meminfo(&text)).transpose()
 }
 
-/// The amount behind a key: `MemFree: 12 kB`, and in a node's own file `Node 0 MemFree: 12 kB`.
-/// `None` where no line has the key, or another unit.
+/// The amount after a key: `MemFree: 12 kB`, and in a node's own file `Node 0 MemFree: 12 kB`.
+/// `None` where no line has the key, or it has another unit.
 #[must_use]
 pub fn amount(text: &str, key: &str) -> Option<Bytes> {
     let kib = text.lines().find_map(|line| {
@@ -66,7 +66,7 @@ pub fn amount(text: &str, key: &str) -> Option<Bytes> {
     number.parse::<u64>().ok()?.checked_mul(1024).map(Bytes)
 }
 
-/// How much of this process's mapping that holds an address lies in transparent huge pages; `None`
+/// How much of this process's mapping that holds an address lies in transparent huge pages. `None`
 /// where nothing is mapped.
 ///
 /// # Errors
@@ -93,18 +93,18 @@ pub fn huge_pages(files: &dyn Files, address: u64) -> Result<Option<Bytes>> {
     Ok(None)
 }
 
-/// Where the kernel begins to act, summed over all zones.
+/// The amounts of free memory at which the kernel acts, summed over all zones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
-    /// Below, whoever allocates has to reclaim.
+    /// Below this, allocating tasks have to reclaim.
     pub min: Bytes,
-    /// Below, kswapd reclaims.
+    /// Below this, kswapd reclaims.
     pub low: Bytes,
-    /// Above, it stops.
+    /// Above this, kswapd stops.
     pub high: Bytes,
 }
 
-/// The watermarks; `None` without `/proc/zoneinfo`.
+/// The machine's watermarks. `None` without `/proc/zoneinfo`.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].

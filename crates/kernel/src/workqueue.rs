@@ -6,10 +6,10 @@ use quell_types::cpuset::CpuSet;
 use crate::error::{Error, Result};
 use crate::root::{Files, parse_mask};
 
-/// The mask of all unbound workqueues.
+/// File with the CPU mask of all unbound workqueues.
 pub const MASK: &str = "/sys/devices/virtual/workqueue/cpumask";
 
-/// The CPUs that unbound kernel work may use; `None` where the kernel does not tell.
+/// The CPUs that unbound kernel work may use. `None` where the kernel has no such file.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].

@@ -1,14 +1,16 @@
-//! What a regulated CPU pays while it stays below its budget: nothing that counts, a bare clock
-//! event that fires once per budget, the decision in its interrupt, the decision in the brake's
-//! thread.
+//! What a regulated CPU pays while it stays below its budget. Four cases are compared:
+//! - no event
+//! - a bare clock event that fires once per budget
+//! - the decision in its interrupt
+//! - the decision in the brake's thread
 //!
-//! Two programs, alone in a cgroup on one CPU. One is busy: its work per second. The other sleeps
-//! ten thousand times a second: what each sleep costs, by the work that a SCHED_IDLE program beside
-//! it gets done. A budget is a quarter more than a period of CPU time, so that it is never spent
-//! too soon.
+//! Two programs run alone in a cgroup on one CPU. One is busy, and its work per second is measured.
+//! The other sleeps ten thousand times a second. What each sleep costs is found by the work that a
+//! SCHED_IDLE program next to it gets done. A budget is a quarter more than a period of CPU time,
+//! so that it is never spent too soon.
 //!
-//! `cargo bench -p quell-linux --bench below_budget [-- ROUNDS [MILLISECONDS]]`, as root,
-//! on a machine with nothing else to do.
+//! `cargo bench -p quell-linux --bench below_budget [-- ROUNDS [MILLISECONDS]]`, as root, on a
+//! machine with nothing else to do.
 
 #![allow(clippy::unwrap_used, reason = "a program of tests")]
 
@@ -82,7 +84,7 @@ fn main() {
     sleepy(&group, rounds, span);
 }
 
-/// Work per second of a busy loop.
+/// Measures the work per second of a busy loop.
 fn busy(group: &Group, rounds: u64, span: Duration) {
     for budget in BUDGETS {
         let mut rows = VARIANTS.map(|_| Vec::new());
@@ -106,14 +108,14 @@ fn busy(group: &Group, rounds: u64, span: Duration) {
         for (row, (_, name)) in rows.iter().zip(VARIANTS) {
             tell(name, row, "%");
         }
-        // With ten milliseconds it is less than the noise.
+        // With ten milliseconds the difference is less than the noise.
         if budget < BUDGETS[2] {
             bar(&rows);
         }
     }
 }
 
-/// CPU time per sleep of a program that sleeps often.
+/// Measures the CPU time per sleep of a program that sleeps often.
 fn sleepy(group: &Group, rounds: u64, span: Duration) {
     for budget in BUDGETS {
         let mut rows = VARIANTS.map(|_| Vec::new());
@@ -129,8 +131,8 @@ fn sleepy(group: &Group, rounds: u64, span: Duration) {
                 let done = filler.work(span) / alone;
                 let sleeps = subject.end();
                 held.end();
-                // All that the filler did not get, the sleeper's own work included: compare with no
-                // event.
+                // All that the filler did not get, including the sleeper's own work: compare with
+                // no event.
                 row.push((span.as_micros() as f64 - done) / sleeps);
             }
         }
@@ -141,7 +143,7 @@ fn sleepy(group: &Group, rounds: u64, span: Duration) {
     }
 }
 
-/// The median, and the least and the greatest.
+/// Prints the median, the least and the greatest value of a row.
 fn tell(name: &str, row: &[f64], unit: &str) {
     if let (Some(least), Some(most)) = (sorted(row).first(), sorted(row).last()) {
         let median = median(row);
@@ -168,7 +170,7 @@ fn bar(rows: &[Vec<f64>; 4]) {
     );
 }
 
-/// A cgroup of this program, and a CPU.
+/// A cgroup of this program, and the CPU that its programs run on.
 struct Group {
     dir: PathBuf,
     cpu: u32,
@@ -193,7 +195,7 @@ impl Drop for Group {
     }
 }
 
-/// What counts the group.
+/// The event or brake that counts the group.
 #[expect(dead_code, reason = "kept for as long as it counts")]
 enum Held {
     Nothing,
@@ -234,7 +236,7 @@ impl Held {
             decides,
         };
         let pool = Arc::new(Pool::new(1024));
-        // It never stops anything, so that it needs no cgroup of its own.
+        // It never stops anything, so it needs no cgroup of its own.
         let way = (Arc::new(|_| true) as Permit, Vec::new());
         let brake = Brake::start(group.cpu, &regulation, Box::new(meter), way, &pool).unwrap();
         if brake.decides == decides {
@@ -245,7 +247,7 @@ impl Held {
         }
     }
 
-    /// Says what the row cannot be compared for.
+    /// Prints why the row cannot be compared, if so.
     fn end(self) {
         if let Self::Brake(brake) = self {
             let stats = brake.stats();
@@ -259,7 +261,7 @@ impl Held {
     }
 }
 
-/// A program that does some work for as long as it is told, and says how much it was.
+/// A program that works for the spans it is given, and reports how much it did.
 struct Subject {
     child: Child,
     ask: ChildStdin,
@@ -311,14 +313,14 @@ impl Drop for Subject {
     }
 }
 
-/// The program's other half: a span in microseconds per line, answered with a count.
+/// The other half of [`Subject`]: reads a span in microseconds per line and answers with a count.
 fn subject(kind: &str) {
     if kind == "filler" {
         let idle = libc::sched_param { sched_priority: 0 };
         // SAFETY: the parameter is valid for the call; 0 is the calling thread.
         unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const idle) };
     }
-    // SAFETY: plain numbers. Sleeps end when they should.
+    // SAFETY: plain numbers. The timer slack is least, so that sleeps end when they should.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
     for line in std::io::stdin().lines() {
         let span = Duration::from_micros(line.unwrap().parse().unwrap());

@@ -1,13 +1,13 @@
-//! Limits of memory above all groups that are looked at: of a slice, a container, an experiment.
-//! Whatever the machine has, they have what the tightest of them leaves, and run short when it
-//! does: for controllers it is the machine.
+//! Memory limits of cgroups above all groups of a plan: of a slice, a container, an experiment.
+//! Whatever the machine has, the groups have what the tightest of these limits leaves. For the
+//! controllers that limit is the machine.
 //!
-//! - What could be had below a limit is what is unused of it and what can be reclaimed there,
-//!   estimated as the kernel does for the machine (`si_mem_available`, mm/show_mem.c).
-//! - The kernel reclaims below a limit once it is reached, and has no watermarks there. Those of a
-//!   machine of that size stand in (`calculate_min_free_kbytes`, mm/page_alloc.c): who grows gets
-//!   so much between two looks.
-//! - v1 tells of no pressure: the v2 cgroup above all groups does, where there is one.
+//! - Available below a limit is the unused part and what can be reclaimed there. It is estimated as
+//!   the kernel does for the machine (`si_mem_available`, mm/show_mem.c).
+//! - The kernel reclaims below a limit once it is reached, and has no watermarks there. The
+//!   watermarks of a machine of that size stand in (`calculate_min_free_kbytes`, mm/page_alloc.c):
+//!   a group that grows gets that much between two samples.
+//! - cgroup v1 reports no pressure. The v2 cgroup above all groups does, where there is one.
 
 use quell_control::pressure::Machine;
 use quell_kernel::cached_file::CachedFile;
@@ -20,27 +20,27 @@ use quell_types::units::{Bytes, Share};
 
 use crate::group_cgroups::CgroupDir;
 
-/// All of them, the highest first.
+/// The cgroups with limit files above all groups, the highest first.
 #[derive(Debug, Default)]
 pub struct Above {
     levels: Vec<Level>,
 }
 
-/// One cgroup with limits. What is gone limits nobody.
+/// One cgroup with limits. A cgroup that was removed limits nothing.
 #[derive(Debug)]
 struct Level {
     memory: Memory,
     limits: Vec<CachedFile>,
     usage: CachedFile,
     stat: CachedFile,
-    /// Its limit of swap space, and what is used of that.
+    /// The limit of swap space (`memory.swap.max`) and its use (`memory.swap.current`).
     swap: Option<(CachedFile, CachedFile)>,
     pressure: Option<CachedFile>,
 }
 
 impl Above {
-    /// Those above all of `memory` (places in the hierarchy that has the controller), whose waiting
-    /// is told, in v1, by the lowest cgroup above all of `v2`.
+    /// Opens the files of all cgroups above all of `memory`, which lie in the hierarchy that has
+    /// the controller. In v1 the lowest cgroup above all of `v2` reports the pressure.
     ///
     /// # Errors
     /// [`quell_kernel::error::Error::File`].
@@ -60,7 +60,7 @@ impl Above {
                 CachedFile::open(files, &memory.usage())?,
                 CachedFile::open(files, &memory.stat())?,
             );
-            // The root of v2 has none.
+            // The root cgroup of v2 has no such files.
             let ((Some(usage), Some(stat)), false) = (both, limits.is_empty()) else {
                 continue;
             };
@@ -103,7 +103,7 @@ impl Above {
 }
 
 impl Level {
-    /// What it makes of the machine; `None` where it limits nobody.
+    /// The machine as it is below this limit. `None` where it limits nothing.
     fn machine(&mut self, files: &dyn Files, machine: &Machine) -> Result<Option<Machine>> {
         let mut total = machine.total;
         for limit in &mut self.limits {
@@ -144,8 +144,8 @@ impl Level {
     }
 }
 
-/// The share of the last ten seconds in which some task waited, in a pressure file; `None` where it
-/// is gone.
+/// The share of the last ten seconds in which some task waited, from a pressure file. `None` where
+/// the file is gone.
 ///
 /// # Errors
 /// [`quell_kernel::error::Error::File`], [`quell_kernel::error::Error::Malformed`].
@@ -158,7 +158,7 @@ pub fn average(kept: &mut CachedFile, files: &dyn Files) -> Result<Option<Share>
         .map(|line| line.avg10))
 }
 
-/// The amount in a file; `None` where there is no end to it, or the cgroup is gone.
+/// The amount in a file. `None` where it is unlimited, or the cgroup is gone.
 fn bytes(kept: &mut CachedFile, files: &dyn Files) -> Result<Option<Bytes>> {
     let path = kept.path().to_owned();
     match kept.text(files)? {
@@ -167,13 +167,13 @@ fn bytes(kept: &mut CachedFile, files: &dyn Files) -> Result<Option<Bytes>> {
     }
 }
 
-/// `low` and `high` of a machine of that size.
+/// The watermarks `low` and `high` of a machine of `total` bytes.
 fn watermarks(total: Bytes) -> (Bytes, Bytes) {
     let min = ((total.0 >> 10) * 16).isqrt().clamp(128, 256 << 10) << 10;
     (Bytes(min + min / 4), Bytes(min + min / 2))
 }
 
-/// The directories above all of these places, from the mount down.
+/// The directories above all of these cgroups, from the mount point down.
 fn shared(places: &[CgroupDir]) -> Vec<String> {
     let Some(first) = places.first() else {
         return Vec::new();
@@ -185,7 +185,7 @@ fn shared(places: &[CgroupDir]) -> Vec<String> {
         if !part.is_empty() {
             dir = format!("{dir}/{part}");
         }
-        // A group's own limit is its own.
+        // A group's own limit does not count.
         let above = |p: &CgroupDir| {
             p.dir
                 .strip_prefix(&dir)
@@ -265,7 +265,7 @@ mod tests {
             let outer = slice.rsplit_once('/').unwrap().0.to_owned();
             limit(&fake, &places, &outer, 1024);
             limit(&fake, &places, &slice, 400);
-            // One group's own limit is no other's.
+            // The limit of one group does not count for another.
             limit(&fake, &places, &places[1].dir, 100);
             let now = look();
             assert_eq!(
@@ -273,7 +273,7 @@ mod tests {
                 (Bytes(400 * MIB), Bytes(400 * MIB))
             );
             assert!(now.low < now.high && now.high < Bytes(5 * MIB), "{now:?}");
-            // Files can be had again, but for a little; what is a program's own cannot.
+            // File pages can be reclaimed, but for a little. Anonymous memory cannot.
             let app = fake.with(|m| m.spawn("app"));
             fake.write(&format!("{}/cgroup.procs", places[0].dir), &app.to_string())
                 .unwrap();
@@ -283,7 +283,7 @@ mod tests {
             });
             let now = look();
             assert_eq!(now.available, Bytes(250 * MIB - now.low.0));
-            // Others in the outer one leave even less there.
+            // Other programs in the outer slice leave even less there.
             let other = fake.with(|m| m.spawn("other"));
             let beside = format!("{outer}/beside.slice");
             fake.mkdir(&beside).unwrap();
@@ -331,8 +331,7 @@ mod tests {
 
     #[test]
     fn marks_are_those_of_a_machine_of_that_size() {
-        // A machine of 512 MiB, as Linux 6.12 boots it: min_free_kbytes 2744 of 461 MiB that are
-        // managed.
+        // Linux 6.12 on a machine of 512 MiB has min_free_kbytes 2744, of 461 MiB that are managed.
         let (low, high) = watermarks(Bytes(461 << 20));
         assert!((2700 << 10..2800 << 10).contains(&(low.0 / 5 * 4)), "{low}");
         assert!(high > low);

@@ -1,4 +1,4 @@
-//! Changing the kernel's state so that it can be taken back: every change goes through here,
+//! Changing the kernel's state so that it can be reverted: every change goes through here and is
 //! recorded first.
 
 use std::time::Duration;
@@ -13,12 +13,12 @@ use quell_types::task::TaskId;
 use crate::fault;
 use crate::journal::Journal;
 
-/// Between two beats of the heart while a write takes its time.
+/// Time between two heartbeats while a write takes long.
 const BREATH: Duration = Duration::from_millis(5);
 
 /// Changes the kernel's files, and records each change in the journal first.
 pub struct JournaledWriter<'a> {
-    /// The kernel.
+    /// The kernel's files, or a model of them.
     pub files: &'a dyn Files,
     /// Where each change is recorded before it is made.
     pub journal: &'a mut Journal,
@@ -30,11 +30,11 @@ impl<'a> JournaledWriter<'a> {
         Self { files, journal }
     }
 
-    /// Writes a value. Nothing happens where the file already says so. Returns whether something
-    /// was changed.
+    /// Writes a value. Nothing happens where the file already has it. Returns whether something was
+    /// changed.
     ///
-    /// What the kernel makes of the value is read back; where that is another value than the one
-    /// written, it is recorded, too, so that it can be told from somebody else's change.
+    /// The value is read back. Where the kernel made another value of it, that is recorded, too. So
+    /// it can be distinguished from a change by another program.
     ///
     /// # Errors
     /// [`Error::File`]; nothing is changed then.
@@ -42,8 +42,8 @@ impl<'a> JournaledWriter<'a> {
         self.change(path, new, |files, _| files.put(path, new))
     }
 
-    /// The same for a value that the kernel may take seconds to accept (limits below what is used):
-    /// the heart beats meanwhile.
+    /// Writes as [`Self::set`] a value that the kernel may take seconds to accept, such as a limit
+    /// below what is used. Heartbeats go on meanwhile.
     ///
     /// # Errors
     /// As [`Self::set`].
@@ -79,7 +79,8 @@ impl<'a> JournaledWriter<'a> {
             new: new.to_owned(),
         })?;
         if let Err(e) = put(self.files, self.journal) {
-            // Refused: not a value of ours to look after, and nothing to take back.
+            // The kernel refused the value. So there is nothing to revert, and no value to check
+            // for drift.
             self.journal.record(&Undo::Write {
                 path: path.to_owned(),
                 old: old.clone(),
@@ -100,10 +101,10 @@ impl<'a> JournaledWriter<'a> {
         Ok(true)
     }
 
-    /// From here on a loop moves this file, which reads `old`. Recorded once for all its moves, so
-    /// that whatever it reads at the end, `old` comes back. In a cgroup of ours nothing has to be
-    /// recorded, for it goes as a whole; unless a step has set the file: then it is told from drift
-    /// by this.
+    /// Records that a loop moves this file from here on, which reads `old` now. One record covers
+    /// all moves: whatever the file reads at the end, `old` is restored. In a cgroup that Quell
+    /// made, nothing has to be recorded, because the cgroup is removed as a whole. An exception is
+    /// a file that a step has set: the record keeps the loop's moves from counting as drift.
     ///
     /// # Errors
     /// As [`Journal::record`].
@@ -136,15 +137,15 @@ impl<'a> JournaledWriter<'a> {
         self.journal.record(&Undo::Stop { what })
     }
 
-    /// Records that `what` was let go on (or was not stopped after all): found stopped later, it is
-    /// not ours to continue.
+    /// Records that `what` was resumed, or was not stopped after all. If it is found stopped later,
+    /// Quell must not resume it.
     ///
     /// # Errors
     /// As [`Journal::record`].
     pub fn resumed(&mut self, what: Stopped) -> Result<()> {
         let stop = Undo::Stop { what };
-        // Stops come and go for as long as a run holds: a pair leaves nothing behind where nothing
-        // came in between.
+        // Stops come and go as long as a run holds. A stop and its resumption leave no record where
+        // nothing was recorded in between.
         if self.journal.retract_last(&stop)? {
             return Ok(());
         }
@@ -154,8 +155,8 @@ impl<'a> JournaledWriter<'a> {
         self.journal.record(&Undo::Resume { what })
     }
 
-    /// Makes a cgroup. Tasks that are in it at the end go to `heir`. Nothing happens (and nothing
-    /// is recorded, so that it is not removed) where it exists. Returns whether it was made.
+    /// Makes a cgroup. Tasks that are in it at the end go to `heir`. Returns whether it was made.
+    /// Where it exists already, nothing is recorded, so that it is not removed.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -174,7 +175,8 @@ impl<'a> JournaledWriter<'a> {
                 Ok(true)
             }
             Err(e) => {
-                // Whoever has made it meanwhile, or will: it is not ours to remove.
+                // Another program has made it meanwhile, or may yet. Quell must not remove that
+                // one.
                 self.journal.retract(mark)?;
                 if e.raw_os_error() == Some(libc::EEXIST) {
                     return Ok(false);
@@ -184,7 +186,7 @@ impl<'a> JournaledWriter<'a> {
         }
     }
 
-    /// Gives the children of a v2 cgroup a controller.
+    /// Enables a controller for the children of a v2 cgroup. Returns whether something was changed.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Refused`] when the cgroup does not have the controller itself.
@@ -210,7 +212,8 @@ impl<'a> JournaledWriter<'a> {
             new: format!("+{controller}"),
         })?;
         if let Err(e) = self.files.put(&path, &format!("+{controller}")) {
-            // Refused: enabled by somebody else later, it is not ours to take away.
+            // The kernel refused it. If another program enables it later, Quell must not disable
+            // it.
             self.journal.retract(mark)?;
             return Err(e);
         }
@@ -218,7 +221,7 @@ impl<'a> JournaledWriter<'a> {
         Ok(true)
     }
 
-    /// Lets a thread run on `cpus` only. A thread that ended meanwhile is no error. Returns whether
+    /// Lets a thread run only on `cpus`. A thread that ended meanwhile is no error. Returns whether
     /// something was changed.
     ///
     /// # Errors

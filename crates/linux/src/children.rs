@@ -1,5 +1,5 @@
-//! The programs a run starts: born in their group's cgroups and on their CPUs, watched through
-//! pidfds and pipes.
+//! The programs that a run starts. They are born in their group's cgroups and on their CPUs, and
+//! watched through pidfds and pipes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -18,53 +18,53 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::tee::Tee;
 
-/// How long a program is given to end when asked to.
+/// How long a program may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
-/// How long a generator is given: it looks for the word every millisecond.
+/// How long a generator may take to end. It checks for the word `stop` every millisecond.
 const GENERATOR_GRACE: Duration = Duration::from_millis(500);
-/// Who was killed while the kernel took memory from it or read for it, on a slow disk, may take
-/// seconds to be gone; who is not by then is left to the kernel.
+/// How long a killed program may take to be gone. While the kernel reclaims memory from it or reads
+/// for it from a slow disk, that takes seconds. After this it is left to the kernel.
 const DEATH: Duration = Duration::from_secs(20);
 /// The longest line kept of a program's output.
 const LONGEST_LINE: usize = 64 << 10;
 
 /// How a program is started.
 pub struct Birth<'a> {
-    /// Program and arguments.
+    /// Program and arguments; must not be empty.
     pub command: &'a [String],
-    /// Extra environment.
+    /// Variables added to Quell's own environment.
     pub env: Vec<(String, String)>,
     /// `cgroup.procs` files it enters before it executes.
     pub doors: Vec<String>,
-    /// The CPUs it may use.
+    /// The CPUs it may use. Empty leaves the CPUs of Quell.
     pub cpus: CpuSet,
-    /// Speaks the generators' protocol on its standard input and output.
+    /// Whether it speaks the generators' protocol on its standard input and output.
     pub generator: bool,
-    /// Its output is read line by line.
+    /// Whether its output is read line by line.
     pub capture: bool,
-    /// Its output is read line by line, and passed on to our own standard output.
+    /// Whether its output is read line by line and also passed on to Quell's standard output.
     pub along: bool,
-    /// Files it inherits.
+    /// Open files that it inherits, with the same numbers.
     pub inherits: Vec<BorrowedFd<'a>>,
 }
 
-/// A running (or ended) program.
+/// A program that runs, or has ended.
 #[derive(Debug)]
 pub struct Subject {
-    /// Its number.
+    /// Number of the program within the run.
     pub id: SubjectId,
     name: String,
     child: Child,
     pidfd: OwnedFd,
     started: Nanos,
     generator: bool,
-    /// It leads a process group of its own.
+    /// Whether it leads a process group of its own.
     leader: bool,
-    /// What is read of its output, without waiting.
+    /// The readable end of its output, non-blocking. `None` where nothing is read.
     output: Option<File>,
     tee: Option<Tee>,
     buffer: Vec<u8>,
-    /// How it ended, while its last words are waited for.
+    /// How it ended, while the end of its output is still awaited.
     exited: Option<ExitStatus>,
     status: Option<ExitStatus>,
 }
@@ -98,7 +98,7 @@ impl Subject {
             command.process_group(0);
         }
         let inherits: Vec<RawFd> = birth.inherits.iter().map(AsRawFd::as_raw_fd).collect();
-        // SAFETY: between fork and exec only system calls on prepared values are made; nothing
+        // SAFETY: between fork and exec only system calls on prepared values are made, and nothing
         // allocates.
         unsafe {
             command.pre_exec(move || enter(&doors, pinned.then_some(&mask), leader, &inherits));
@@ -135,28 +135,28 @@ impl Subject {
         })
     }
 
-    /// Its process number.
+    /// Its process id, also after it has ended.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it has ended.
+    /// Whether it has ended and all its output was read.
     #[must_use]
     pub fn ended(&self) -> bool {
         self.status.is_some()
     }
 
-    /// What to poll while it runs: its end, and its output.
+    /// Descriptors to poll while it runs: for its end, and for its output.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let running = !self.ended();
         let output = self.output.as_ref().map(AsFd::as_fd);
-        // Its end is noticed once.
+        // After its end was seen, the pidfd would stay readable.
         let end = self.exited.is_none().then(|| self.pidfd.as_fd());
         end.into_iter().chain(output).filter(move |_| running)
     }
 
-    /// Reads what there is, and notices its end.
+    /// Reads the output that is there, and reports the program's end.
     pub fn observe(&mut self, seen: &mut Vec<Seen>) {
         if self.ended() {
             return;
@@ -211,7 +211,7 @@ impl Subject {
         }
     }
 
-    /// Says a line of the generators' protocol.
+    /// Writes a line of the generators' protocol to the program.
     ///
     /// # Errors
     /// [`Error::Refused`] when it does not listen any more.
@@ -228,8 +228,8 @@ impl Subject {
         }
     }
 
-    /// Ends it and what it started, and reaps it.
-    /// Calls `meanwhile` again and again while it waits: the heartbeat must not stop.
+    /// Ends the program and its process group, and reaps it. `meanwhile` is called again and again
+    /// during the wait, so that heartbeats go on.
     pub fn stop(&mut self, meanwhile: &mut dyn FnMut()) {
         if self.ended() {
             self.signal(Signal::KILL);
@@ -249,7 +249,7 @@ impl Subject {
         }
     }
 
-    /// Whether it has ended before so long, and is reaped.
+    /// Whether the program has ended within `patience`, and is reaped.
     fn reaped_within(&mut self, patience: Duration, meanwhile: &mut dyn FnMut()) -> bool {
         let begun = Instant::now();
         while begun.elapsed() < patience {
@@ -263,8 +263,8 @@ impl Subject {
         false
     }
 
-    /// Signals the process, or its whole group where it leads one. A group outlives its leader, so
-    /// that this also reaches what an ended program has left behind.
+    /// Signals the process, or its whole process group where it leads one. A process group outlives
+    /// its leader. So this also reaches what an ended program has left behind.
     fn signal(&self, signal: Signal) {
         let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else {
             return;
@@ -294,8 +294,8 @@ pub(crate) fn enter(
     inherits: &[RawFd],
 ) -> io::Result<()> {
     for file in inherits {
-        // SAFETY: the file is open: who starts the child has it, and the child has a copy of
-        // everything.
+        // SAFETY: the file is open in the process that starts the child, and the child has a copy
+        // of every descriptor.
         let file = unsafe { BorrowedFd::borrow_raw(*file) };
         rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
     }
@@ -309,13 +309,14 @@ pub(crate) fn enter(
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     }
     oom::unsheltered()?;
-    // Blocked by us only to be read from a descriptor; a program must be able to be ended by them.
+    // Quell blocks these signals only to read them from a descriptor. They must be able to end a
+    // program.
     signals::release_stop_signals()
 }
 
 type Watched = (OwnedFd, Option<File>, Option<Tee>);
 
-/// What tells of its end, and its output, if it is read; `along`: and passed on.
+/// A pidfd for the child's end, and its output if it is read. `along` also passes the output on.
 fn watch(child: &mut Child, along: bool) -> Result<Watched> {
     let failed = |e: io::Error| Error::refused(format!("the new process cannot be watched: {e}"));
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -337,7 +338,7 @@ fn watch(child: &mut Child, along: bool) -> Result<Watched> {
     Ok((pidfd.map_err(|e| failed(e.into()))?, output, tee))
 }
 
-/// The status as a shell reports it: 128 + n for signal n.
+/// The exit status as a shell reports it: 128 + n for signal n.
 #[must_use]
 pub fn shell_status(status: ExitStatus) -> i32 {
     status

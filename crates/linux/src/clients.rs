@@ -1,10 +1,11 @@
-//! Programs that run already and tell of their units through quell-client: they ask for a session
-//! at a socket, and get one if they belong to a group whose units are told of so.
+//! Programs that run already and report their units of work through quell-client. They ask for a
+//! session at a socket. They get one if they belong to a group whose target has its units from
+//! there.
 //!
-//! Nothing that a program does holds us up: who asks is looked at ten times a second and so many at
-//! a time, there are so many sessions and no more, and a session is read as any other
-//! ([`crate::units`]). Which process asks the kernel tells; it is watched by a pidfd, and its
-//! session ends with it, or when it closes it.
+//! No program can delay Quell. Requests are read ten times a second, a limited number at a time.
+//! The number of sessions is limited, and a session is read as any other ([`crate::units`]). The
+//! kernel says which process asks. A pidfd watches that process, and its session ends with it, or
+//! when it closes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -28,32 +29,32 @@ use rustix::process::{Pid, PidfdFlags};
 use crate::group_cgroups::CgroupDir;
 use crate::units::{self, Units};
 
-/// How often it is looked who asks.
+/// How often requests are read.
 pub(crate) const EVERY: Nanos = Nanos::millis(100);
-/// How many are answered at a time.
+/// The most requests that are answered at a time.
 const AT_A_TIME: usize = 16;
-/// How many sessions there are at most, besides those of programs that were launched.
+/// The most sessions at a time, apart from those of launched programs.
 const MOST: usize = if cfg!(test) { 2 } else { 64 };
-/// How many processes are told of by name in the record, come and gone.
+/// The most processes that the record names over the whole run.
 const MOST_TOLD: usize = 64;
 
-/// Where programs ask, below the folder of all runs.
+/// The socket at which programs ask, below the folder of all runs.
 pub(crate) fn socket(run_root: &Path) -> PathBuf {
     run_root.join("client").join("socket")
 }
 
-/// How a process's group is found.
+/// How the group of a process is found.
 pub(crate) struct Membership<'a> {
     pub(crate) files: &'a dyn Files,
-    /// Of all groups: whoever is matched by one belongs to it, and so does who is born of it.
+    /// Of all groups. A matched process belongs to the group, and so do its descendants.
     pub(crate) matchers: Vec<Matcher>,
-    /// Where tasks of groups live.
+    /// The cgroups in which tasks of groups live.
     pub(crate) homes: Vec<(GroupId, CgroupDir)>,
 }
 
 impl Membership<'_> {
-    /// The group of a process: the one that matches it, else the one whose cgroup it is in, else
-    /// its closest matched ancestor's.
+    /// The group of a process: the one that matches it, else the one with its cgroup, else that of
+    /// its closest matched ancestor.
     fn of(&self, pid: u32) -> Result<Option<GroupId>> {
         let ourselves = std::process::id();
         for (n, at) in procfs::ancestry(self.files, pid)?.into_iter().enumerate() {
@@ -89,11 +90,11 @@ struct Client {
     pid: u32,
     pidfd: OwnedFd,
     units: Units,
-    /// It has taken the session.
+    /// Whether the process has taken the session.
     taken: bool,
 }
 
-/// The process that has this number now.
+/// A pidfd of the process that has this number now.
 fn numbered(pid: u32) -> Option<OwnedFd> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
     rustix::process::pidfd_open(number, PidfdFlags::empty()).ok()
@@ -108,13 +109,13 @@ fn ended(process: &OwnedFd) -> bool {
     rustix::event::poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// All of them.
+/// The socket and all sessions that programs have asked for.
 #[derive(Debug)]
 pub(crate) struct Clients {
     listener: Listener,
     observed: BTreeMap<GroupId, Observed>,
     all: Vec<Client>,
-    /// Processes that the record was told of.
+    /// Processes that the record has named.
     told: BTreeSet<u32>,
 }
 
@@ -142,8 +143,8 @@ impl Clients {
         })
     }
 
-    /// Lets go who has ended, and answers who asks. `has` tells whether a process has a session
-    /// that it was launched with; `membership` is only asked for if somebody asks.
+    /// Drops the sessions of ended processes, and answers requests. `has` says whether a process
+    /// was launched with a session. `membership` is only called for the first request.
     pub(crate) fn attend<'a>(
         &mut self,
         now: Nanos,
@@ -181,14 +182,14 @@ impl Clients {
         }
     }
 
-    /// Tells what the programs have told.
+    /// Reports the units of work in all sessions.
     pub(crate) fn tell_units(&mut self, now: Nanos, seen: &mut Vec<Seen>) {
         for client in &mut self.all {
             client.units.tell(now, seen);
         }
     }
 
-    /// All that have a session.
+    /// The units of all processes that have a session.
     pub(crate) fn units(&self) -> impl Iterator<Item = &Units> {
         self.all.iter().map(|client| &client.units)
     }
@@ -212,7 +213,7 @@ impl Clients {
             return;
         };
         if self.all.iter().any(|c| c.pid == pid) {
-            // One that it has closed since, or never taken.
+            // Its earlier session may be closed by now, or never taken.
             self.let_go(now, seen);
             for client in self.all.iter_mut().filter(|c| c.pid == pid && !c.taken) {
                 client.units.tell(now, seen);
@@ -238,7 +239,7 @@ impl Clients {
                 let what = format!("group {group}: process {pid} tells of its units");
                 self.tell(pid, what, Some(group), seen);
             }
-            // It did not wait for the answer.
+            // The process did not wait for the answer.
             Ok(false) => {}
             Err(e) => {
                 let what = format!("group {group}: process {pid} gets no session: {e}");
@@ -252,7 +253,8 @@ impl Clients {
         let Some(pidfd) = caller.take_process().or_else(|| numbered(pid)) else {
             return Ok(false);
         };
-        // Still the process that asked, then, and its number its own when its group was looked up.
+        // Then this is still the process that asked, and its number was its own while its group was
+        // found.
         if ended(&pidfd) || !caller.there() {
             return Ok(false);
         }
@@ -269,7 +271,7 @@ impl Clients {
         Ok(true)
     }
 
-    /// Reads for a last time what programs have told that have ended, or closed their session.
+    /// Reads the last units of processes that have ended or closed their session, and drops them.
     fn let_go(&mut self, now: Nanos, seen: &mut Vec<Seen>) {
         self.all.retain_mut(|client| {
             let owned = client.units.owner() != 0;
@@ -282,7 +284,7 @@ impl Clients {
         });
     }
 
-    /// A finding, once for a process.
+    /// Adds a finding to the record, once per process.
     fn tell(&mut self, pid: u32, what: String, group: Option<GroupId>, seen: &mut Vec<Seen>) {
         if self.told.len() < MOST_TOLD && self.told.insert(pid) {
             let event = Event::finding(About::Client, what, group.as_deref());
@@ -307,7 +309,7 @@ mod tests {
 
     use super::*;
 
-    /// The program that asks, in a process of its own: this test, called by the others.
+    /// The program that asks, in a process of its own. Other tests run this test for that.
     #[test]
     fn program() {
         if std::env::var_os(layout::SOCKET_VARIABLE).is_none() {
@@ -325,7 +327,7 @@ mod tests {
             bytes_per_unit: 64,
             working_set: 128,
         });
-        // A line is a unit; the word closes the session, and opens another.
+        // Each line is a unit, except the word that closes the session and opens another.
         for line in std::io::stdin().lines() {
             if line.unwrap() == "again" {
                 drop(session);
@@ -359,7 +361,7 @@ mod tests {
             writeln!(self.child.stdin.as_mut().unwrap(), "{word}").unwrap();
         }
 
-        /// What it says after this word; it is attended to meanwhile.
+        /// What the program says after this word. `attend` is called meanwhile.
         fn hears(&mut self, word: &str, attend: &mut dyn FnMut()) -> String {
             std::thread::scope(|scope| {
                 let lines = &mut self.lines;
@@ -423,7 +425,7 @@ mod tests {
         let mut program = Asking::start(dir.path());
         let pid = program.child.id();
         let mut seen = Vec::new();
-        // Whether what it says of its units has been heard.
+        // Returns whether the program's declaration of its units was read.
         let mut attend = |clients: &mut Clients| {
             let members = || members(&kernel, &[pid]);
             clients.attend(rt::now(), &|_| false, &members, &mut seen);
@@ -519,7 +521,7 @@ mod tests {
         let mut clients = Clients::listen(dir.path(), &observed()).unwrap();
         let mut seen = Vec::new();
         for _ in 0..3 {
-            // Gone when it is answered, and it did ask.
+            // The program has asked, and is gone when it is answered.
             let asked = (1..=20).find_map(|tries| {
                 let mut program = Asking::start(dir.path());
                 std::thread::sleep(Duration::from_millis(100 * tries));
@@ -537,7 +539,7 @@ mod tests {
             );
             assert!(clients.all.is_empty());
         }
-        // We ourselves are nobody's.
+        // Quell itself belongs to no group.
         let own = [std::process::id()];
         let members = members(&kernel, &own).unwrap();
         assert_eq!(members.of(own[0]).unwrap(), None);

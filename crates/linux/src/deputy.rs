@@ -1,9 +1,9 @@
-//! The deputy: a thread that keeps the heart beating while the main thread is held up in the
-//! kernel. Where memory is short or a disk is busy, one fork, one move into a cgroup, one write of
-//! a record may take seconds, and that is just when a run must not be lost.
+//! The deputy: a thread that keeps up the heartbeat while the main thread is blocked in the kernel.
+//! Where memory is short or a disk is busy, one fork, one move into a cgroup or one write of a
+//! record may take seconds. That is just when a run must not be lost.
 //!
-//! A process that is stopped or frozen stops its deputy, too, and is noticed as soon as ever; for
-//! one whose main thread hangs the deputy beats no longer than
+//! If the process is stopped or frozen, so is its deputy, and the watchdog notices as soon as
+//! without it. If the main thread hangs, the deputy beats no longer than
 //! [`lease::HELD_UP`](crate::lease::HELD_UP).
 
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use quell_kernel::rt;
 
 use crate::lease::Lease;
 
-/// How often it looks; a heartbeat may be a second old.
+/// How often it checks the heartbeat, which may be a second old.
 const EVERY: Duration = Duration::from_millis(250);
-/// It calls next to nothing.
+/// Bytes of stack. The thread calls next to nothing.
 const STACK: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
-    /// The thread's number; 0 until it runs.
+    /// Thread id; 0 until it runs.
     thread: AtomicU32,
 }
 
@@ -49,7 +49,8 @@ impl Deputy {
             .spawn(move || {
                 let number = rustix::thread::gettid().as_raw_nonzero().get();
                 own.thread.store(number.unsigned_abs(), Ordering::Release);
-                // Where that may not be had it is an ordinary thread, and late on a busy machine.
+                // Without permission for real-time priority it is an ordinary thread, and late on a
+                // busy machine.
                 let _ = rt::fifo(rt::WATCHDOG_PRIORITY);
                 while !own.stop.load(Ordering::Acquire) {
                     lease.stand_in(rt::now());
@@ -67,7 +68,7 @@ impl Deputy {
         })
     }
 
-    /// The thread's number, as soon as it runs. It was made on the CPUs of the thread that made it.
+    /// The thread's id. `None` until it runs. It starts on the CPUs of the thread that made it.
     #[must_use]
     pub fn thread(&self) -> Option<u32> {
         let number = self.shared.thread.load(Ordering::Acquire);

@@ -1,20 +1,20 @@
 //! The disks, and what this machine can do to share them: `io.max`, `io.latency` and `io.weight` of
-//! cgroup v2. cgroup-v2.rst, "IO Interface Files".
+//! cgroup v2 (cgroup-v2.rst, "IO Interface Files").
 
 use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use quell_kernel::root::Files;
 use quell_plan::inventory::{Availability, Lack};
 use quell_types::mechanism::{Level, Mechanism};
 
-/// A disk.
+/// A disk of `/sys/block`, with its name there.
 pub struct Disk {
     pub name: String,
-    /// `MAJOR:MINOR`.
+    /// Device number, as `MAJOR:MINOR`.
     pub number: String,
 }
 
-/// Each device in `/sys/block` with hardware behind it, so that what a device mapper or a loop
-/// hands on is counted once.
+/// Each device in `/sys/block` with hardware behind it. So traffic through a device mapper or a
+/// loop device is counted once.
 pub fn disks(files: &dyn Files) -> Vec<Disk> {
     let names = files.list("/sys/block").unwrap_or_default();
     let disks = names.into_iter().filter_map(|name| {
@@ -27,7 +27,7 @@ pub fn disks(files: &dyn Files) -> Vec<Disk> {
     disks.collect()
 }
 
-/// What this machine can do of a mechanism.
+/// What this machine offers of an I/O mechanism.
 #[must_use]
 pub fn offered(files: &dyn Files, cgroups: &Cgroups, mechanism: Mechanism) -> Availability {
     let no = |why: String, remedy: Option<&str>| Availability::No {
@@ -83,7 +83,7 @@ pub fn offered(files: &dyn Files, cgroups: &Cgroups, mechanism: Mechanism) -> Av
     }
 }
 
-/// Whether cgroups have a mechanism's file; absent where no cgroup was given the controller.
+/// Whether cgroups have a mechanism's file. `None` where no cgroup was given the controller.
 fn shown(files: &dyn Files, hierarchy: &Hierarchy, mechanism: Mechanism) -> Option<bool> {
     let name = mechanism.name().replace('-', ".");
     let mut below = files.folders(&hierarchy.mount).unwrap_or_default();
@@ -94,8 +94,8 @@ fn shown(files: &dyn Files, hierarchy: &Hierarchy, mechanism: Mechanism) -> Opti
     Some(files.exists(&format!("{}/{one}/{name}", hierarchy.mount)))
 }
 
-/// Whether a disk is shared by weights: by its scheduler, or by the kernel's model of what a
-/// request costs.
+/// Whether a disk is shared by weights: by its scheduler, or by the kernel's cost model of
+/// requests.
 fn weighs(files: &dyn Files, hierarchy: &Hierarchy, disk: &Disk) -> bool {
     let scheduler = files.text(&format!("/sys/block/{}/queue/scheduler", disk.name));
     let cost = files.text(&format!("{}/io.cost.qos", hierarchy.mount));

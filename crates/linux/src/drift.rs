@@ -1,4 +1,5 @@
-//! Drift: somebody else changed what we set. Seen by reading the values back, once a second.
+//! Drift: another program changed what Quell set. It is found by reading the values back, once a
+//! second.
 
 use std::time::Duration;
 
@@ -10,18 +11,18 @@ use quell_kernel::resctrl::lock::For;
 use quell_kernel::root::Files;
 use quell_kernel::value::{covers, only, same};
 
-/// A value that somebody else has changed.
+/// A value that another program has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
     /// The file that holds it.
     pub path: String,
-    /// From what to what, and what came of it, in a sentence.
+    /// One sentence: the old value, the new value, and whether it was set again.
     pub what: String,
 }
 
-/// Compares every value we wrote with what it reads now; sets it again if the policy says so.
-/// Before each value `held` is asked: once the run is revoked, what differs is what the watchdog
-/// has taken back.
+/// Compares every value that was written with what its file reads now. Sets it again if the policy
+/// says so. `held` is asked before each value. Once the run is revoked, a value may differ because
+/// the watchdog has reverted it.
 pub fn look(
     files: &dyn Files,
     changes: &[Undo],
@@ -36,14 +37,14 @@ pub fn look(
         let Undo::Write { path, new, .. } = change else {
             continue;
         };
-        // Only the newest value counts, and what the kernel made of ours comes as a later entry for
-        // the same file.
+        // Only the newest value counts. What the kernel made of a written value is a later entry
+        // for the same file.
         let superseded = changes[i + 1..]
             .iter()
             .any(|c| matches!(c, Undo::Write { path: p, new: later, .. } if p == path && covers(path, later, new)))
-            // Each controller is a value of its own.
+            // In this file each controller is a value of its own.
             && !path.ends_with("/cgroup.subtree_control");
-        // What a loop moves now is not what a step once set.
+        // A file that a loop moves need not read what a step once set.
         let steered = changes.iter().any(
             |c| matches!(c, Undo::Steer { path: p, old } if p == path && covers(path, old, new)),
         );
@@ -65,7 +66,8 @@ pub fn look(
     said
 }
 
-/// Below resctrl only while no other tool is at work there: the next look tries again.
+/// Sets the value again. Below resctrl that is done only while no other tool works there; the next
+/// check tries again.
 fn repair(files: &dyn Files, path: &str, new: &str) -> bool {
     let resctrl = match Resctrl::find(files) {
         Ok(Some(resctrl)) if path.starts_with(&format!("{}/", resctrl.root)) => resctrl,
@@ -75,7 +77,7 @@ fn repair(files: &dyn Files, path: &str, new: &str) -> bool {
     lock.is_ok_and(|_lock| files.put(path, new).is_ok())
 }
 
-/// `cgroup.subtree_control` reads as the list of all controllers, where `+cpu` was written.
+/// `cgroup.subtree_control` lists all controllers, where `+cpu` was written.
 fn holds_controller(path: &str, now: &str, new: &str) -> bool {
     path.ends_with("/cgroup.subtree_control")
         && new
@@ -162,7 +164,7 @@ mod tests {
         let changes = [change("L3:0=f"), change("MB:0=50"), change("L3:0=ff")];
         let held = &|| true;
         let said = || look(&kernel, &changes, OnDrift::Report, held);
-        // Padded as older kernels do, and with what is not ours.
+        // With padding, as older kernels write it, and with values that Quell did not set.
         std::fs::write(&file, "    MB:0=  50\n    L3:0=00ff\n    L2:0=0001\n").unwrap();
         assert!(said().is_empty());
         std::fs::write(&file, "MB:0=50\nL3:0=f\nL2:0=1\n").unwrap();

@@ -1,10 +1,13 @@
-//! Where a group's tasks live: cgroups of ours (`quell.slice/GROUP` in every hierarchy that is
-//! needed), or, for a group selected by cgroup, unit or container, the cgroups it lives in already.
+//! The cgroups of a group's tasks. Quell makes them (`quell.slice/GROUP` in every hierarchy that is
+//! needed). For a group selected by cgroup, unit or container, they are the cgroups that it lives
+//! in already.
 //!
-//! Rules of the interfaces (cgroup-v1/cpusets.rst, cgroup-v2.rst): a v1 cpuset takes no task before
-//! it has CPUs and memory nodes; a v2 controller has to be enabled in every ancestor's
-//! `cgroup.subtree_control`, and a cgroup that does so (other than the root) can hold no process of
-//! its own. `quell.slice` therefore never holds any.
+//! Rules of the interfaces (cgroup-v1/cpusets.rst, cgroup-v2.rst):
+//!
+//! - A v1 cpuset takes no task before it has CPUs and memory nodes.
+//! - A v2 controller has to be enabled in every ancestor's `cgroup.subtree_control`. A cgroup that
+//!   enables one (other than the root) can hold no process itself. So `quell.slice` never holds
+//!   any.
 
 use std::collections::BTreeSet;
 
@@ -22,50 +25,51 @@ use quell_types::task::TaskId;
 use crate::change::JournaledWriter;
 use crate::fault;
 
-/// The cgroup above ours of a usual weight.
+/// The parent of Quell's cgroups for groups of the usual weight.
 pub const SLICE: &str = "quell.slice";
-/// The cgroup above those of groups with a low weight. It lies beside [`SLICE`]: the kernel weighs
-/// siblings, and in one slice with the critical groups a low weight would not count against
-/// programs outside.
+/// The parent of Quell's cgroups for groups of a low weight. It is a sibling of [`SLICE`], because
+/// the kernel weighs siblings against each other. In one slice with the critical groups a low
+/// weight would not count against programs outside.
 pub const LOW_SLICE: &str = "quell-best-effort.slice";
 /// The cgroup of a braked group's tasks, below the group's own.
 pub const WORK: &str = "work";
-/// The cgroup of its brakes, next to them.
+/// The cgroup of a braked group's brakes, next to [`WORK`].
 pub const STOP: &str = "stop";
-/// How often newborn children are looked for again before giving up: each round finds at most those
-/// born during the last, so only a fork bomb gets here.
+/// The most passes over newborn children before giving up. Each pass finds at most those born
+/// during the last one, so only a fork bomb needs that many.
 const ROUNDS: u32 = 50;
 
 /// One cgroup of a group, in one hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupDir {
-    /// The hierarchy it is in.
+    /// The hierarchy that the cgroup is in.
     pub hierarchy: Hierarchy,
-    /// The directory.
+    /// Absolute path of the cgroup's directory.
     pub dir: String,
-    /// Made by us, and removed at the end; otherwise changed in place.
+    /// Whether Quell made the cgroup and removes it at the end. Otherwise it is changed in place.
     pub ours: bool,
-    /// The group's tasks are in the child [`WORK`], next to [`STOP`].
+    /// Whether the group's tasks are in the child [`WORK`], next to [`STOP`].
     pub braked: bool,
 }
 
-/// Where the cgroups of a group are made, and which.
+/// Where the cgroups of a group are made, and with which children.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// In [`LOW_SLICE`] instead of [`SLICE`].
+    /// Made in [`LOW_SLICE`] instead of [`SLICE`].
     pub low: bool,
     /// With [`WORK`] and [`STOP`] where the `cpu` controller is.
     pub braked: bool,
 }
 
 impl CgroupDir {
-    /// Whether the group's tasks are moved: into it, or, where it is not ours, within it.
+    /// Whether the group's tasks are moved: into a cgroup that Quell made, or within another
+    /// owner's.
     #[must_use]
     pub const fn collects(&self) -> bool {
         self.ours || self.braked
     }
 
-    /// The directory that the group's tasks are in.
+    /// The directory of the cgroup that has the group's tasks.
     #[must_use]
     pub fn tasks_dir(&self) -> String {
         if self.braked {
@@ -75,13 +79,13 @@ impl CgroupDir {
         }
     }
 
-    /// The directory that the brakes of a braked group are in.
+    /// The directory of the cgroup that has the brakes of a braked group.
     #[must_use]
     pub fn stop_dir(&self) -> String {
         format!("{}/{STOP}", self.dir)
     }
 
-    /// Whether a directory is this one, or below it.
+    /// Whether `dir` is this directory, or below it.
     #[must_use]
     pub fn holds(&self, dir: &str) -> bool {
         let below = dir.strip_prefix(&self.dir);
@@ -89,12 +93,12 @@ impl CgroupDir {
     }
 }
 
-/// The cgroups of one group: its home.
+/// The cgroups of one group, over all hierarchies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupCgroups {
-    /// The group's name.
+    /// Name of the group in the plan.
     pub group: String,
-    /// One of ours per hierarchy, and those changed in place.
+    /// One cgroup per hierarchy that Quell made, or cgroups that are changed in place.
     pub places: Vec<CgroupDir>,
 }
 
@@ -119,8 +123,8 @@ impl GroupCgroups {
         )
     }
 
-    /// The same with a layout, below another group's home in the hierarchies that it is in, if one
-    /// is given.
+    /// Makes cgroups as [`Self::create`], with a layout. If `above` is given, they lie below that
+    /// group's cgroups in the hierarchies that it is in.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -135,8 +139,8 @@ impl GroupCgroups {
         Self::build(writer, (cgroups, above), group, controllers, layout)
     }
 
-    /// Makes a cgroup of our own, for no group of a policy (the main process, the watchdog, what is
-    /// around all groups); its name begins with `_`, which no group's can.
+    /// Makes cgroups for no group of a policy: for the main process, the watchdog, or around all
+    /// groups. The name begins with `_`, which no group's can.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -209,7 +213,7 @@ impl GroupCgroups {
         Ok(home)
     }
 
-    /// The group's directories in the hierarchy of a controller.
+    /// The group's cgroups in the hierarchy of a controller.
     pub fn dirs<'a>(
         &'a self,
         cgroups: &Cgroups,
@@ -221,8 +225,8 @@ impl GroupCgroups {
             .filter(move |p| Some(&p.hierarchy.mount) == mount.as_ref())
     }
 
-    /// The files through which a child can enter the group's own cgroups before it executes (write
-    /// `0`).
+    /// The files through which a child can enter the cgroups that Quell made, before it executes
+    /// (write `0`).
     #[must_use]
     pub fn doors(&self) -> Vec<String> {
         self.places
@@ -232,13 +236,13 @@ impl GroupCgroups {
             .collect()
     }
 
-    /// The cgroups that its tasks are in.
+    /// The directories of the cgroups that the group's tasks are in.
     #[must_use]
     pub fn tasks_dirs(&self) -> Vec<String> {
         self.places.iter().map(CgroupDir::tasks_dir).collect()
     }
 
-    /// The files through which a brake enters its cgroup (write `0`); none where the group has no
+    /// The files through which a brake enters its cgroup (write `0`). Empty where the group has no
     /// room for brakes.
     #[must_use]
     pub fn stop_doors(&self) -> Vec<String> {
@@ -248,10 +252,11 @@ impl GroupCgroups {
             .collect()
     }
 
-    /// Adds cgroups that already exist, to be changed in place.
+    /// Adds cgroups that exist already, to be changed in place.
     ///
     /// # Errors
     /// [`Error::File`] when the controller has to be enabled above them and cannot be.
+    /// [`Error::Refused`] for the root cgroup.
     pub fn adopt(
         &mut self,
         writer: &mut JournaledWriter<'_>,
@@ -296,11 +301,11 @@ impl GroupCgroups {
     }
 
     /// Moves the processes that `find` finds into the group's own cgroups, again and again until
-    /// none is found outside: children born meanwhile are covered. Returns how many processes are
+    /// none is outside. So children born meanwhile are covered. Returns how many processes are
     /// inside at the end.
     ///
     /// # Errors
-    /// What `find` and the kernel answer; [`Error::Refused`] when children are born faster than
+    /// What `find` and the kernel return. [`Error::Refused`] when children are born faster than
     /// they can be moved.
     pub fn gather(
         &self,
@@ -349,7 +354,7 @@ fn make(
     Ok(())
 }
 
-/// A new v1 cpuset is empty and takes no task until it has its parent's nodes and CPUs.
+/// A new v1 cpuset is empty, and takes no task until it has its parent's nodes and CPUs.
 fn fill(
     writer: &mut JournaledWriter<'_>,
     hierarchy: &Hierarchy,
@@ -365,14 +370,14 @@ fn fill(
             let value = value.ok_or_else(|| {
                 Error::malformed(&format!("{parent}/cpuset.{what}"), "", "a list")
             })?;
-            // Not recorded: the cgroup is ours and goes as a whole.
+            // Not recorded: the cgroup is removed as a whole.
             writer.files.put(&path, &value.to_string())?;
         }
     }
     Ok(())
 }
 
-/// Names that would collide with the kernel's own files, or leave the directory.
+/// Refuses names that would collide with the kernel's own files, or leave the directory.
 fn check_name(group: &str) -> Result<()> {
     let bad = group.is_empty()
         || group.starts_with(['.', '_'])
@@ -391,8 +396,8 @@ fn check_name(group: &str) -> Result<()> {
     Ok(())
 }
 
-/// Moves processes whole into a place, and into one that is not ours only those that are next to
-/// [`WORK`]. Returns how many were outside.
+/// Moves whole processes into a cgroup. If Quell did not make that, only processes next to [`WORK`]
+/// are moved. Returns how many were outside.
 pub(crate) fn enter(
     writer: &mut JournaledWriter<'_>,
     place: &CgroupDir,
@@ -427,7 +432,7 @@ pub(crate) fn enter(
                 continue;
             };
             let affinity = || custom_affinity(writer.files, &place.hierarchy, &from, stat.id);
-            // Within a cgroup it stays as it is.
+            // A move within a cgroup leaves the affinity as it is.
             entries.extend(place.ours.then(affinity).flatten());
             entries.push(Undo::Move {
                 task: stat.id,
@@ -454,9 +459,10 @@ pub(crate) fn enter(
     Ok(moving.len())
 }
 
-/// A v1 cpuset overwrites the affinity of a task that enters it. Kernels since 6.2 remember what
-/// the task itself asked for; older ones forget it. What it was is recorded in either case: it is
-/// set back if, after the move back, the task may run wherever the cgroup it came from may.
+/// The entry that restores a task's affinity, which a v1 cpuset overwrites when the task enters it.
+/// Kernels since 6.2 remember what the task itself asked for; older ones forget it. It is recorded
+/// for both. It is restored if, after the move back, the task may run wherever its former cgroup
+/// may.
 pub(crate) fn custom_affinity(
     files: &dyn Files,
     hierarchy: &Hierarchy,
@@ -470,7 +476,7 @@ pub(crate) fn custom_affinity(
     custom_affinity_than(files, &usual, task)
 }
 
-/// The same, where the CPUs of the cgroup it comes from are known.
+/// The same, where the CPUs of the task's former cgroup are known.
 pub(crate) fn custom_affinity_than(
     files: &dyn Files,
     usual: &CpuSet,

@@ -1,11 +1,11 @@
-//! The undo journal: what has to be taken back, recorded before it is done, in a file that outlives
+//! The undo journal: what has to be reverted, recorded before it is done, in a file that outlives
 //! the process.
 //!
-//! One JSON object per line, each with a checksum over its content. A header names the boot, the
-//! run and the main process. What is undone and how is [`crate::undo`]'s business.
+//! It has one JSON object per line, each with a checksum over its content. A header names the boot,
+//! the run and the main process. [`crate::undo`] reverts the entries.
 //!
 //! The journal has to survive the *process*, not the machine: kernel state dies with the boot, and
-//! so does the need to undo it. `write(2)` into the page cache therefore suffices; there is no
+//! so does the need to undo it. So `write(2)` into the page cache is enough, and there is no
 //! `fsync`. Space is reserved up front, so that a full disk is noticed before anything has been
 //! changed.
 
@@ -24,24 +24,24 @@ use serde::{Deserialize, Serialize};
 use crate::fault;
 use crate::lease::Lease;
 
-/// The file's name in a run's folder.
+/// The file's name in the folder of a run.
 pub const FILE: &str = "journal";
-/// The version of the format.
+/// Version of the journal's format, in [`Header::version`].
 pub const VERSION: u32 = 1;
-/// Space reserved beyond the last entry, bytes: about a thousand moves.
+/// Bytes reserved beyond the last entry: about a thousand moves.
 const RESERVE: u64 = 256 << 10;
 
-/// The first line.
+/// The first line of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Header {
-    /// [`VERSION`].
+    /// Version of the format; [`VERSION`] when written.
     pub version: u32,
-    /// The boot in which the changes were made.
+    /// Id of the boot in which the changes were made.
     pub boot: String,
-    /// The run's name.
+    /// Name of the run, as its folder's.
     pub run: String,
-    /// The process that made them.
+    /// The main process, which made the changes.
     pub main: TaskId,
 }
 
@@ -56,14 +56,14 @@ pub struct Journal {
     file: File,
     header: Header,
     entries: Vec<Undo>,
-    /// Where the header (first) and each entry ends in the file.
+    /// Offsets in the file at which the header (first) and each entry end.
     ends: Vec<u64>,
     reserved: u64,
     lease: Option<Arc<Lease>>,
 }
 
 impl Journal {
-    /// Begins a journal in the run's folder `dir` (which has to exist).
+    /// Begins a journal in the run's folder `dir`, which has to exist.
     ///
     /// # Errors
     /// [`Error::File`] when the file exists already, cannot be made, or its space cannot be
@@ -97,21 +97,21 @@ impl Journal {
         Ok(journal)
     }
 
-    /// From now on nothing is recorded, and so nothing changed, once the lease is revoked: the
-    /// watchdog has undone everything, and a change made after that would stay. Until then every
-    /// change made or taken back renews the heartbeat: a process that gets on with its work does
-    /// not hang, however slow the machine.
+    /// Once the lease is revoked, nothing is recorded any more, and so nothing changed. The
+    /// watchdog has undone everything then, and a later change would stay. Until then every change
+    /// made or reverted renews the heartbeat. A process that gets on with its work does not hang,
+    /// however slow the machine.
     pub fn bind(&mut self, lease: Arc<Lease>) {
         self.lease = Some(lease);
     }
 
-    /// The file.
+    /// Path of the journal's file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The header.
+    /// The header as it was written to the file.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
@@ -166,7 +166,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Where the journal stands now.
+    /// The present end of the journal, for [`Self::since`] and for undoing back to it.
     #[must_use]
     pub fn mark(&self) -> Mark {
         Mark(self.entries.len())
@@ -178,8 +178,8 @@ impl Journal {
         self.entries.get(mark.0..).unwrap_or_default()
     }
 
-    /// Forgets what was recorded since `mark` without taking it back: the kernel refused it, so it
-    /// is not ours.
+    /// Forgets what was recorded since `mark` without reverting it, because the kernel refused the
+    /// change.
     ///
     /// # Errors
     /// [`Error::File`] when the file cannot be shortened.
@@ -187,7 +187,7 @@ impl Journal {
         self.replace(mark, &[])
     }
 
-    /// Forgets the newest entry if it is this one. Whether it was.
+    /// Forgets the newest entry if it is this one. Returns whether it was.
     ///
     /// # Errors
     /// As [`Self::retract`].
@@ -199,15 +199,15 @@ impl Journal {
         Ok(true)
     }
 
-    /// A sign of life in the middle of slow work.
+    /// Renews the heartbeat in the middle of slow work.
     pub(crate) fn beat(&self) {
         beat(self.lease.as_ref());
     }
 
-    /// Removes the file. Refused while anything is recorded.
+    /// Removes the file.
     ///
     /// # Errors
-    /// [`Error::File`], [`Error::Refused`].
+    /// [`Error::Refused`] while anything is recorded; [`Error::File`].
     pub fn clear(self) -> Result<()> {
         if !self.entries.is_empty() {
             return Err(Error::refused_with(
@@ -227,7 +227,7 @@ impl Journal {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Forgets what was recorded since `mark`, but for those that failed to be taken back.
+    /// Forgets what was recorded since `mark`, except for entries that could not be reverted.
     pub(crate) fn replace(&mut self, mark: Mark, failed: &[Undo]) -> Result<()> {
         self.entries.truncate(mark.0);
         self.ends.truncate(mark.0 + 1);
@@ -247,9 +247,9 @@ impl Journal {
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<()> {
-        // The file's length stays what was written: a reader must not meet zeros.
+        // The file's length stays what was written, so that a reader meets no zeros.
         match rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, bytes) {
-            // Some file systems cannot reserve; then the write before each change is the check.
+            // Some file systems cannot reserve. There the write before each change is the check.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
                 self.reserved = bytes;
                 Ok(())
@@ -270,14 +270,14 @@ fn beat(lease: Option<&Arc<Lease>>) {
     }
 }
 
-/// A journal as found on disk.
+/// The content of a journal on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The header; `None` where it is torn or damaged.
+    /// The header. `None` where it is torn or damaged.
     pub header: Option<Header>,
     /// The readable entries, oldest first.
     pub entries: Vec<Undo>,
-    /// Lines that are damaged, each in a sentence. A torn last line is none: its change was never
+    /// One sentence for each damaged line. A torn last line is not among them: its change was never
     /// made.
     pub damaged: Vec<String>,
 }
@@ -291,7 +291,7 @@ pub fn read(path: &Path) -> Result<Found> {
         std::fs::read(path).map_err(|e| Error::file("read", &path.to_string_lossy(), None, e))?;
     let mut found = Found::default();
     let mut lines: Vec<&[u8]> = bytes.split(|b| *b == b'\n').collect();
-    // What follows the last newline is empty, or a line torn while it was written.
+    // After the last newline the file is empty, or has a line that was torn while it was written.
     lines.pop();
     for (i, line) in lines.iter().enumerate() {
         let number = i + 1;
@@ -408,8 +408,8 @@ pub(crate) mod tests {
                 "torn at {end}"
             );
         }
-        // Any single damaged byte within the second entry: reported, and the others are still
-        // there.
+        // Any single damaged byte within the second entry is reported, and all other entries are
+        // still there.
         let second = whole
             .iter()
             .enumerate()
@@ -476,8 +476,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_full_disk_fails_before_the_change() {
-        // /dev/full answers every write with ENOSPC; the reservation is not supported there, the
-        // write is the check.
+        // /dev/full answers every write with ENOSPC. Space cannot be reserved there, so the write
+        // is the check.
         let Ok(file) = OpenOptions::new().write(true).open("/dev/full") else {
             return eprintln!("SKIPPED: no /dev/full");
         };

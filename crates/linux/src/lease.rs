@@ -1,12 +1,12 @@
-//! The lease: a page shared by the main process, its brakes and its watchdog, that says whether the
+//! The lease: a page shared by the main process, its brakes and its watchdog. It says whether the
 //! run still holds.
 //!
 //! The main process holds the lease as long as it renews a heartbeat. When it does not for
-//! [`LAPSE`], nothing throttles any more (the brakes look before every throttle) and the watchdog
-//! revokes it and undoes everything. While its main thread is held up, another of its threads
-//! stands in for it ([`crate::deputy`]), for [`HELD_UP`] at most.
+//! [`LAPSE`], nothing throttles any more, because the brakes check before every throttle. The
+//! watchdog then revokes the lease and undoes everything. While the main thread is blocked, another
+//! of its threads stands in for it ([`crate::deputy`]), for [`HELD_UP`] at most.
 //!
-//! The page is anonymous memory (memfd), not a file: on a disk file system a write to a mapped page
+//! The page is anonymous memory (memfd), not a file. On a disk file system a write to a mapped page
 //! may wait for writeback, and a real-time thread must not. `RUN/lease` is a link to it, valid as
 //! long as the main process lives.
 
@@ -20,9 +20,9 @@ use quell_types::units::Nanos;
 
 use quell_kernel::error::{Error, Result};
 
-/// The link's name in a run's folder.
+/// The link's name in the folder of a run.
 pub const FILE: &str = "lease";
-/// A heartbeat older than this is none.
+/// A heartbeat of this age or older has lapsed.
 pub const LAPSE: Nanos = Nanos::secs(1);
 /// How long the main thread may show no progress while its process runs.
 pub const HELD_UP: Nanos = Nanos::secs(5);
@@ -34,19 +34,19 @@ const HELD: u64 = 1;
 const REVOKED: u64 = 2;
 const RELEASED: u64 = 3;
 
-/// Where the run stands.
+/// State of the run that the lease is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// The main process holds what it has applied.
     Held,
-    /// Somebody else has undone it, or is about to.
+    /// The watchdog or another process has undone it, or is about to.
     Revoked,
     /// The main process has undone it itself.
     Released,
 }
 
-/// A regulated CPU's figures: what they mean is the brake's business. One cache line, so that CPUs
-/// do not disturb each other.
+/// Figures of a regulated CPU, whose meaning is up to the brake. One cache line, so that CPUs do
+/// not disturb each other.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Record(pub [AtomicU64; 8]);
@@ -56,35 +56,35 @@ pub struct Record(pub [AtomicU64; 8]);
 struct Head {
     magic: AtomicU64,
     state: AtomicU64,
-    /// CLOCK_MONOTONIC, nanoseconds.
+    /// Time of the last heartbeat, in CLOCK_MONOTONIC nanoseconds.
     beat: AtomicU64,
-    /// The watchdog's process number, once it is in place.
+    /// Process id of the watchdog. 0 until it is in place.
     watchdog: AtomicU64,
     records: AtomicU64,
-    /// The last beat of the main thread's own. CLOCK_MONOTONIC, nanoseconds.
+    /// Time of the main thread's own last heartbeat, in CLOCK_MONOTONIC nanoseconds.
     progress: AtomicU64,
     _spare: [AtomicU64; 2],
 }
 
-/// The shared page.
+/// The shared page, mapped into this process.
 #[derive(Debug)]
 pub struct Lease {
     memory: NonNull<Head>,
     bytes: usize,
     records: usize,
-    /// Keeps `/proc/PID/fd/N` valid.
+    /// An open descriptor, which keeps `/proc/PID/fd/N` valid.
     _file: File,
 }
 
-// SAFETY: the memory is shared by design; it is only accessed through atomics, and unmapped only on
+// SAFETY: the memory is shared by design. It is only accessed through atomics, and unmapped only on
 // drop.
 unsafe impl Send for Lease {}
 // SAFETY: as above.
 unsafe impl Sync for Lease {}
 
 impl Lease {
-    /// Makes the lease of this process, held from now on, with a record for each of `records` CPUs,
-    /// and links it in the run's folder.
+    /// Makes the lease of this process, held from now on, with a record for each of `records` CPUs.
+    /// Links it in the run's folder.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Refused`] for more than [`MOST_CPUS`].
@@ -103,7 +103,7 @@ impl Lease {
         );
         let bytes = size_of::<Head>() + records * size_of::<Record>();
         file.set_len(bytes as u64).map_err(|e| failed("make", e))?;
-        // Nobody may cut it short under a reader.
+        // No process may shorten it under a reader.
         let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| failed("seal", e.into()))?;
         let target = format!(
@@ -125,7 +125,7 @@ impl Lease {
     /// Opens the lease of another process.
     ///
     /// # Errors
-    /// [`Error::File`] (its process has ended), [`Error::Malformed`].
+    /// [`Error::File`] when that process has ended, [`Error::Malformed`].
     pub fn open(path: &Path) -> Result<Self> {
         let name = path.to_string_lossy();
         let file = OpenOptions::new()
@@ -163,8 +163,8 @@ impl Lease {
 
     fn map(file: File, bytes: usize, records: usize) -> std::io::Result<Self> {
         use rustix::mm::{MapFlags, ProtFlags};
-        // SAFETY: a fresh shared mapping of a file at least this long; the kernel chooses the
-        // address.
+        // SAFETY: a fresh shared mapping of a file at least this long, at an address that the
+        // kernel chooses.
         let memory = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -186,12 +186,12 @@ impl Lease {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: the mapping is page-aligned, at least as long as the head, lives as long as
-        // `self`, and every bit pattern is a valid head of atomics.
+        // SAFETY: the mapping is page-aligned, at least as long as the head, and lives as long as
+        // `self`. Every bit pattern is a valid head of atomics.
         unsafe { self.memory.as_ref() }
     }
 
-    /// Where the run stands.
+    /// The state of the run now. Any unknown value counts as revoked.
     #[must_use]
     pub fn state(&self) -> State {
         match self.head().state.load(Ordering::Acquire) {
@@ -207,43 +207,45 @@ impl Lease {
         self.head().beat.store(now.0, Ordering::Release);
     }
 
-    /// The main thread waits until then at most, for a reason that it knows: its deputy stands in
-    /// as long. The next [`Self::beat`] ends that. A process that is stopped is noticed as ever.
+    /// Announces that the main thread waits until then at most, for a known reason. Its deputy
+    /// stands in that long. The next [`Self::beat`] ends that. A process that is stopped is noticed
+    /// all the same.
     pub fn waits_until(&self, until: Nanos) {
         self.head().progress.store(until.0, Ordering::Relaxed);
     }
 
-    /// Renews the heartbeat in place of the main thread, unless that has not for [`HELD_UP`].
+    /// Renews the heartbeat in place of the main thread, unless that made no progress for
+    /// [`HELD_UP`].
     pub fn stand_in(&self, now: Nanos) {
         let head = self.head();
         let beat = head.beat.load(Ordering::Acquire);
         if beat < now.0 && now.since(Nanos(head.progress.load(Ordering::Relaxed))) < HELD_UP {
-            // The main thread's own beat, which may lie in the future, counts.
+            // The main thread's own beat, which may lie in the future, has precedence.
             let (done, lost) = (Ordering::Release, Ordering::Relaxed);
             let _ = head.beat.compare_exchange(beat, now.0, done, lost);
         }
     }
 
-    /// The last heartbeat.
+    /// Time of the last heartbeat, on CLOCK_MONOTONIC.
     #[must_use]
     pub fn last_beat(&self) -> Nanos {
         Nanos(self.head().beat.load(Ordering::Acquire))
     }
 
-    /// Whether what was applied still holds: not revoked, and the heartbeat is fresh. Two loads;
+    /// Whether what was applied still holds: not revoked, and the heartbeat is fresh. Two loads,
     /// for the brakes.
     #[must_use]
     pub fn is_held(&self, now: Nanos) -> bool {
         self.head().state.load(Ordering::Acquire) == HELD && now.since(self.last_beat()) < LAPSE
     }
 
-    /// Whether somebody else has taken the run back.
+    /// Whether another process has reverted the run.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.state() == State::Revoked
     }
 
-    /// Takes the run from a main process that holds it. Whether this call was the one.
+    /// Revokes a run that its main process holds. Returns whether this call did it.
     pub fn revoke(&self) -> bool {
         let state = &self.head().state;
         state
@@ -251,12 +253,12 @@ impl Lease {
             .is_ok()
     }
 
-    /// The main process has undone everything: the watchdog may go.
+    /// Announces that the main process has undone everything, so that the watchdog ends.
     pub fn release(&self) {
         self.head().state.store(RELEASED, Ordering::Release);
     }
 
-    /// The watchdog that is in place, if any.
+    /// Process id of the watchdog. `None` until it is in place.
     #[must_use]
     pub fn watchdog(&self) -> Option<u32> {
         u32::try_from(self.head().watchdog.load(Ordering::Acquire))
@@ -264,28 +266,28 @@ impl Lease {
             .filter(|p| *p != 0)
     }
 
-    /// Said by the watchdog when it is in place.
+    /// Announces the watchdog's process id. The watchdog calls this when it is in place.
     pub fn set_watchdog(&self, pid: u32) {
         self.head()
             .watchdog
             .store(u64::from(pid), Ordering::Release);
     }
 
-    /// A CPU's record.
+    /// The record of CPU `index`. `None` beyond the number of records.
     #[must_use]
     pub fn record(&self, index: usize) -> Option<&Record> {
         if index >= self.records {
             return None;
         }
         // SAFETY: the mapping holds `records` records after the head (both are multiples of 64
-        // bytes), lives as long as `self`, and every bit pattern is a valid record of atomics.
+        // bytes) and lives as long as `self`. Every bit pattern is a valid record of atomics.
         unsafe { Some(self.memory.add(1).cast::<Record>().add(index).as_ref()) }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this address and length; no reference outlives `self`.
+        // SAFETY: mapped by `map` with this address and length. No reference outlives `self`.
         let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.bytes) };
     }
 }

@@ -1,5 +1,5 @@
-//! The machine we run on: what a plan sets and takes back, the brakes, and the journal with its
-//! watchdog.
+//! The Linux backend: what a plan sets and reverts on this machine, the brakes, and the journal
+//! with its watchdog.
 
 pub mod above;
 pub mod backend;

@@ -1,5 +1,5 @@
 //! One Quell at a time: an exclusive `flock(2)` on `/run/quell/lock`. The watchdog inherits it, so
-//! that nobody starts while a dead run is still being undone.
+//! that no other Quell starts while a dead run is still being undone.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -12,9 +12,9 @@ use rustix::fs::FlockOperation;
 
 use quell_kernel::error::{Error, Result};
 
-/// Where runs, and the lock, live.
+/// The folder of all runs and of the lock.
 pub const RUN_ROOT: &str = "/run/quell";
-/// The lock's name there.
+/// The lock's name in that folder.
 pub const FILE: &str = "lock";
 
 /// The lock, held as long as this (or an inherited copy of it) is open.
@@ -25,7 +25,8 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock in `run_root` (normally [`RUN_ROOT`]; made if missing), saying who takes it.
+    /// Takes the lock in `run_root` (normally [`RUN_ROOT`]; made if missing). `who` names the
+    /// holder for other processes.
     ///
     /// # Errors
     /// [`Error::Refused`] naming the holder; [`Error::File`].
@@ -33,7 +34,7 @@ impl Lock {
         Self::acquire_within(run_root, who, Duration::ZERO)
     }
 
-    /// The same, waiting for it at most so long.
+    /// Takes the lock as [`Self::acquire`], waiting for at most `patience`.
     ///
     /// # Errors
     /// As [`Self::acquire`].
@@ -83,8 +84,8 @@ impl Lock {
         Ok(Self { file, path })
     }
 
-    /// The process that took the lock in `run_root` and still runs: a look that takes no lock, and
-    /// so keeps no other from it.
+    /// Process id of the running Quell that took the lock in `run_root`. Reading it takes no lock,
+    /// so it keeps no other process from it.
     #[must_use]
     pub fn holder(run_root: &Path) -> Option<u32> {
         let text = fs::read_to_string(run_root.join(FILE)).ok()?;
@@ -93,7 +94,7 @@ impl Lock {
         (comm.trim() == "quell").then(|| pid.parse().ok()).flatten()
     }
 
-    /// A copy that holds the lock, too: for the watchdog.
+    /// A copy that also holds the lock, for the watchdog.
     ///
     /// # Errors
     /// [`Error::File`] when no file can be opened any more.
@@ -116,7 +117,7 @@ pub fn make_dir(dir: &Path) -> Result<()> {
         .recursive(true)
         .mode(0o755)
         .create(dir);
-    // Whatever the mask of new files here: programs of every user look for Quell in there.
+    // Whatever the umask: programs of every user look for Quell in this folder.
     let open = || fs::set_permissions(dir, fs::Permissions::from_mode(0o755));
     made.and_then(|()| open())
         .map_err(|e| Error::file("make", &dir.to_string_lossy(), None, e))

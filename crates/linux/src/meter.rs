@@ -1,12 +1,13 @@
-//! Meters: what counts a regulated CPU's use of memory, behind one trait. Both count in cache
-//! lines.
+//! Meters count a regulated CPU's use of memory, behind one trait. All count in cache lines.
 //!
-//! The **time meter** counts the CPU time of the group's cgroup on that CPU (`cpu-clock`, a cgroup
-//! event) and takes every nanosecond for the machine's measured peak single-CPU rate: an upper
-//! bound of what the group can have moved, so promises held with it are `estimated`. The **event
-//! meter** counts hardware events of the group's cgroup on that CPU, what the kernel does on its
-//! account included; two of them count what comes in and what is written back. Both see what a
-//! brake stops, and nothing else.
+//! - The **time meter** counts the CPU time of the group's cgroup on that CPU (`cpu-clock`, a
+//!   cgroup event). It takes every nanosecond for the machine's measured peak single-CPU rate. That
+//!   is an upper bound of what the group can have moved, so promises held with it are `estimated`.
+//! - The **event meter** counts hardware events of the group's cgroup on that CPU, including what
+//!   the kernel does on its account.
+//! - Two event meters count what comes in and what is written back.
+//!
+//! All see what a brake stops, and nothing else.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,81 +22,86 @@ use quell_types::units::{Lines, Nanos, Rate};
 
 use crate::bpf::{Budget, Decider};
 
-/// The shortest time the kernel's clock events can be armed with (`perf_swevent_start_hrtimer`: 10
-/// µs).
+/// The shortest time that the kernel's clock events can be armed with
+/// (`perf_swevent_start_hrtimer`: 10 µs).
 const SHORTEST: Nanos = Nanos::micros(10);
 
-/// The smallest budget of CPU time that is decided about in the interrupt: its alarm goes on
-/// ringing while its reader is kept from running.
+/// The smallest budget of CPU time that the interrupt decides about. Its alarm goes on ringing
+/// while its reader cannot run.
 const SMALLEST: Nanos = Nanos::micros(50);
 
-/// Longer than any period.
+/// A count longer than any period.
 const NEVER: u64 = u64::MAX >> 2;
 
-/// The fewest events an event meter is armed with: it wakes repeatedly, and must not do so without
-/// end.
+/// The fewest events that an event meter is armed with. It wakes repeatedly, and must not do so
+/// without end.
 const FEWEST: Lines = Lines(256);
 
-/// A counter of a whole CPU that has not been counting for so long has been taken away: the kernel
-/// tells how long it was, to the moment it is asked.
+/// A counter of a whole CPU that did not count for this long has been taken away. The kernel
+/// reports the counted time up to the moment it is asked.
 const STILL: Nanos = Nanos::millis(50);
 
 /// Something that counts lines on one CPU and wakes its reader.
 pub trait Meter: Send {
     /// Wakes pollers after so many more lines.
     fn arm(&mut self, lines: LineCounts) -> io::Result<()>;
-    /// Wakes nobody until it is armed again.
+    /// Wakes no poller until it is armed again.
     fn rest(&mut self) -> io::Result<()>;
-    /// The reader was woken: by which overflow, if the kernel recorded one.
+    /// To be called when the reader was woken. Returns the overflow that woke it, if the kernel
+    /// recorded one.
     fn woken(&mut self) -> io::Result<Option<Overflow>>;
-    /// The most that it can count in a span; absent: nobody knows.
+    /// The most that it can count in a span. `None` where that is not known.
     fn most(&self, _span: Nanos) -> Option<Lines> {
         None
     }
     /// Lines so far, and whether the counters were counting all the time.
     fn read(&mut self) -> io::Result<(LineCounts, bool)>;
-    /// What to poll.
+    /// Descriptors to poll; unused places are `None`.
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; MOST_EVENTS];
 
     /// Prepares the decision in the counter's interrupt, before anything is read or armed.
     ///
     /// # Errors
-    /// Where it cannot be had: the reader decides.
+    /// Where it is not available; then the reader decides.
     fn load(&mut self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Instead of [`Self::arm`]: the interrupt decides from now on, and wakes pollers when a budget
-    /// goes sooner than a period. False: nothing was done, the meter has to be armed.
+    /// Takes the place of [`Self::arm`]. The interrupt decides from now on, and wakes pollers when
+    /// a budget is used up in less than a period. `false`: nothing was done, and the meter has to
+    /// be armed.
     fn delegate(&mut self, _account: &Account) -> io::Result<bool> {
         Ok(false)
     }
-    /// The reader decides from now on. Where the interrupt did until now: when the budget that the
-    /// CPU is in began, and from which reading use is charged to it.
+    /// Lets the reader decide from now on. If the interrupt decided until now, returns when the
+    /// current budget began, and from which reading use is charged to it.
     fn recall(&mut self) -> io::Result<Option<(Nanos, Lines)>> {
         Ok(None)
     }
-    /// The next overflow wakes pollers, whatever the interrupt would say.
+    /// Makes the next overflow wake pollers, whatever the interrupt would decide.
     fn withhold(&self) {}
-    /// Budgets begun in the interrupt so far.
+    /// Number of budgets begun in the interrupt so far.
     fn renewed(&self) -> u64 {
         0
     }
 }
 
-/// CPU time × peak single-CPU rate. Two events on the same clock: one counts for ever, the other
-/// wakes once each time it is armed. A clock event that wakes repeatedly would go on doing so every
-/// few microseconds while its reader is kept from running, and the interrupts alone can then fill
-/// the CPU (seen on a virtual machine, where one takes 10 µs).
+/// CPU time × peak single-CPU rate. Two events are on the same clock: one counts for ever, the
+/// other wakes once each time it is armed.
 ///
-/// Where the interrupt decides, the first one does wake repeatedly, once per budget, and the other
-/// rests. Its count is what the program reads, so that both charge the same nanoseconds.
+/// A clock event that wakes repeatedly would go on doing so every few microseconds while its reader
+/// cannot run. The interrupts alone can then fill the CPU (seen on a virtual machine, where one
+/// takes 10 µs).
+///
+/// Where the interrupt decides, the first event does wake repeatedly, once per budget, and the
+/// other rests. The program reads the first event's count, so that both charge the same
+/// nanoseconds.
 #[derive(Debug)]
 pub struct TimeMeter {
     clock: Event,
     alarm: Event,
-    /// The program of `clock`.
+    /// The program of `clock`. `None` where none was loaded.
     decider: Option<Decider>,
-    /// What is counted.
+    /// The cgroup whose CPU time is counted.
     group: OwnedFd,
     cpu: CpuId,
     peak: Rate,
@@ -123,8 +129,8 @@ fn open_clock(group: &OwnedFd, cpu: CpuId, wake: Wake) -> io::Result<Event> {
     Event::open(code, Scope::Cgroup(group.as_fd(), cpu), wake)
 }
 
-/// All CPU time that the kernel charges the group counts, wake-ups of the brake included: so the
-/// limit holds by the kernel's own account, and by bytes it is an upper bound.
+/// All CPU time that the kernel charges the group counts, including wake-ups of the brake. So the
+/// limit holds by the kernel's own account, and in bytes it is an upper bound.
 impl Meter for TimeMeter {
     fn arm(&mut self, lines: LineCounts) -> io::Result<()> {
         let span = lines.lines.time_at(self.peak);
@@ -135,7 +141,7 @@ impl Meter for TimeMeter {
         self.alarm.arm(NEVER)
     }
 
-    /// The newer one of the alarm's and the clock's: the one that woke.
+    /// The newer one of the alarm's and the clock's overflow: the one that woke.
     fn woken(&mut self) -> io::Result<Option<Overflow>> {
         let both = [self.alarm.overflow(), self.clock.overflow()];
         Ok(both.into_iter().flatten().max_by_key(|o| o.at))
@@ -147,7 +153,7 @@ impl Meter for TimeMeter {
 
     fn read(&mut self) -> io::Result<(LineCounts, bool)> {
         let reading = self.clock.read()?;
-        // A cgroup event runs only while its group does: enabled and running differ by nature.
+        // A cgroup event runs only while its group does, so enabled and running time always differ.
         Ok((Lines::at(self.peak, Nanos(reading.value)).into(), true))
     }
 
@@ -206,15 +212,15 @@ impl Meter for TimeMeter {
     }
 }
 
-/// Hardware events on one CPU; one event is one line.
+/// Hardware events on one CPU. One event is one line.
 #[derive(Debug)]
 pub struct EventMeter {
     events: Vec<Event>,
-    /// They count one cgroup, and stand still while nothing of it runs.
+    /// Whether they count one cgroup, and stand still while nothing of it runs.
     of_group: bool,
-    /// The program of the only event.
+    /// The program of the only event. `None` where none was loaded.
     decider: Option<Decider>,
-    /// When it was last looked at whether they count, and for how long each had been.
+    /// When it was last checked whether they count, and for how long each had counted then.
     looked: (Nanos, Vec<Nanos>),
 }
 
@@ -245,8 +251,8 @@ impl EventMeter {
 
 impl Meter for EventMeter {
     fn arm(&mut self, lines: LineCounts) -> io::Result<()> {
-        // With several events each is armed with its part: whichever comes first, the sum is looked
-        // at and, if it is not there yet, all are armed anew with what is left.
+        // Of several events each is armed with its part. At the first overflow the sum is read. If
+        // it is too small, all are armed again with what is left.
         let part = lines
             .lines
             .0
@@ -345,8 +351,8 @@ pub struct ApartMeter {
 }
 
 impl ApartMeter {
-    /// Counts lines that come in by the sum of `reads`, lines that are written back by the sum of
-    /// `writes`, in `scope`.
+    /// Counts in `scope` lines that come in by the sum of `reads`, and lines that are written back
+    /// by the sum of `writes`.
     ///
     /// # Errors
     /// Where an event cannot be opened, or there are more than can be polled.
@@ -376,7 +382,7 @@ impl Meter for ApartMeter {
         self.writes.rest()
     }
 
-    /// The newest overflow of both: the one that woke.
+    /// The newest overflow of both directions: the one that woke.
     fn woken(&mut self) -> io::Result<Option<Overflow>> {
         let both = [self.reads.woken()?, self.writes.woken()?];
         Ok(both.into_iter().flatten().max_by_key(|o| o.at))
@@ -419,8 +425,8 @@ mod tests {
             std::thread::sleep(2 * std::time::Duration::from_nanos(STILL.0));
             assert!(meter.read().unwrap().1);
         }
-        // One that nobody has enabled, as one whose CPU has gone for a moment: all the time that it
-        // was enabled it was counting.
+        // An event that is not enabled, as one whose CPU was gone for a moment. All the time that
+        // it was enabled it was counting.
         let mut meter = EventMeter::of(vec![off], false);
         assert!(meter.read().unwrap().1, "it is too early to tell");
         std::thread::sleep(2 * std::time::Duration::from_nanos(STILL.0));

@@ -1,8 +1,8 @@
 //! What the brakes of one hold share: the pool of budgets, and where each of them sleeps.
 //!
-//! Whoever is stopped sees what becomes of the pool while it spins, and whoever sleeps wakes when
-//! its period ends. A period that begins early must be told to those that sleep: by one write to
-//! the descriptor that they poll, and only to those that do not know yet.
+//! A brake that stops its group sees what becomes of the pool while it spins. A brake that sleeps
+//! wakes when its period ends. A period that begins early must be reported to sleeping brakes. That
+//! is done by one write to the descriptor that they poll, and only to those that do not know yet.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,15 +14,15 @@ use rustix::event::EventfdFlags;
 
 use quell_kernel::rt;
 
-/// The start of no period.
+/// Stands for no period in [`ParkSlot`]: the brake is awake.
 const AWAKE: u64 = u64::MAX;
 
-/// Where one brake sleeps until a period ends or somebody wakes it.
+/// Where one brake sleeps until a period ends or another thread wakes it.
 #[derive(Debug)]
 pub struct ParkSlot {
-    /// What it polls besides its meter.
+    /// An eventfd that the brake polls next to its meter.
     pub wake: OwnedFd,
-    /// The period that it sleeps in, by its start.
+    /// Start of the period that the brake sleeps in, or [`AWAKE`].
     sleeps_in: AtomicU64,
 }
 
@@ -35,43 +35,42 @@ impl ParkSlot {
         })
     }
 
-    /// Wakes whoever sleeps or is about to.
+    /// Wakes the brake if it sleeps or is about to.
     pub fn ring(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// It was rung, and has heard it.
+    /// Clears the wake-up, once the brake has seen it.
     pub fn heard(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
-    /// About to sleep in `period`. Whoever begins another one from here on will ring; whether one
-    /// has begun already must be looked at after this.
+    /// Announces that the brake is about to sleep in `period`. A thread that begins another period
+    /// from here on rings. Whether one has begun already must be checked after this call.
     pub fn parks(&self, period: Period) {
         self.sleeps_in.store(period.start.0, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Awake.
+    /// Announces that the brake is awake.
     pub fn leaves(&self) {
         self.sleeps_in.store(AWAKE, Ordering::Relaxed);
     }
 }
 
-/// What the brakes of one hold share.
+/// The budgets and the park slots of all brakes of one hold.
 #[derive(Debug)]
 pub struct Pool {
-    /// The budgets.
+    /// The pool that regulators give budget to and take it from.
     pub budgets: SharedPool,
     slots: Box<[OnceLock<Arc<ParkSlot>>]>,
 }
 
-/// The most brakes of a hold on each of its CPUs, on average: as many groups may be regulated
-/// there.
+/// The most brakes of a hold per CPU, on average. As many groups may be regulated on a CPU.
 const PER_CPU: usize = 16;
 
 impl Pool {
-    /// For brakes on `cpus` CPUs; the first period begins now, the same for all.
+    /// For brakes on `cpus` CPUs. The first period begins now, the same for all.
     #[must_use]
     pub fn new(cpus: usize) -> Self {
         let most = cpus.saturating_mul(PER_CPU);
@@ -81,14 +80,14 @@ impl Pool {
         }
     }
 
-    /// Where one more brake sleeps: a slot that is new, or that nothing uses any more.
+    /// The place where one more brake sleeps: a new slot, or one that nothing uses any more.
     ///
     /// # Errors
-    /// When there are too many, or no descriptor is to be had.
+    /// When there are too many, or no descriptor is available.
     pub fn slot(&self) -> io::Result<Arc<ParkSlot>> {
         for place in &self.slots {
             match place.get() {
-                // The pool's own is the only one.
+                // Only the pool itself refers to it.
                 Some(slot) if Arc::strong_count(slot) == 1 => {
                     slot.heard();
                     return Ok(Arc::clone(slot));
@@ -106,14 +105,14 @@ impl Pool {
         )))
     }
 
-    /// Wakes those that sleep in another period than `period`, which began before theirs was over.
+    /// Wakes brakes that sleep in another period than `period`, which began before theirs was over.
     pub fn wake_for(&self, period: Period) {
         // Either they see the new period after they have parked, or they are seen parked here.
         fence(Ordering::SeqCst);
         for slot in self.slots.iter().filter_map(OnceLock::get) {
             let asleep = slot.sleeps_in.load(Ordering::Relaxed);
             let late = asleep != AWAKE && asleep != period.start.0;
-            // One bell is enough.
+            // One wake-up is enough.
             if late
                 && slot
                     .sleeps_in

@@ -1,6 +1,6 @@
 //! What this machine offers: each mechanism available or not, why, and what would enable it. Cheap
-//! things are tried, not believed: a counter is opened and seen to count, real-time scheduling is
-//! asked for. What is dear was measured before: a counter that then counted wrongly is refused.
+//! things are tried, not believed: a counter is opened and seen to count. Expensive things were
+//! measured before: a counter that counted wrongly then is refused.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -25,43 +25,45 @@ use serde::{Deserialize, Serialize};
 use crate::disks;
 use crate::resident;
 
-/// What no file tells: it has to be tried. Answered by the machine we run on ([`Live`]) or by a
-/// capture ([`Tried`]).
+/// What no file says and has to be tried. Answered by the machine that Quell runs on ([`Live`]) or
+/// by a capture ([`Tried`]).
 pub trait Trials {
-    /// Whether we may change the machine.
+    /// Whether Quell may change the machine.
     fn root(&self) -> bool;
     /// Whether an event is seen to count.
     fn counts(&self, pmu: &Pmu, event: &Named) -> bool;
-    /// Whether the CPU time of the cgroup in `dir` can be counted on one CPU; why not.
+    /// Whether the CPU time of the cgroup in `dir` can be counted on one CPU. The error is the
+    /// reason.
     fn cgroup_clock(&self, dir: &str) -> std::result::Result<(), String>;
-    /// Whether a program can be made immune from the OOM killer; why not.
+    /// Whether a program can be made immune from the OOM killer. The error is the reason.
     fn immunity(&self) -> std::result::Result<(), String>;
-    /// Whether any amount of memory can be locked; why not.
+    /// Whether any amount of memory can be locked. The error is the reason.
     fn lock(&self) -> std::result::Result<(), String>;
-    /// What the processor itself says can be divided, asked where resctrl is not mounted.
+    /// What the processor itself reports that it can divide. Asked where resctrl is not mounted.
     fn divides(&self, files: &dyn Files) -> Option<Partitions>;
 }
 
-/// What trying told.
+/// The results of trying.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Tried {
-    /// We may change the machine.
+    /// Whether Quell may change the machine.
     #[serde(default)]
     pub root: bool,
-    /// In captures of versions that throttled with real-time threads; read and not used.
+    /// Found in captures of versions that throttled with real-time threads. It is read and not
+    /// used.
     #[serde(default, skip_serializing)]
     pub realtime_refused: Option<String>,
-    /// Why a cgroup's CPU clock cannot be opened; absent: it can.
+    /// Why a cgroup's CPU clock cannot be opened. `None` where it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup_clock_refused: Option<String>,
-    /// Why a program cannot be made immune from the OOM killer; absent: it can.
+    /// Why a program cannot be made immune from the OOM killer. `None` where it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub immunity_refused: Option<String>,
-    /// Why not any amount of memory can be locked; absent: it can.
+    /// Why memory of any amount cannot be locked. `None` where it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock_refused: Option<String>,
-    /// What the processor itself says can be divided, where resctrl was not mounted.
+    /// What the processor itself reported that it can divide, where resctrl was not mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub divides: Option<Partitions>,
     /// Events that were seen to count, as `pmu/event`.
@@ -95,7 +97,7 @@ impl Trials for Tried {
     }
 }
 
-/// The machine we run on.
+/// Tries on the machine that Quell runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct Live;
 
@@ -135,15 +137,16 @@ impl Trials for Live {
 /// The machine as found, with the counters that were seen to count.
 #[derive(Debug)]
 pub struct Probed {
-    /// For the planner.
+    /// The machine as the planner needs it.
     pub inventory: Inventory,
-    /// For the meters.
+    /// The events that meters open, per kind of CPU.
     pub counting: Vec<Counting>,
-    /// What trying told, for a capture.
+    /// The results of trying, for a capture.
     pub tried: Tried,
 }
 
-/// Looks at the machine. `measured`: what an earlier measurement found, if any.
+/// Reads and tries what the machine offers. `measured` is the result of an earlier measurement, if
+/// any.
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.
@@ -183,7 +186,7 @@ pub fn probe(
         divides = trials.divides(files);
         divides.clone()
     })
-    // The rest of the machine is told all the same.
+    // An error here must not hide the rest of the machine.
     .unwrap_or_else(|e| Err(e.to_string()));
     let tried = Tried {
         immunity_refused: immunity.clone().err(),
@@ -246,7 +249,8 @@ pub fn probe(
     })
 }
 
-/// Whether an event that counts was found to count right, once that was looked into.
+/// Whether an event that counts was found to count right, if that was measured. The error is the
+/// reason.
 fn counts_right(measured: Option<&Measured>, event: &str) -> std::result::Result<(), String> {
     let Some(measured) = measured else {
         return Ok(());
@@ -257,7 +261,7 @@ fn counts_right(measured: Option<&Measured>, event: &str) -> std::result::Result
     check.refusal().map_or(Ok(()), Err)
 }
 
-/// Whether the CPU time of a cgroup can be counted on one CPU.
+/// Whether the CPU time of a cgroup can be counted on one CPU. The error is the reason.
 fn time_meter(trials: &dyn Trials, cgroups: &Cgroups) -> std::result::Result<(), String> {
     let hierarchy = cgroups
         .of(Controller::PerfEvent)
@@ -268,7 +272,7 @@ fn time_meter(trials: &dyn Trials, cgroups: &Cgroups) -> std::result::Result<(),
 /// The first kernel whose cgroups can be idle.
 const IDLE_SINCE: (u32, u32) = (5, 15);
 
-/// Whether a group can be stopped without stopping its CPU.
+/// Whether a group can be stopped without stopping its CPU. The error is the reason.
 fn brake(
     files: &dyn Files,
     cgroups: &Cgroups,
@@ -279,7 +283,7 @@ fn brake(
         .ok_or("no cgroup hierarchy carries the cpu controller")?;
     let release = files.optional("/proc/sys/kernel/osrelease");
     let release = release.ok().flatten().unwrap_or_default();
-    // A distribution may have brought it to an older kernel; v2 has no such file in the root
+    // A distribution may have added the file to an older kernel. v2 has no such file in the root
     // cgroup.
     let there = files.exists(&format!("{}/cpu.idle", hierarchy.own_dir()));
     let new = topology::release_number(&release).is_some_and(|r| r >= IDLE_SINCE);
@@ -292,7 +296,7 @@ fn brake(
     time.clone()
 }
 
-/// Whether a group that stays in its own cgroup can be stopped there.
+/// Whether a group that stays in its own cgroup can be stopped there. The error is the reason.
 fn brake_in_place(cgroups: &Cgroups) -> std::result::Result<(), String> {
     match cgroups.of(Controller::Cpu).map(|h| h.version) {
         Some(Version::V2) => Ok(()),
@@ -319,7 +323,7 @@ fn no(why: impl Into<String>, remedy: Option<&str>) -> Availability {
     }
 }
 
-/// Where to go with a machine that has nothing to divide.
+/// Remedy for a machine that has nothing to divide.
 const ELSEWHERE: &str = "look at what it would do on a simulated machine (--on sim), or try it under a real kernel in the lab \
     (quell lab --profile icelake)";
 
@@ -388,7 +392,7 @@ fn mechanisms(
                     }) => no(why.clone(), None),
                     Ok(_) if !root => unprivileged(),
                     Ok(offer) if offer.partitions.lock.is_some() => yes(
-                        // Linux 7.2 says so, too, and does not.
+                        // Linux 7.2 says so, too, and does not do it.
                         Level::Estimated,
                         "the kernel says that it locks memory in ways that nobody else is given (resctrl); whether that stays is tried when it is locked, and not known before",
                     ),
@@ -446,7 +450,7 @@ fn mechanisms(
         .collect()
 }
 
-/// What can be done about memory.
+/// What can be done about memory here.
 fn memory(
     files: &dyn Files,
     cgroups: &Cgroups,
@@ -471,7 +475,7 @@ fn memory(
     let below = |name: &str| v2.is_some_and(|h| files.exists(&format!("{}/{name}", h.mount)));
     MemoryMeans {
         group_pressure: pressure.is_ok() && below("memory.pressure"),
-        // The root of v2 has no freezer: every cgroup below it does, since Linux 5.2.
+        // The root of v2 has no freezer. Every cgroup below it does, since Linux 5.2.
         freeze: root && (v2.is_some() || cgroups.of(Controller::Freezer).is_some()),
         reclaim: control == MemoryControl::V2 && below("memory.reclaim"),
         control,

@@ -1,10 +1,12 @@
-//! What running programs use over time, for `quell profile`. Nothing of the machine is changed: a
-//! program is started as a shell would, or found as a policy's group finds its tasks; then its
-//! counters are read ([`crate::sampler`]). One exception is told: to see which pages were touched,
-//! the marks that the kernel keeps of that are cleared once (`/proc/PID/clear_refs`, proc(5)).
+//! What running programs use over time, for `quell profile`. A program is started as a shell would
+//! start it, or found as a policy's group finds its tasks. Then its counters are read
+//! ([`crate::sampler`]).
 //!
-//! What is born of the program counts with it from its birth on; tasks that a match would select
-//! and that come later are not counted.
+//! Nothing of the machine is changed, with one exception that is reported. To see which pages were
+//! touched, the kernel's marks for that are cleared once (`/proc/PID/clear_refs`, proc(5)).
+//!
+//! Children of the program count with it from their birth on. Tasks that a match would select and
+//! that come later are not counted.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -28,60 +30,61 @@ use rustix::event::{PollFd, PollFlags, poll};
 use crate::children::{Birth, Subject};
 use crate::sampler::{Sampler, Source};
 
-/// How often it is looked at who is there.
+/// How often the watched tasks are searched for.
 const SEARCH: Nanos = Nanos::millis(100);
 /// How long a generator may take until it is ready.
 const READY_WITHIN: Nanos = Nanos::secs(60);
-/// A generator goes on for so long after the span: when it reports, its load rests for a moment.
+/// How much longer than the span a generator runs. When it reports, its load rests for a moment.
 const BEYOND: Nanos = Nanos::secs(5);
 
-/// The CPU time of a thread.
+/// Counts the CPU time of a thread.
 const CLOCK: EventCode = EventCode {
     kind: TYPE_SOFTWARE,
     config: SW_TASK_CLOCK,
 };
 
-/// Which program.
+/// The program to watch.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted<'a> {
-    /// One that speaks the generators' protocol, looked at after it ran for so long.
+    /// A command that speaks the generators' protocol. It is watched after a warm-up of this
+    /// length.
     Generator(&'a [String], Nanos),
-    /// Any other, from its start.
+    /// Any other command, watched from its start.
     Command(&'a [String]),
-    /// Tasks that run.
+    /// Tasks that run already.
     Tasks(&'a [TaskMatch]),
 }
 
-/// What is to be watched, and how.
+/// What is watched, and how.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// What problems call it.
+    /// Name of the program in messages.
     pub name: &'a str,
-    /// The program.
+    /// The program to start, or the tasks to find.
     pub wanted: Wanted<'a>,
-    /// The CPUs that a program is started on; empty: any.
+    /// The CPUs that a program is started on. Empty: any.
     pub cpus: CpuSet,
-    /// All CPUs we may use.
+    /// All CPUs that Quell may use.
     pub all: CpuSet,
-    /// For so long; a program that ends earlier ends it.
+    /// How long to watch. A program that ends earlier ends it.
     pub span: Nanos,
-    /// The events that count here; empty: CPU time.
+    /// The events that are counted. Empty: CPU time.
     pub counting: &'a [Counting],
 }
 
-/// What was read.
+/// The result of watching a program.
 #[derive(Clone, Debug)]
 pub struct Watched {
-    /// Time, and nanoseconds of CPU time and nothing, or lines read and lines written.
+    /// Times, each with two sums: nanoseconds of CPU time and 0, or lines read and lines written.
     pub readings: Vec<(Nanos, [u64; 2])>,
     /// CPU time that reading took.
     pub cost: Nanos,
-    /// Nanoseconds that its units of work took, where it was started and tells of any through
-    /// quell-client.
+    /// Nanoseconds that each unit of work took. Empty unless the program was started here and
+    /// reports units through quell-client.
     pub units_ns: Vec<u64>,
-    /// What the program works on, where it could be told.
+    /// What memory the program works on. `None` where that could not be read.
     pub working_set: Option<WorkingSet>,
-    /// What a person should know.
+    /// Sentences for a person.
     pub notes: Vec<String>,
 }
 
@@ -124,10 +127,10 @@ pub fn watch(
     let Wanted::Command(_) = options.wanted else {
         return follow(begin(options, &file, &signals)?, Vec::new());
     };
-    // Between the start of a program and the opening of its counters it may have had children (a
-    // shell has, within a tenth of a millisecond). So it is born of a thread that is counted, and
-    // counts from its birth on. The thread lives until the program has ended, which would otherwise
-    // be killed with it.
+    // A program may have children between its start and the opening of its counters (a shell has,
+    // within a tenth of a millisecond). So it is born of a thread that is counted, and counts from
+    // its birth on. The thread lives until the program has ended, because its death would kill the
+    // program.
     std::thread::scope(|scope| {
         let (born, birth) = mpsc::channel();
         let (over, end) = mpsc::channel::<()>();
@@ -136,7 +139,7 @@ pub fn watch(
             let own = rustix::thread::gettid().as_raw_nonzero().get();
             let counted = source(options, own.unsigned_abs());
             let begun = counted.and_then(|own| Ok((begin(options, file, signals)?, vec![own])));
-            // The other end waits for this before anything else.
+            // The receiver waits for this before anything else.
             let _ = born.send(begun);
             let _ = end.recv();
         });
@@ -191,7 +194,7 @@ fn begin(options: &Options<'_>, session: &OwnedFd, signals: &OwnedFd) -> Result<
     Ok(Some(subject))
 }
 
-/// The processes that are watched and what is done to follow them.
+/// The processes that are watched, and how to find them.
 struct Followed<'a> {
     files: &'a dyn Files,
     matcher: Matcher,
@@ -199,7 +202,7 @@ struct Followed<'a> {
 }
 
 impl Followed<'_> {
-    /// Looks who is there now.
+    /// Adds the processes that match now.
     fn look(&mut self) -> Result<()> {
         let assigned = assign(
             self.files,
@@ -262,7 +265,7 @@ fn look(
         .map_err(|e| Error::refused(format!("the counters cannot be read: {e}")))?;
     let begun = rt::now();
     let end = begun.plus(options.span);
-    // What it did while it became ready is not looked at.
+    // Drops the units from the time before it was ready.
     let (mut units, mut lost) = (Vec::new(), 0);
     session.read(|| rt::now().0, &mut Vec::new());
     let (mut search, mut notes, mut seen) = (begun.plus(SEARCH), Vec::new(), Vec::new());
@@ -292,7 +295,7 @@ fn look(
             search = rt::now().plus(SEARCH);
             let done = rt::now().since(begun).0 * 100 / options.span.0.max(1);
             progress(u32::try_from(done.min(100)).unwrap_or(100));
-            // The one that was named is gone.
+            // The process that was named is gone.
             if followed.look().is_err() {
                 break;
             }
@@ -324,7 +327,8 @@ fn gone(files: &dyn Files, pid: u32) -> bool {
     stat.is_ok_and(|stat| stat.is_none_or(|stat| stat.dead()))
 }
 
-/// Waits for a signal, the program's output or end, or `until`; the signal, if there was one.
+/// Waits for a signal, the program's output or end, or `until`. Returns the signal, if there was
+/// one.
 fn wait(signals: &OwnedFd, subject: Option<&Subject>, until: Nanos) -> Result<Option<i32>> {
     let mut all: Vec<BorrowedFd<'_>> = vec![signals.as_fd()];
     all.extend(subject.iter().flat_map(|s| s.descriptors()));
@@ -341,7 +345,7 @@ fn wait(signals: &OwnedFd, subject: Option<&Subject>, until: Nanos) -> Result<Op
     }
 }
 
-/// What counts for a thread and what is born of it: the events of every kind of core, of which it
+/// The counters of a thread and its children: the events of every kind of core, because the thread
 /// may use any, or its clock.
 fn source(options: &Options<'_>, thread: u32) -> Result<Source> {
     let of = |counting: &Counting| -> Vec<(EventCode, bool)> {
@@ -356,7 +360,7 @@ fn source(options: &Options<'_>, thread: u32) -> Result<Source> {
     for (code, write) in codes {
         match Event::open(code, Scope::Thread(thread), Wake::Never) {
             Ok(event) => source.0[usize::from(write)].push(event),
-            // It ended meanwhile.
+            // The thread has ended meanwhile.
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
             Err(e) => {
                 return Err(Error::refused_with(
@@ -379,7 +383,8 @@ fn clear(files: &dyn Files, pid: u32) -> Result<()> {
     files.put(&format!("/proc/{pid}/clear_refs"), "1")
 }
 
-/// A process's memory in bytes: resident, and of that, marked as touched.
+/// Bytes of a process's memory: resident, and how much of that is marked as touched. `None` once
+/// the process is gone.
 fn rollup(files: &dyn Files, pid: u32) -> Result<Option<(u64, u64)>> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let Some(text) = files.optional(&path)? else {
@@ -390,7 +395,7 @@ fn rollup(files: &dyn Files, pid: u32) -> Result<Option<(u64, u64)>> {
         let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib << 10)
     };
-    // Of a process that is ending nothing is left but the name.
+    // A process that is ending has only the header line left.
     Ok(field("Rss:").zip(field("Referenced:")))
 }
 
@@ -476,8 +481,8 @@ mod tests {
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        // From then on it touches nothing of its memory. Pages of files that others touch meanwhile
-        // count as touched.
+        // From now on it touches nothing of its memory. Pages of files that other processes touch
+        // meanwhile count as touched.
         let mut ready = [0u8; 6];
         child
             .stdout

@@ -1,7 +1,7 @@
-//! Files that are kept in memory: mapped and locked (`mlock(2)`) by a small process of ours that
-//! lives in the group's cgroup. A page of a file is charged to whoever touches it first, so it is
-//! touched from in there; and it stays locked for as long as that process lives, which ends when
-//! its standard input does: with the run, however that ends.
+//! Files that are kept in memory: mapped and locked (`mlock(2)`) by a small process in the group's
+//! cgroup, the keeper. A page of a file is charged to the cgroup that touches it first, so the
+//! keeper touches it. The page stays locked as long as the keeper lives. The keeper ends when its
+//! standard input does: with the run, however that ends.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,16 +18,16 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::children;
 
-/// How the keeper is started: a hidden subcommand; the files are appended.
+/// How the keeper is started: a hidden subcommand, to which the files are appended.
 #[derive(Clone, Debug)]
 pub struct KeeperCommand {
-    /// The program; normally `/proc/self/exe`.
+    /// Path of the program; normally `/proc/self/exe`.
     pub program: PathBuf,
-    /// Its arguments.
+    /// The arguments before the files.
     pub arguments: Vec<String>,
 }
 
-/// Whether any amount of memory may be locked; why not.
+/// Whether any amount of memory may be locked.
 ///
 /// # Errors
 /// The reason in words.
@@ -52,7 +52,7 @@ struct Locked {
 }
 
 impl Locked {
-    /// Maps and locks a whole file: when it returns, every page is in memory.
+    /// Maps and locks a whole file. When it returns, every page is in memory.
     fn new(path: &str) -> Result<Self> {
         let failed = |action, e: std::io::Error| Error::file(action, path, None, e);
         let file = File::open(path).map_err(|e| failed("open", e))?;
@@ -64,8 +64,8 @@ impl Locked {
                 "name files, not folders or devices",
             ));
         }
-        // SAFETY: a fresh mapping at an address of the kernel's choice; nothing is ever read
-        // through it, so that a file cut short by somebody else cannot fault us.
+        // SAFETY: a fresh mapping at an address that the kernel chooses. Nothing is ever read
+        // through it, so a file that another program shortens cannot fault this process.
         let memory = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -97,18 +97,18 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this address and length; nothing refers to it.
+        // SAFETY: mapped by `new` with this address and length. Nothing refers to it.
         let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr(), self.length) };
     }
 }
 
-/// The keeper itself: the body of the hidden subcommand. Says `kept BYTES` once all is locked, and
-/// ends with its standard input.
+/// The keeper itself: the body of the hidden subcommand. It prints `kept BYTES` once all is locked,
+/// and ends with its standard input.
 ///
 /// # Errors
 /// The first file that cannot be locked; nothing is kept then.
 pub fn keep(files: &[String]) -> Result<()> {
-    // Its memory is the group's, and its death would let go of what the group rests on.
+    // Its memory is the group's, and its death would unlock what the group relies on.
     let _ = std::fs::write("/proc/self/oom_score_adj", oom::IMMUNE.to_string());
     let locked: Vec<Locked> = files
         .iter()
@@ -119,23 +119,23 @@ pub fn keep(files: &[String]) -> Result<()> {
     let told = writeln!(out, "kept {bytes}").and_then(|()| out.flush());
     told.map_err(|e| Error::file("write", "standard output", None, e))?;
     let mut rest = [0u8; 64];
-    // Whatever ends it: end of file, or an error.
+    // End of file or an error: both end it.
     while matches!(std::io::stdin().read(&mut rest), Ok(n) if n > 0) {}
     drop(locked);
     Ok(())
 }
 
-/// The main process's handle of a keeper. Dropped, it lets go.
+/// The main process's handle of a keeper. Dropping it ends the keeper.
 #[derive(Debug)]
 pub struct Keeper {
     child: Child,
-    /// How much it keeps.
+    /// The total size of the locked files.
     pub bytes: Bytes,
 }
 
 impl Keeper {
-    /// Starts one that enters these cgroups first (`cgroup.procs` files), and waits until all is in
-    /// memory, however long reading takes; `beat` is called meanwhile.
+    /// Starts a keeper that first enters these cgroups (`cgroup.procs` files). Waits until all is
+    /// in memory, however long reading takes. `beat` is called meanwhile.
     ///
     /// # Errors
     /// What the keeper could not do, in its own words.
@@ -155,7 +155,7 @@ impl Keeper {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        // SAFETY: between fork and exec only system calls on prepared values are made; nothing
+        // SAFETY: between fork and exec only system calls on prepared values are made, and nothing
         // allocates.
         unsafe {
             start.pre_exec(move || children::enter(&doors, None, false, &[]));
@@ -215,7 +215,7 @@ impl Keeper {
         }))
     }
 
-    /// How it ended, if it has: nothing is locked any more then.
+    /// How it ended. `None` while it runs. After its end nothing is locked any more.
     pub fn ended(&mut self) -> Option<String> {
         match self.child.try_wait() {
             Ok(None) => None,
@@ -224,7 +224,7 @@ impl Keeper {
         }
     }
 
-    /// Its process number.
+    /// Process id of the keeper.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -234,7 +234,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // It has nothing to save, and its cgroup is about to go.
+        // It has nothing to save, and its cgroup is about to be removed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

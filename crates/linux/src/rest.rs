@@ -1,15 +1,15 @@
-//! How much the tasks of no group draw from memory: a reserve has to leave room for them, since
+//! How much the tasks of no group draw from memory. A reserve has to leave room for them, since
 //! nothing limits them.
 //!
 //! Method: the CPU time of all threads that belong to no group (`/proc/TID/schedstat`, kernel
-//! threads included) is summed at the ends of short windows. The 99th percentile over the windows,
-//! at the highest rate of one CPU, is the rate.
+//! threads included) is summed at the ends of short windows. The result is the 99th percentile over
+//! the windows, at the highest rate of one CPU.
 //!
 //! Bounds: the rate is an upper bound for the tasks that run while it is measured, since few
 //! programs draw at the highest rate. A thread that begins and ends within one window is missing,
 //! and so is the last part of every thread that ends. The kernel updates the time of a running
-//! thread at its ticks, so one window may have up to a tick of another. Interrupts and devices are
-//! not in it.
+//! thread at its ticks, so one window may contain up to a tick of another. Interrupts and devices
+//! are not in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,18 +20,18 @@ use quell_kernel::procfs;
 use quell_kernel::root::Files;
 use quell_kernel::rt;
 
-/// The length of a window: several ticks, and short enough for a burst to be seen.
+/// Length of a window: several ticks, and short enough for a burst to be seen.
 pub const WINDOW: Nanos = Nanos::millis(25);
 
-/// Windows of a measurement: a second.
+/// Number of windows of a measurement: a second.
 pub const WINDOWS: u32 = 40;
 
-/// What all the threads ran in one window.
+/// How long all threads ran in one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// CPU time, over all CPUs.
     pub ran: Nanos,
-    /// How long the window was.
+    /// Real time from the window's begin to its end.
     pub length: Nanos,
 }
 
@@ -51,8 +51,8 @@ pub fn percentile(windows: &[Window], peak: Rate) -> Option<Rate> {
     rates.get(rank.checked_sub(1)?).copied()
 }
 
-/// The CPU time in nanoseconds of every thread of a process that is neither in `members` nor this
-/// one, by thread number. `None` where the kernel does not keep it (no CONFIG_SCHED_INFO).
+/// The CPU time in nanoseconds of every thread, by thread id. Processes in `members` and this
+/// process are left out. `None` where the kernel does not keep it (no CONFIG_SCHED_INFO).
 fn look(files: &dyn Files, members: &BTreeSet<u32>) -> Result<Option<BTreeMap<u32, u64>>> {
     let ourselves = std::process::id();
     let names = files
@@ -73,7 +73,7 @@ fn look(files: &dyn Files, members: &BTreeSet<u32>) -> Result<Option<BTreeMap<u3
     Ok((!found.is_empty() || members.contains(&1)).then_some(found))
 }
 
-/// What ran since the last look. A number that is new, or that ran less than before, is a new
+/// CPU time between two samples. A thread id that is new, or that ran less than before, is a new
 /// thread.
 fn since(before: &BTreeMap<u32, u64>, now: &BTreeMap<u32, u64>) -> Nanos {
     let ran = |(thread, ran): (&u32, &u64)| {
@@ -83,8 +83,8 @@ fn since(before: &BTreeMap<u32, u64>, now: &BTreeMap<u32, u64>) -> Nanos {
     Nanos(now.iter().map(ran).fold(0, u64::saturating_add))
 }
 
-/// Looks at the end of each of so many windows. `wait` returns the time when the next one is over;
-/// the first call begins the first window.
+/// Takes a sample at the end of each of `count` windows. `wait` returns the time when the next
+/// window is over; its first call begins the first window.
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.
@@ -113,8 +113,8 @@ pub fn windows(
     Ok(Some(all))
 }
 
-/// Measures for a second what the tasks draw whose processes are not in `members`; this process is
-/// left out, too. `peak`: the highest rate of one CPU. `None` where the kernel does not keep the
+/// Measures for a second what the tasks draw whose processes are not in `members`. This process is
+/// left out, too. `peak` is the highest rate of one CPU. `None` where the kernel does not keep the
 /// CPU time of threads.
 ///
 /// # Errors
@@ -150,11 +150,11 @@ mod tests {
         let peak = Rate(10_000_000_000);
         assert_eq!(percentile(&[], peak), None);
         assert_eq!(percentile(&[window(0, 25)], peak), Some(Rate(0)));
-        // One CPU of two all the time; two of them twice that.
+        // One CPU of two all the time, then both.
         assert_eq!(percentile(&[window(25, 25)], peak), Some(peak));
         let both = percentile(&[window(50, 25)], peak);
         assert_eq!(both, Some(Rate(20_000_000_000)));
-        // One burst in 100 windows does not count, two do; of fewer windows the highest counts.
+        // One burst in 100 windows does not count, two do. Of fewer windows the highest counts.
         let mut windows = vec![window(1, 100); 99];
         windows.push(window(100, 100));
         assert_eq!(percentile(&windows, peak), Some(Rate(100_000_000)));
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(percentile(&mixed, peak), Some(Rate(2_000_000_000)));
     }
 
-    /// A thread that ran so long.
+    /// Makes the files of a thread that ran for `ran` nanoseconds.
     fn thread(root: &Path, pid: u32, tid: u32, ran: u64) {
         let proc = root.join("proc");
         std::fs::create_dir_all(proc.join(format!("{pid}/task/{tid}"))).unwrap();
@@ -192,7 +192,7 @@ mod tests {
                     thread(root, 60, 60, 90_000_000);
                 }
                 3 => {
-                    // Begun since, and a number that another thread has now.
+                    // A thread that began since, and a thread id that another thread has now.
                     thread(root, 70, 70, 500_000);
                     thread(root, 50, 50, 200_000);
                 }
@@ -232,7 +232,7 @@ mod tests {
             return;
         };
         let cpus = std::thread::available_parallelism().unwrap().get() as u64;
-        // A tick of each CPU more than the window may be in it.
+        // A window may contain an additional tick of each CPU.
         let most = |w: &Window| cpus.max(64) * (w.length.0 + 20_000_000);
         assert!(found.iter().all(|w| w.ran.0 <= most(w)), "{found:?}");
     }

@@ -1,5 +1,5 @@
-//! Undoing what an earlier run left: when both the main process and its watchdog died, or were
-//! never able to finish.
+//! Reverting what an earlier run left: when both the main process and its watchdog died, or could
+//! not finish.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,34 +15,34 @@ use crate::journal::{self, Journal};
 use crate::lease::{self, Lease};
 use crate::undo::{self, Outcome};
 
-/// The plan's name in a run's folder, for `quell status`.
+/// File in a run's folder with the plan, for `quell status`.
 pub const PLAN: &str = "plan.json";
 
-/// What the plan's promises are worth now, in a run's folder, once that is something else than
-/// planned: for `quell status`.
+/// File in a run's folder with the present level of the promises, once it differs from the plan.
+/// For `quell status`.
 pub const STANDING: &str = "standing.json";
 
-/// What programs say of their units, by group, in a run's folder: for `quell status`.
+/// File in a run's folder with what programs declare of their units, by group. For `quell status`.
 pub const DECLARED: &str = "declared.json";
 
-/// What became of one run's folder.
+/// The result of restoring one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restored {
-    /// The run's name.
+    /// Name of the run's folder.
     pub run: String,
-    /// What was undone, and what not.
+    /// What was reverted, and what was not.
     pub undone: Undone,
-    /// What a person should know: discarded since the machine was started again, a damaged line.
+    /// Sentences for a person, such as a journal discarded after a reboot, or a damaged line.
     pub notes: Vec<String>,
-    /// Nothing is left of the run. Otherwise its folder is kept, to try again.
+    /// Whether nothing is left of the run. Otherwise its folder is kept, to try again.
     pub complete: bool,
 }
 
-/// Undoes every run below `run_root` whose main process has ended, or hangs.
+/// Reverts every run below `run_root` whose main process has ended, or hangs.
 ///
 /// # Errors
-/// [`Error::Refused`] when a run is alive and well: nothing of it is touched, and nothing of the
-/// others after it. [`Error::File`].
+/// [`Error::Refused`] when a run is alive and well. Neither it nor any run after it is touched
+/// then. [`Error::File`].
 pub fn restore(files: &dyn Files, run_root: &Path) -> Result<Vec<Restored>> {
     let boot = procfs::boot_id(files)?;
     let mut done = Vec::new();
@@ -73,7 +73,7 @@ pub fn folders(run_root: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// `None`: undone by somebody else in this very moment.
+/// Restores one run. `None` where another process has reverted it in this very moment.
 fn restore_one(files: &dyn Files, dir: &Path, boot: &str) -> Result<Option<Restored>> {
     let found = match journal::read(&dir.join(journal::FILE)) {
         Ok(found) => found,
@@ -130,9 +130,9 @@ fn restore_one(files: &dyn Files, dir: &Path, boot: &str) -> Result<Option<Resto
     Ok(Some(restored))
 }
 
-/// Whether a living main process has lost its run: revoked, or its heart does not beat (then it is
-/// revoked now). Without a lease it has not come far enough to have changed anything, or is about
-/// to end: it is left to itself.
+/// Whether a living main process has lost its run: the run was revoked, or the heartbeat is late,
+/// in which case this call revokes it. A process without a lease has not changed anything yet, or
+/// is about to end. It has not lost the run.
 fn lost(dir: &Path) -> bool {
     let Ok(lease) = Lease::open(&dir.join(lease::FILE)) else {
         return false;
@@ -143,7 +143,7 @@ fn lost(dir: &Path) -> bool {
     lease.is_revoked()
 }
 
-/// Undoes what the journal in a run's folder says, whoever wrote it.
+/// Reverts the entries of the journal in a run's folder, whichever process wrote it.
 ///
 /// # Errors
 /// [`Error::File`] when it cannot be read.
@@ -154,10 +154,10 @@ pub fn undo_folder(files: &dyn Files, dir: &Path) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Removes a run's folder and the files of ours in it; the journal goes last.
+/// Removes a run's folder and Quell's files in it, the journal last.
 ///
 /// # Errors
-/// [`Error::File`]; a folder that is gone is none.
+/// [`Error::File`]. A folder that is gone is no error.
 pub fn remove_folder(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e| Error::file("remove", &path.to_string_lossy(), None, e);
     for name in [PLAN, STANDING, DECLARED, lease::FILE, journal::FILE] {
@@ -173,13 +173,13 @@ pub fn remove_folder(dir: &Path) -> Result<()> {
     }
 }
 
-/// Ends a run whose changes are all undone: the journal is closed and the folder removed.
+/// Ends a run whose changes are all reverted: closes the journal and removes the folder.
 ///
 /// # Errors
 /// [`Error::Refused`] while something is recorded, [`Error::File`].
 pub fn close(journal: Journal, dir: &Path) -> Result<()> {
-    // The journal goes before the folder, the rest before the journal: what is left by a death in
-    // between is either still found by it, or an empty folder.
+    // The journal is removed before the folder, and all other files before the journal. So a death
+    // in between leaves a journal by which the rest is found, or an empty folder.
     for name in [PLAN, STANDING, DECLARED, lease::FILE] {
         let _ = fs::remove_file(dir.join(name));
     }
@@ -198,7 +198,7 @@ pub fn sweep(run_root: &Path) {
     }
 }
 
-/// The changes an earlier run left, without undoing them: for `status` and `doctor`.
+/// The changes that an earlier run left, without reverting them. For `status` and `doctor`.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -286,7 +286,7 @@ mod tests {
             error.contains("run r1 is alive: process 4000000"),
             "{error}"
         );
-        // Alive, but its lease was revoked: it has lost the run.
+        // The process is alive, but its lease was revoked: it has lost the run.
         let lease = Lease::create(&run, 1, rt::now()).unwrap();
         assert!(restore(&kernel, &dir.path().join("quell")).is_err());
         assert!(lease.revoke());

@@ -1,6 +1,6 @@
-//! The way of a brake's decisions into the record: a ring of fixed size per regulated CPU, made
-//! before the thread starts, written by it alone and emptied by the main process with every
-//! heartbeat. Writing takes a few stores and never waits; what does not fit is counted.
+//! Takes a brake's decisions to the record: a ring of fixed size per regulated CPU. It is made
+//! before the thread starts. Only that thread writes it, and the main process empties it with every
+//! heartbeat. Writing takes a few stores and never waits. A decision that does not fit is counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,22 +8,23 @@ use quell_control::bandwidth::Verdict;
 use quell_record::events::Decision;
 use quell_types::units::{Lines, Nanos};
 
-/// Decisions that fit: at the shortest period, 100 µs, those of a hundred milliseconds. 40 KiB.
+/// Number of decisions that fit, in 40 KiB: those of a hundred milliseconds at the shortest period,
+/// 100 µs.
 const SLOTS: usize = 1024;
 
-/// What a decision is: its kind in the lowest two bits, and whether the overflow's time and mode
-/// are known, and the mode.
+/// Layout of a decision's third word. The lowest two bits are its kind. `SEEN` means that the time
+/// and mode of the overflow are known, and `KERNEL` that the mode was kernel mode.
 const KIND: u64 = 3;
 const SEEN: u64 = 4;
 const KERNEL: u64 = 8;
 
-/// The ring of one CPU.
+/// The ring of one CPU, with one writer and one reader.
 #[derive(Debug)]
 pub struct Ring {
     slots: Box<[[AtomicU64; 5]]>,
-    /// Decisions written since the beginning.
+    /// Number of decisions written since the beginning.
     written: AtomicU64,
-    /// Decisions taken out.
+    /// Number of decisions taken out since the beginning.
     taken: AtomicU64,
     missed: AtomicU64,
 }
@@ -41,12 +42,12 @@ impl Default for Ring {
 
 impl Ring {
     fn slot(&self, number: u64) -> &[AtomicU64; 5] {
-        // In range by the modulus; the ring is never empty of slots.
+        // In range by the modulus. The ring always has slots.
         let index = usize::try_from(number % SLOTS as u64).unwrap_or(0);
         &self.slots[index]
     }
 
-    /// Adds one. For the one thread that writes.
+    /// Adds a decision. Only the writing thread may call this.
     pub fn push(&self, decision: &Decision) {
         let number = self.written.load(Ordering::Relaxed);
         if number - self.taken.load(Ordering::Acquire) >= SLOTS as u64 {
@@ -78,7 +79,7 @@ impl Ring {
         self.written.store(number + 1, Ordering::Release);
     }
 
-    /// Takes all out, in order. For the one thread that reads.
+    /// Takes all decisions out, in order. Only the reading thread may call this.
     pub fn drain(&self, into: &mut Vec<Decision>) {
         let written = self.written.load(Ordering::Acquire);
         let taken = self.taken.load(Ordering::Relaxed);

@@ -1,9 +1,11 @@
-//! A thread that reads what a program uses once a millisecond: perf events of its threads, of which
-//! each sums what was born of it. CPU time is such an event, too (the task clock): it is exact to
-//! the moment it is read, also of a thread that runs just then, where process clocks and
-//! `/proc/TID/schedstat` are old by up to a tick (seen: single threads with four milliseconds in
-//! one). To read an event of a thread that runs on another CPU the kernel interrupts that CPU. What
-//! reading takes of the reader's own CPU is measured and told.
+//! A thread that reads once a millisecond what a program uses: perf events of its threads, each
+//! including the thread's children.
+//!
+//! CPU time is such an event, too (the task clock). It is exact to the moment it is read, also for
+//! a thread that runs just then. Process clocks and `/proc/TID/schedstat` are old by up to a tick
+//! (seen: single threads with four milliseconds in one). To read an event of a thread that runs on
+//! another CPU, the kernel interrupts that CPU. The CPU time that reading takes is measured and
+//! reported.
 
 use std::io;
 use std::sync::Arc;
@@ -17,29 +19,29 @@ use quell_types::units::Nanos;
 use quell_kernel::perf::Event;
 use quell_kernel::rt;
 
-/// Above ordinary work, so that readings are on time.
+/// Real-time priority above ordinary work, so that readings are on time.
 const PRIORITY: i32 = 40;
 
-/// A reading that took longer (something else ran in between) does not tell of a moment, and is
+/// A reading that took longer (something else ran in between) does not belong to one moment, and is
 /// left out.
 const LONGEST: Nanos = Nanos::micros(200);
 
-/// What counts for one thread, in two sums: CPU time and nothing, or lines that come in and lines
+/// The counters of one thread, in two sums: CPU time and nothing, or lines that come in and lines
 /// that are written back.
 #[derive(Debug, Default)]
 pub(crate) struct Source(pub(crate) [Vec<Event>; 2]);
 
-/// What was read: the two sums.
+/// Times and the two sums that were read then.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Readings {
     pub(crate) all: Vec<(Nanos, [u64; 2])>,
-    /// The reader's own CPU time.
+    /// The CPU time of the reading thread itself.
     pub(crate) cost: Nanos,
-    /// A counter was taken away for a time.
+    /// Whether a counter was taken away for a time.
     pub(crate) gaps: bool,
 }
 
-/// The running thread.
+/// The sampling thread, while it runs.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     stop: Arc<AtomicBool>,
@@ -65,7 +67,7 @@ impl Sampler {
 }
 
 fn sample(sources: &[Source], cpu: Option<CpuId>, stop: &AtomicBool) -> Readings {
-    // Without either, readings come late, which is counted and told.
+    // Without one of these, readings come late, which is counted and reported.
     let _ = cpu.map(rt::pin);
     let _ = rt::fifo(PRIORITY);
     let mut readings = Readings::default();
@@ -83,7 +85,7 @@ fn sample(sources: &[Source], cpu: Option<CpuId>, stop: &AtomicBool) -> Readings
                 }
             }
         }
-        // What an event that failed has lost must not look like a step back.
+        // What a failed event has lost must not look like a step back.
         let before = readings.all.last().map_or([0; 2], |(_, sum)| *sum);
         let took = rt::now().since(now);
         if took <= LONGEST || last {
@@ -95,12 +97,12 @@ fn sample(sources: &[Source], cpu: Option<CpuId>, stop: &AtomicBool) -> Readings
         if last {
             break;
         }
-        // What was missed is not caught up with.
+        // Missed readings are not made up for.
         while next <= now {
             next = next.plus(BIN);
         }
         let until = rt::timespec(next);
-        // Woken early by a signal it only reads once more.
+        // A signal that wakes it early only adds a reading.
         let _ =
             rustix::thread::clock_nanosleep_absolute(rustix::thread::ClockId::Monotonic, &until);
     }
@@ -151,10 +153,10 @@ mod tests {
         let readings = sampler.end();
         let (first, last) = (readings.all[0], readings.all[readings.all.len() - 1]);
         assert!(last.1[0] - first.1[0] > 10_000_000, "{first:?} {last:?}");
-        // Some readings are late on a busy machine, not most.
+        // Some readings are late on a busy machine, but not most.
         assert!(readings.all.len() > 10, "{}", readings.all.len());
-        // The moment of a reading is known to as much as one may take. A host that takes the CPU
-        // away between the two makes one longer.
+        // The moment of a reading is known to within the longest time that one may take. A host
+        // that takes the CPU away between the two reads makes one longer.
         let fast = readings.all.windows(2).filter(|pair| {
             let (time, used) = (pair[1].0.since(pair[0].0).0, pair[1].1[0] - pair[0].1[0]);
             used > time + LONGEST.0
@@ -174,7 +176,7 @@ mod tests {
             return;
         };
         let sampler = Sampler::start(vec![source], None).unwrap();
-        // It looks for the first time when its own thread comes to it.
+        // The first reading comes when the sampling thread first runs.
         std::thread::sleep(Duration::from_millis(50));
         std::thread::spawn(|| std::hint::black_box(vec![1u8; 8 << 20]).len())
             .join()

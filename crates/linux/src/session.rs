@@ -1,5 +1,5 @@
-//! One hold on the machine: the lock, the run's folder with journal and lease, and the watchdog.
-//! Begun before the first change, ended after the last undo.
+//! One hold on the machine: the lock, the run's folder with journal and lease, and the watchdog. It
+//! begins before the first change and ends after the last undo.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -30,20 +30,20 @@ use crate::watchdog::{self, Health, Watchdog};
 /// How often a watchdog that died is replaced before the run gives up.
 const REPLACEMENTS: u32 = 3;
 
-/// How long the heart may rest between two plans of one hold.
+/// How long the heartbeat may pause between two plans of one hold.
 const LONGEST_REST: Nanos = Nanos::secs(600);
 
-/// How the watchdog is started: a program that ends up in [`watchdog::run`] with the run's folder
-/// as last argument.
+/// How the watchdog is started: a program that ends up in [`watchdog::run`], with the run's folder
+/// as its last argument.
 #[derive(Clone, Debug)]
 pub struct WatchdogCommand {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// Its arguments before the folder.
+    /// The arguments before the folder.
     pub arguments: Vec<OsString>,
 }
 
-/// The hold.
+/// A hold on the machine. [`Session::end`] ends it.
 #[derive(Debug)]
 pub struct Session {
     dir: PathBuf,
@@ -54,17 +54,17 @@ pub struct Session {
     watchdog: Option<Watchdog>,
     command: WatchdogCommand,
     replaced: u32,
-    /// Where the changes of steps begin: after those the watchdog needs.
+    /// Where the changes of steps begin in the journal: after those that the watchdog needs.
     base: Mark,
 }
 
 impl Session {
     /// Takes the lock, begins the journal and the lease, and starts the watchdog. What an earlier
-    /// run left behind is restored first. Returns what a person should know.
+    /// run left behind is restored first. Returns the session and notes for a person.
     ///
     /// # Errors
-    /// When another run holds the machine, the disk is full, or the watchdog does not come up;
-    /// nothing is changed then.
+    /// When another run holds the machine, the disk is full, or the watchdog does not come up.
+    /// Nothing is changed then.
     pub fn begin(
         files: &dyn Files,
         cgroups: &Cgroups,
@@ -151,60 +151,60 @@ impl Session {
         Ok(())
     }
 
-    /// The run's folder.
+    /// The run's folder, with journal, lease and plan.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Leaves the plan in the run's folder, for `quell status`.
+    /// Writes the plan to the run's folder, for `quell status`.
     ///
     /// # Errors
     /// [`Error::File`].
     pub fn describe(&self, plan: &Plan) -> Result<()> {
         let path = self.dir.join(PLAN);
         let text = serde_json::to_string(plan).unwrap_or_default();
-        // What was known of another plan.
+        // The file is about another plan.
         let _ = std::fs::remove_file(self.dir.join(STANDING));
         std::fs::write(&path, text)
             .map_err(|e| Error::file("write", &path.to_string_lossy(), None, e))
     }
 
-    /// Leaves what its promises are worth now, for `quell status`, which takes the plan's word
-    /// where it cannot be written.
+    /// Writes the present level of the promises to the run's folder, for `quell status`. Where it
+    /// cannot be written, `quell status` shows the planned levels.
     pub fn stands(&self, standing: &Standing) {
         let text = serde_json::to_string(standing).unwrap_or_default();
         let _ = std::fs::write(self.dir.join(STANDING), text);
     }
 
-    /// Leaves what programs say of their units in the run's folder, for `quell status`, which does
-    /// without where it cannot be written.
+    /// Writes what programs declare of their units to the run's folder, for `quell status`, which
+    /// does without where it cannot be written.
     pub fn declared(&self, all: &BTreeMap<GroupId, Declared>) {
         let text = serde_json::to_string(all).unwrap_or_default();
         let _ = std::fs::write(self.dir.join(DECLARED), text);
     }
 
-    /// The journal, for changes.
+    /// The journal in which changes are recorded.
     pub fn journal(&mut self) -> &mut Journal {
         &mut self.journal
     }
 
-    /// What was changed, oldest first.
+    /// The recorded changes, oldest first.
     #[must_use]
     pub fn changes(&self) -> &[quell_types::journal::Undo] {
         self.journal.entries()
     }
 
     /// Puts the calling thread, which is the main one, and its deputy on these CPUs, as far as the
-    /// kernel lets it.
+    /// kernel allows.
     pub fn stay_on(&self, files: &dyn Files, cpus: &CpuSet) {
         for thread in [Some(0), self.deputy.thread()].into_iter().flatten() {
             let _ = files.set_affinity(thread, cpus);
         }
     }
 
-    /// Keeps every thread of this process off these CPUs that has others: brakes stay where they
-    /// are.
+    /// Moves every thread of this process off these CPUs that may run on other CPUs, too. Brakes,
+    /// which have only one, stay where they are.
     pub fn keep_off(&self, files: &dyn Files, cpus: &CpuSet) {
         for thread in procfs::threads(files, std::process::id()).unwrap_or_default() {
             let Ok(has) = files.affinity(thread) else {
@@ -217,19 +217,20 @@ impl Session {
         }
     }
 
-    /// The lease.
+    /// The lease on the machine, shared with brakes and watchdog.
     #[must_use]
     pub fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
 
-    /// The watchdog's process number.
+    /// Process id of the watchdog. `None` while there is none.
     #[must_use]
     pub fn watchdog_pid(&self) -> Option<u32> {
         self.watchdog.as_ref().map(Watchdog::pid)
     }
 
-    /// Renews the heartbeat and replaces a watchdog that died. A sentence when it was replaced.
+    /// Renews the heartbeat and replaces a watchdog that died. Returns a sentence when it was
+    /// replaced.
     ///
     /// # Errors
     /// When the run was revoked, or watchdogs keep dying.
@@ -258,7 +259,8 @@ impl Session {
         Ok(Some(format!("the watchdog died ({how}) and was replaced")))
     }
 
-    /// Whether the run is still ours, in the middle of slow work; if so the heart beats.
+    /// Whether the run still holds the machine, asked during slow work. If so, renews the
+    /// heartbeat.
     #[must_use]
     pub fn still_held(&self) -> bool {
         let held = !self.lease.is_revoked();
@@ -268,25 +270,25 @@ impl Session {
         held
     }
 
-    /// Takes back what the steps changed; the hold itself stays.
+    /// Reverts what the steps changed. The hold itself stays.
     pub fn undo(&mut self, files: &dyn Files) -> Undone {
         self.journal.undo_to(files, self.base)
     }
 
-    /// Nothing is applied for the moment: the heart may rest, there is nothing that a late beat
-    /// could endanger. The next [`Self::beat`] ends the rest.
+    /// Announces that nothing is applied for the moment, so a late heartbeat endangers nothing. The
+    /// next [`Self::beat`] ends this rest.
     pub fn rest(&self, now: Nanos) {
         self.lease.beat(now.plus(LONGEST_REST));
     }
 
-    /// Ends the hold: everything is taken back, the watchdog goes, the folder is removed, the lock
-    /// is free.
+    /// Ends the hold: everything is reverted, the watchdog ends, the folder is removed, and the
+    /// lock is free.
     ///
     /// # Errors
-    /// When something could not be taken back; the journal then stays for `quell restore`.
+    /// When something could not be reverted. The journal then stays for `quell restore`.
     pub fn end(mut self, files: &dyn Files) -> Result<Undone> {
         let mut undone = self.undo(files);
-        // Only then: until here a death of ours must still be noticed.
+        // Released only now: until here the watchdog must notice a death of this process.
         self.lease.release();
         if let Some(watchdog) = self.watchdog.take()
             && let Err(e) = watchdog.finish()

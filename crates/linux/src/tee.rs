@@ -1,6 +1,6 @@
-//! Reads along a program's output: what it writes goes on to our own standard output unchanged, and
-//! a copy to whoever looks for times in it. A thread of its own, since whoever reads our output may
-//! be slow, and the heartbeat must not wait for that.
+//! Copies a program's output: it goes to Quell's own standard output unchanged, and also to the
+//! reader that finds times in it. This is a separate thread, because the reader of Quell's output
+//! may be slow, and the heartbeat must not wait for that.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,14 +13,14 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
 
-/// How long the program's last words are waited for once it has ended, while somebody else still
-/// has its output open.
+/// How long to wait for the last output of an ended program, while another process still has its
+/// output open.
 const LAST_WORDS: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
 
-/// A program's output on its way.
+/// A program's output that is passed on by a thread.
 #[derive(Debug)]
 pub(crate) struct Tee {
     ending: Arc<AtomicBool>,
@@ -28,7 +28,7 @@ pub(crate) struct Tee {
 }
 
 impl Tee {
-    /// Passes on what comes `from` a program; the copy is read from the file returned.
+    /// Passes on what comes `from` a program. The copy is read from the returned file.
     pub(crate) fn start(from: ChildStdout) -> io::Result<(Self, File)> {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let ending = Arc::new(AtomicBool::new(false));
@@ -45,7 +45,7 @@ impl Tee {
         Ok((Self { ending, thread }, File::from(read)))
     }
 
-    /// The program has ended: whether everything it wrote has been passed on.
+    /// To be called when the program has ended. Returns whether all its output has been passed on.
     pub(crate) fn ended(&self) -> bool {
         self.ending.store(true, Ordering::Release);
         self.thread.is_finished()
@@ -56,7 +56,8 @@ fn pass_on(from: &mut File, copy: File, ending: &AtomicBool) {
     let mut copy = Some(copy);
     let mut chunk = [0u8; 16 << 10];
     loop {
-        // Asked before the wait: what comes during it may have been written before the end.
+        // Loaded before the wait: output that comes during the wait may have been written before
+        // the end.
         let last = ending.load(Ordering::Acquire);
         let mut watched = [PollFd::from_borrowed_fd(from.as_fd(), PollFlags::IN)];
         match rustix::event::poll(&mut watched, Some(&LAST_WORDS)) {
@@ -69,10 +70,11 @@ fn pass_on(from: &mut File, copy: File, ending: &AtomicBool) {
             Ok(0) | Err(_) => return,
             Ok(n) => n,
         };
-        // Whoever looks for times may be gone; the output goes on.
+        // The reader of the copy may be gone; the output goes on.
         copy = copy.filter(|copy| (&mut &*copy).write_all(&chunk[..n]).is_ok());
         let mut out = io::stdout().lock();
-        // Nobody reads us any more: then the program is to meet that, too, as it would without us.
+        // Nothing reads Quell's output any more. The program is to meet that, too, as it would
+        // without Quell.
         if out
             .write_all(&chunk[..n])
             .and_then(|()| out.flush())

@@ -1,12 +1,14 @@
-//! A thread of ours that is a process of its own: it shares memory and descriptors with this
+//! A thread of Quell that is a process of its own: it shares memory and descriptors with this
 //! process, and can be in another cgroup.
 //!
-//! cgroup v2 keeps all threads of a process in one (domain) cgroup (cgroup-v2.rst, "Threads"); a
-//! brake has to be in its group's. So it is made by clone(2) with `CLONE_VM` and without
-//! `CLONE_THREAD`. It runs on a stack of its own and uses the thread-local storage of the thread
-//! that made it, as a child of vfork(2) does: that thread does nothing but wait for it, by a system
-//! call that touches neither memory nor `errno`. It dies with this process (`PR_SET_PDEATHSIG`), is
-//! not stopped or frozen with it, and leaves no zombie.
+//! cgroup v2 keeps all threads of a process in one (domain) cgroup (cgroup-v2.rst, "Threads"), and
+//! a brake has to be in its group's. So it is made by clone(2) with `CLONE_VM` and without
+//! `CLONE_THREAD`.
+//!
+//! It runs on its own stack and uses the thread-local storage of the thread that made it, as a
+//! child of vfork(2) does. That thread only waits for it, by a system call that touches neither
+//! memory nor `errno`. The process dies with this one (`PR_SET_PDEATHSIG`), is not stopped or
+//! frozen with it, and leaves no zombie.
 
 use std::ffi::CString;
 use std::io;
@@ -21,23 +23,23 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use quell_kernel::rt;
 
-/// The lowest page of a stack: whatever runs past the end of the stack faults.
+/// Bytes of the lowest page of a stack. Code that runs past the end of the stack faults there.
 const GUARD: usize = 4096;
-/// How long one that is told to end may take before it is killed: a brake looks every 250 ms.
+/// How long a twin that was asked to end may take before it is killed. A brake checks every 250 ms.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
-/// `__WALL` of waitid(2): children that report their end by no signal, too.
+/// `__WALL` of waitid(2): also children that report their end by no signal.
 const ANY_CHILD: WaitIdOptions = WaitIdOptions::from_bits_retain(0x4000_0000);
 
-/// A running one.
+/// A running twin. [`Twin::end`] waits for its end.
 #[derive(Debug)]
 pub struct Twin {
-    /// Its process; 0 until it is made, and once it has ended.
+    /// Its process id. 0 until it is made, and once it has ended.
     pid: Arc<AtomicI32>,
     waiter: JoinHandle<()>,
 }
 
-/// What it is started with.
+/// What the new process gets from its maker.
 struct Start {
     parent: Pid,
     name: CString,
@@ -46,11 +48,11 @@ struct Start {
 }
 
 impl Twin {
-    /// Runs `body` in a process called `name`. `ended` is called when it has ended; `true`: it was
-    /// killed.
+    /// Runs `body` in a process called `name`. `ended` is called when it has ended, with `true` if
+    /// it was killed.
     ///
     /// # Errors
-    /// When neither a thread nor a process can be had.
+    /// When neither a thread nor a process can be made.
     pub fn start(
         name: &str,
         body: impl FnOnce() + Send + 'static,
@@ -82,14 +84,14 @@ impl Twin {
         Err(failed)
     }
 
-    /// Its process, while it runs.
+    /// Its process id. `None` once it has ended.
     #[must_use]
     pub fn pid(&self) -> Option<Pid> {
         Pid::from_raw(self.pid.load(Ordering::Acquire))
     }
 
-    /// Waits for its end. One that has been told to end and does not (it is frozen with its cgroup,
-    /// or never gets its CPU) is killed.
+    /// Waits for its end. The twin was asked to end. If it does not (it is frozen with its cgroup,
+    /// or never gets its CPU), it is killed.
     pub fn end(self) {
         let mut waited = Duration::ZERO;
         while !self.waiter.is_finished() && waited < PATIENCE {
@@ -97,7 +99,7 @@ impl Twin {
             waited += LOOK;
         }
         if let Some(pid) = self.pid().filter(|_| !self.waiter.is_finished()) {
-            // Its number is not given away before the waiter has seen its end.
+            // Its number is not reused before the waiter has seen its end.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
         let _ = self.waiter.join();
@@ -127,7 +129,7 @@ impl Stack {
         Ok(stack)
     }
 
-    /// Just past its highest byte.
+    /// The address just past its highest byte.
     fn top(&self) -> *mut std::ffi::c_void {
         self.base.wrapping_byte_add(GUARD + rt::STACK)
     }
@@ -135,13 +137,13 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`; what ran on it has ended.
+        // SAFETY: the mapping made in `new`. What ran on it has ended.
         let _ = unsafe { rustix::mm::munmap(self.base, GUARD + rt::STACK) };
     }
 }
 
-/// No handler may run on the waiting thread, whose storage is in use, nor in the process, which
-/// inherits the mask.
+/// Blocks all signals. No handler may run on the waiting thread, whose storage is in use, nor in
+/// the process, which inherits the mask.
 fn block_signals() {
     let mut all = std::mem::MaybeUninit::uninit();
     // SAFETY: sigfillset initializes the set, which outlives both calls.
@@ -151,8 +153,8 @@ fn block_signals() {
     }
 }
 
-/// Starts the process, whose number goes to `pid`, and waits for its end: whether it was killed.
-/// `None`: it was not started, which has been told.
+/// Starts the process, whose number goes to `pid`, and waits for its end. Returns whether it was
+/// killed. `None`: it was not started, which was reported to `start.made`.
 fn clone_and_wait(start: Box<Start>, pid: &AtomicI32) -> Option<bool> {
     let stack = match Stack::new() {
         Ok(stack) => stack,
@@ -165,13 +167,13 @@ fn clone_and_wait(start: Box<Start>, pid: &AtomicI32) -> Option<bool> {
     let argument = Box::into_raw(start);
     let flags = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_PARENT_SETTID;
     // SAFETY: the stack is aligned to a page, outlives the process (this function waits for it) and
-    // is used by it alone; the argument is owned by it from here on; the kernel writes its number
-    // to `pid`. Thread-local storage is left to the process: until it has ended, this thread does
-    // nothing but the system call below, made without the C library.
+    // only the process uses it. The process owns the argument from here on. The kernel writes its
+    // number to `pid`. Thread-local storage is left to the process: until it has ended, this thread
+    // does nothing but the system call below, made without the C library.
     let child = unsafe { libc::clone(enter, stack.top(), flags, argument.cast(), pid.as_ptr()) };
     let Some(child) = Pid::from_raw(child).filter(|_| child > 0) else {
         let error = io::Error::last_os_error();
-        // SAFETY: nothing was started, so that the argument is ours again.
+        // SAFETY: nothing was started, so this thread owns the argument again.
         let start = unsafe { Box::from_raw(argument) };
         let _ = start.made.send(Err(error));
         return None;

@@ -1,25 +1,20 @@
-//! Taking changes back: in reverse order, idempotent, and only what still carries our value.
+//! Reverting changes: in reverse order, idempotent, and only where the written value still stands.
 //!
 //! Rules:
-//! - A file is restored if it still reads as what was written (or as what the kernel makes of it:
-//!   lists and masks are compared as sets). If it reads as before, there is nothing to do. Anything
-//!   else was set by somebody else since: it is left, and named.
-//! - A task is moved back only if it is the same task (number and start time) and still where it
-//!   was put.
-//! - A v2 cpuset that was not set cannot be unset while it has tasks: all that the machine can have
-//!   stands in for it.
-//! - A cgroup of ours is emptied before it is removed: a task born in it goes where its process, or
-//!   the closest ancestor that was moved there, came from; else to the heir. What is inside a
-//!   cgroup of ours goes with it.
-//! - Of a `schemata` only the values that we wrote are compared and restored, each by itself.
-//! - A resctrl that we mounted goes, unless others have made groups in it.
-//! - What is locked in a cache stays, and the mount with it, while somebody has it open: worth
-//!   another try later.
-//! - What a loop moved goes back to what it read before, whatever it reads.
-//! - Continued and thawed is only what we stopped and have not let go on since: what is found
-//!   stopped else was stopped by somebody else.
-//! - Who has an `oom_score_adj` of ours and is where its process was put gets the old one: children
-//!   inherit it.
+//! - A file is restored if it still reads as written, or as what the kernel makes of that (lists
+//!   and masks are sets). A file that reads as before is done. Any other value was set by another
+//!   program since: it is left, and named.
+//! - A task is moved back if it is the same (number and start time) and still where it was put.
+//! - A v2 cpuset that was not set cannot be emptied while it has tasks: it gets all there can be.
+//! - A cgroup that Quell made is emptied, then removed with all below it. A task born in it goes
+//!   where its process or closest moved ancestor came from, else to the heir.
+//! - Of a `schemata` only the values that were written are restored, each by itself.
+//! - A resctrl that Quell mounted is unmounted, unless other programs have made groups in it.
+//! - Memory locked in a cache, and its mount, stay while a process has it open: try again later.
+//! - A value that a loop moved is restored, whatever the file reads.
+//! - Only what Quell stopped and has not resumed since is resumed or thawed.
+//! - A process with Quell's `oom_score_adj` in the cgroup where its process was put gets the old
+//!   one: children inherit it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -39,21 +34,21 @@ use quell_types::task::TaskId;
 use crate::fault;
 use crate::journal::{Journal, Mark};
 
-/// What undoing came to.
+/// The result of undoing a journal's entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// For the person.
+    /// What was restored and what was left, for a person.
     pub undone: Undone,
-    /// Entries that could not be taken back although they should have been; worth another try.
+    /// Entries that could not be reverted although they should have been. Worth another try.
     pub failed: Vec<Undo>,
 }
 
-/// How often an occupied cgroup is tried again, and how long in between: together about a second. A
-/// task that is just ending keeps its cgroup busy for a moment.
+/// Tries for an occupied cgroup, and the pause in between: together about a second. A task that is
+/// just ending keeps its cgroup busy for a moment.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Takes back `entries` (oldest first), latest first.
+/// Reverts `entries` (oldest first), latest first.
 pub fn undo(files: &dyn Files, entries: &[Undo]) -> Outcome {
     undo_while(files, entries, &|| {})
 }
@@ -98,9 +93,9 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
 }
 
 impl Journal {
-    /// Takes back everything recorded since `mark`, latest first, and forgets it. What could not be
-    /// taken back (not: what somebody else has changed since) stays in the journal and is named in
-    /// [`Undone::left`].
+    /// Reverts everything recorded since `mark`, latest first, and forgets it. What could not be
+    /// reverted stays in the journal and is named in [`Undone::left`]. Changes by other programs
+    /// are only named.
     pub fn undo_to(&mut self, files: &dyn Files, mark: Mark) -> Undone {
         let mut outcome = undo_while(files, self.since(mark), &|| self.beat());
         fault::boundary();
@@ -110,7 +105,7 @@ impl Journal {
         outcome.undone
     }
 
-    /// Takes back everything, as [`Self::undo_to`].
+    /// Reverts everything, as [`Self::undo_to`].
     pub fn undo_all(&mut self, files: &dyn Files) -> Undone {
         self.undo_to(files, Mark::default())
     }
@@ -120,21 +115,21 @@ struct Work<'a> {
     files: &'a dyn Files,
     alive: &'a dyn Fn(),
     entries: &'a [Undo],
-    /// Cgroups that will be removed by this undoing: their settings need not be restored first.
+    /// Cgroups that this undoing will remove: their settings need not be restored first.
     made: BTreeSet<&'a str>,
-    /// Whose `oom_score_adj` is recorded.
+    /// Tasks whose `oom_score_adj` is recorded.
     scored: BTreeSet<TaskId>,
-    /// What we have let go on ourselves, and how many of its stops that takes back.
+    /// What Quell has resumed itself, and how many of its stops that reverts.
     resumed: BTreeMap<&'a Stopped, u32>,
     /// Tasks by directory, as read when first needed.
     members: BTreeMap<&'a str, BTreeSet<u32>>,
-    /// Where it is to be changed back and its lock was not asked for yet.
+    /// Set while entries below resctrl are to be reverted and its lock was not asked for yet.
     resctrl: Option<Resctrl>,
     lock: Option<Lock>,
     outcome: Outcome,
 }
 
-/// `Ok(true)`: taken back. `Ok(false)`: nothing to do. `Err`: what failed, in a sentence.
+/// `Ok(true)`: reverted. `Ok(false)`: nothing to do. `Err`: what failed, in a sentence.
 type Step = Result<bool, String>;
 
 impl<'a> Work<'a> {
@@ -167,8 +162,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Takes the lock that other tools take, too, before the first entry below resctrl. Somebody
-    /// who keeps it does not keep us from taking back what is ours.
+    /// Takes the lock that other tools take, too, before the first entry below resctrl. A tool that
+    /// keeps the lock does not prevent the reverting.
     fn lock(&mut self, entry: &Undo) {
         let (Undo::Write { path, .. }
         | Undo::Steer { path, .. }
@@ -190,10 +185,9 @@ impl<'a> Work<'a> {
     }
 
     fn write(&mut self, path: &str, old: &str, new: &str) -> Step {
-        // A controller, though, cannot be taken from the parent while a cgroup of ours still hands
-        // it on; and a partition that is removed as it is may not give its CPUs back: one made
-        // invalid by a sibling (6.12), and a valid local one (6.1). A resctrl group that is
-        // exclusive keeps others from getting their ways back.
+        // The exceptions: a parent cannot lose a controller that a child has. A partition may not
+        // give its CPUs back if removed: one made invalid by a sibling (6.12), a valid local one
+        // (6.1). An exclusive resctrl group keeps other groups from their ways.
         let first = ["/cgroup.subtree_control", "/cpuset.cpus.partition", "/mode"];
         if !first.iter().any(|name| path.ends_with(name))
             && path
@@ -253,9 +247,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A v2 cpuset that has tasks takes CPUs and nodes but no longer none (ENOSPC). What stands in
-    /// for a value that was not set is everything the machine can have: it, too, leaves the cgroup
-    /// what its parent has.
+    /// All that the machine can have, where a v2 cpuset was not set. It cannot be emptied while it
+    /// has tasks (ENOSPC), and this value, too, leaves the cgroup what its parent has.
     fn unset(&self, path: &str, old: &str) -> Option<String> {
         let possible = match path.rsplit('/').next() {
             _ if !old.trim().is_empty() => return None,
@@ -267,8 +260,7 @@ impl<'a> Work<'a> {
         (!all.is_empty()).then_some(all)
     }
 
-    /// Each value by itself: what somebody has changed since, or what is not there now, does not
-    /// keep the others.
+    /// Restores each value by itself, so that a changed or missing one does not prevent the rest.
     fn divide_back(&mut self, path: &str, now: &str, old: &str, new: &str) -> Step {
         let (back, theirs) =
             Schemata::parse(now).back(&Schemata::parse(old), &Schemata::parse(new));
@@ -315,8 +307,7 @@ impl<'a> Work<'a> {
                 let Some(stat) = stat.filter(|s| s.id == *task) else {
                     return Ok(false);
                 };
-                // Who waits for a disk is stopped only when that has come: the signal takes a stop
-                // away that is still to be.
+                // A process that waits for a disk stops after that: the signal cancels the stop.
                 let done = self.files.signal(*task, libc::SIGCONT);
                 if done.is_ok() && !pidfd::stopped(stat.state) {
                     return Ok(false);
@@ -348,7 +339,7 @@ impl<'a> Work<'a> {
             if !self.inherits(pid, task, new) {
                 continue;
             }
-            // Who ended, and who has another one by now, is not ours.
+            // A process that ended, or has another adjustment by now, is left alone.
             if !matches!(oom::adjustment(self.files, pid), Ok(Some(now)) if now == new) {
                 continue;
             }
@@ -365,16 +356,15 @@ impl<'a> Work<'a> {
         Ok(restored)
     }
 
-    /// Whether a process is this task, or a later one that may have its settings from it: a
-    /// descendant, or an orphan. Who was there before had its own, and so has who is set back by
-    /// himself.
+    /// Whether a process is this task, or may have its adjustment from it: a later descendant or
+    /// orphan. An older process had its own, and so has one with an entry of its own.
     fn inherits(&self, pid: u32, task: TaskId, new: i32) -> bool {
         match procfs::stat(self.files, pid) {
             Ok(Some(stat)) if stat.id == task => true,
             Ok(Some(stat)) if self.scored.contains(&stat.id) => false,
             Ok(Some(stat)) if pid != task.pid && stat.id.start >= task.start => {
-                // An orphan's parent, be it the first process or a subreaper, has not handed on
-                // what it does not have.
+                // An orphan's parent (the first process or a subreaper) cannot have handed on an
+                // adjustment that it does not have.
                 stat.parent == 1
                     || !matches!(oom::adjustment(self.files, stat.parent), Ok(Some(own)) if own == new)
                     || procfs::ancestry(self.files, pid)
@@ -386,7 +376,7 @@ impl<'a> Work<'a> {
 
     fn put_back(&mut self, task: TaskId, from: &'a str, to: &'a str) -> Step {
         if !self.is_member(to, task.pid) {
-            // A task that is exiting is listed in no group, and nobody has moved it.
+            // A task that is exiting is listed in no group; it was not moved.
             let stays = matches!(procfs::stat(self.files, task.pid),
                 Ok(Some(stat)) if stat.id == task && !stat.leaving());
             if stays && !self.is_member(from, task.pid) && self.files.exists(to) {
@@ -399,7 +389,7 @@ impl<'a> Work<'a> {
         }
         match procfs::stat(self.files, task.pid) {
             Ok(Some(stat)) if stat.id == task => {}
-            // Ended, or a later task of the same number: that one goes with its cgroup.
+            // It ended, or is a later task of the same number, which leaves with its cgroup.
             Ok(_) => return Ok(false),
             Err(e) => return Err(e.to_string()),
         }
@@ -506,7 +496,7 @@ impl<'a> Work<'a> {
         ))
     }
 
-    /// Takes a resctrl away that we mounted: groups that others have made since would go with it.
+    /// Unmounts a resctrl that Quell mounted, unless other programs have made groups in it.
     fn unmount(&mut self, path: &str) -> Step {
         let mounted = |work: &Self| Resctrl::find(work.files).map_err(|e| e.to_string());
         let Some(resctrl) = mounted(self)?.filter(|r| r.root == path) else {
@@ -516,7 +506,7 @@ impl<'a> Work<'a> {
         others.remove(0);
         let monitors = resctrl.default_group().monitors(self.files);
         others.extend(monitors.map_err(|e| e.to_string())?);
-        // What of ours could not be removed yet keeps it for another try.
+        // A group of Quell that could not be removed yet keeps the mount for another try.
         if let Some(ours) = others.iter().find(|g| self.made.contains(g.dir.as_str())) {
             return Err(format!("{path} stays mounted with {}", ours.dir));
         }
@@ -526,7 +516,7 @@ impl<'a> Work<'a> {
                 other.name
             ));
         }
-        // Our own lock keeps it busy.
+        // Quell's own lock keeps it busy.
         self.lock = None;
         let mut why = String::new();
         for attempt in 0..TRIES {
@@ -543,7 +533,7 @@ impl<'a> Work<'a> {
         self.leave(format!("{path} stays mounted: somebody uses it ({why})"))
     }
 
-    /// Moves every task out of a cgroup and of those inside it; removes those inside.
+    /// Moves every task out of a cgroup and of those inside it. Removes those inside.
     fn empty(
         &self,
         entry: usize,
@@ -552,7 +542,7 @@ impl<'a> Work<'a> {
         heir: &str,
         depth: u32,
     ) -> Result<(), String> {
-        // Deeper than any cgroup tree in practice; a bound, so that a hostile one ends.
+        // Deeper than any cgroup tree in practice. A bound, so that a hostile tree ends.
         const DEEPEST: u32 = 32;
         for name in self.files.list(path).unwrap_or_default() {
             let child = format!("{path}/{name}");
@@ -583,8 +573,8 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Where a task born in our cgroup belongs: where its process or the closest ancestor came from
-    /// that was moved here.
+    /// Where a task born in Quell's cgroup came from: its process's or closest moved ancestor's
+    /// place.
     fn origin(&self, entry: usize, ours: &str, tid: u32) -> Option<&'a str> {
         let moved: BTreeMap<u32, &str> = self.entries[entry..]
             .iter()

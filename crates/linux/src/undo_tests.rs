@@ -65,7 +65,7 @@ fn everything_possible_stands_for_a_cpuset_that_was_not_set() {
         ("g/cpuset.cpus", "0-3\n"),
     ];
     let kernel = files(dir.path(), &content);
-    // As after the kernel's refusal to take nothing, by whoever undid it first.
+    // As after an earlier undo, in which the kernel refused an empty value.
     let entry = write("/g/cpuset.cpus", "", "0-2");
     assert_eq!(undo(&kernel, &[entry]).undone, Undone::default());
     let entry = write("/g/cpuset.cpus", "1", "0-2");
@@ -81,7 +81,7 @@ fn a_partition_gives_its_cpus_back_before_its_cgroup_goes() {
         path: "/g".into(),
         heir: "/".into(),
     };
-    // (A folder of plain files cannot be removed as a cgroup can: that fails.)
+    // A directory of plain files cannot be removed as a cgroup can, so that part fails.
     undo(
         &kernel,
         &[
@@ -115,7 +115,7 @@ fn values_are_compared_as_the_kernel_means_them() {
         "member",
         "root"
     ));
-    // Elsewhere a number is a number: 10 and 010 are not proven equal.
+    // In other files a number is a number: 10 and 010 are not proven equal.
     assert!(!same("/sys/fs/cgroup/x/cpu.weight", "10", "010"));
 }
 
@@ -166,7 +166,7 @@ fn who_is_set_back_by_himself_is_no_heir_of_another() {
         new: -1000,
         dir: "/g".into(),
     };
-    // 11 came later and had its own; 12 has it from 10 or 11, whose parents do not tell any more.
+    // 11 came later and had its own. 12 has it from 10 or 11, but its parent does not show which.
     let outcome = undo(&kernel, &[scored(11, 200, 300), scored(10, 100, 0)]);
     assert!(outcome.failed.is_empty() && outcome.undone.left.is_empty());
     let now = |pid| kernel.read(&format!("/proc/{pid}/oom_score_adj")).unwrap();

@@ -1,4 +1,4 @@
-//! How units of work of a program are seen: in the session it writes, or in the lines it prints.
+//! How a program's units of work are observed: in the session it writes, or in the lines it prints.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -17,18 +17,18 @@ use quell_types::units::Nanos;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::rt;
 
-/// So often a program is heard that says something else of its units than before.
+/// The most changes of a program's declaration that are reported.
 const MOST_CHANGES: u32 = 100;
 
-/// The units of one program.
+/// The observed units of one program.
 #[derive(Debug)]
 pub(crate) struct Units {
     group: GroupId,
     from: From,
-    /// What it says of them, as it was told, and how often that has changed.
+    /// What the program declares of its units, as last reported. `changes` counts the reports.
     declared: Declared,
     changes: u32,
-    /// That it writes what cannot be was told.
+    /// Whether it was reported that the program writes impossible values.
     strange: bool,
 }
 
@@ -39,8 +39,8 @@ enum From {
 }
 
 impl Units {
-    /// Those of a program that is launched as `id` in `group`, observed so; nothing where nobody
-    /// observes it.
+    /// The units of a program that is launched as `id` in `group`. `None` where nothing observes
+    /// the group.
     ///
     /// # Errors
     /// When there is no memory for its session.
@@ -53,7 +53,7 @@ impl Units {
         Ok(Some(Self::from(group, from)))
     }
 
-    /// Those of a program in `group` that is handed this session.
+    /// The units of a program in `group` that is handed this session.
     pub(crate) fn of(group: &str, session: Reader) -> Self {
         Self::from(group, From::Session(Box::new(session)))
     }
@@ -68,7 +68,7 @@ impl Units {
         }
     }
 
-    /// The session's file, which the program is to inherit.
+    /// The session's file, which the program has to inherit. `None` where its lines are read.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.from {
             From::Session(reader) => Some(reader.file()),
@@ -76,7 +76,7 @@ impl Units {
         }
     }
 
-    /// The process that has the session, as it says; 0: none.
+    /// Process id of the session's user, as that wrote it. 0 for none.
     pub(crate) fn owner(&self) -> u64 {
         match &self.from {
             From::Session(reader) => reader.owner(),
@@ -84,18 +84,18 @@ impl Units {
         }
     }
 
-    /// What the program said of its units last, and its group.
+    /// The program's group, and what it last declared of its units.
     pub(crate) fn declared(&self) -> (&GroupId, Declared) {
         (&self.group, self.declared)
     }
 
-    /// Whether its lines are looked at.
+    /// Whether the lines that it prints are read for units.
     pub(crate) fn lines(&self) -> bool {
         matches!(self.from, From::Lines(..))
     }
 
-    /// Tells the units that have ended since the last time; those in lines are of the subject's
-    /// that were just `seen`.
+    /// Reports the units that have ended since the last time. Units in lines are found in the lines
+    /// of the subject in `seen`.
     pub(crate) fn tell(&mut self, now: Nanos, seen: &mut Vec<Seen>) {
         let (mut units, mut lost, mut strange) = (Vec::new(), 0, 0);
         match &mut self.from {
@@ -144,7 +144,7 @@ impl Units {
     }
 }
 
-/// A session for a program of `group`.
+/// Makes a session for a program of `group`.
 ///
 /// # Errors
 /// When there is no memory for it.

@@ -1,15 +1,17 @@
-//! The watchdog: a second process that undoes everything when the main process dies, hangs, is
+//! The watchdog: a second process that reverts everything when the main process dies, hangs, is
 //! stopped or frozen.
 //!
-//! It lives in cgroups of its own (so that what kills or freezes the main process's does not reach
-//! it), in a session of its own, with its memory locked and real-time priority where that can be
-//! had. It looks at the main process through a pidfd and at the lease's heartbeat. A heartbeat that
-//! stays the same over two looks and is older than [`lease::LAPSE`] is a hang: two looks, because
-//! after a pause of the whole machine both processes wake at once.
+//! It lives in its own cgroups, so that what kills or freezes the main process's does not reach it.
+//! It has its own session, its memory is locked, and it has real-time priority where that is
+//! available.
 //!
-//! After undoing for a process that hangs but lives, it stays: the process may wake in the middle
-//! of a change and then die. Only when the process has ended, or has released the lease itself,
-//! does the watchdog go.
+//! It watches the main process through a pidfd, and the lease's heartbeat. A heartbeat that stays
+//! the same over two checks and is older than [`lease::LAPSE`] is a hang. It takes two checks,
+//! because after a pause of the whole machine both processes wake at once.
+//!
+//! After reverting for a process that hangs but lives, it stays: the process may wake in the middle
+//! of a change and then die. The watchdog ends only when the process has ended, or has released the
+//! lease itself.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -32,30 +34,30 @@ use crate::lease::{self, LAPSE, Lease, State};
 use crate::lock::Lock;
 use crate::restore;
 
-/// How often it looks.
+/// Time between two checks.
 const LOOK: Nanos = Nanos::millis(100);
-/// How long the main process waits for it to be in place, and to go.
+/// How long the main process waits for the watchdog to be in place, and to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How the main process starts its watchdog.
 #[derive(Debug)]
 pub struct Spec<'a> {
-    /// The program; normally `/proc/self/exe`.
+    /// Path of the program; normally `/proc/self/exe`.
     pub program: PathBuf,
-    /// Its arguments (a hidden subcommand); the run's folder is appended.
+    /// Its arguments (a hidden subcommand), to which the run's folder is appended.
     pub arguments: Vec<OsString>,
     /// The run's folder, with journal and lease.
     pub dir: &'a Path,
     /// The lock, which the watchdog keeps until it has finished.
     pub lock: &'a Lock,
-    /// The lease of the main process.
+    /// The lease, in which the watchdog announces itself.
     pub lease: &'a Lease,
 }
 
-/// How the watchdog is.
+/// State of the watchdog process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It watches.
+    /// Its process has not ended.
     Alive,
     /// It has ended: the exit status in words. Another one has to be started.
     Died(String),
@@ -66,12 +68,12 @@ pub enum Health {
 pub struct Watchdog {
     child: Child,
     died: Option<String>,
-    /// What it does without: no cgroup of its own, for example.
+    /// What it does without, such as its own cgroup. Sentences for a person.
     pub notes: Vec<String>,
 }
 
-/// Starts the watchdog and waits until it is in place. Its cgroups are recorded in the journal;
-/// nothing else may have been changed before.
+/// Starts the watchdog and waits until it is in place. Its cgroups are recorded in the journal.
+/// Nothing else may have been changed before.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Refused`] when it does not come up.
@@ -81,8 +83,8 @@ pub fn spawn(
     spec: &Spec<'_>,
 ) -> Result<Watchdog> {
     let mut notes = Vec::new();
-    // Freezer and v2 are what others stop or kill a whole cgroup by; the cpuset keeps it off the
-    // groups' CPUs.
+    // Other programs may freeze or kill a whole cgroup (freezer, v2). The cpuset keeps the watchdog
+    // off the groups' CPUs.
     let home = match GroupCgroups::internal(
         writer,
         cgroups,
@@ -104,7 +106,7 @@ pub fn spawn(
     command
         .args(&spec.arguments)
         .arg(spec.dir)
-        // The lock travels as standard input: inherited, and by nobody else.
+        // The lock is passed as standard input, so that only the watchdog inherits it.
         .stdin(Stdio::from(spec.lock.share()?))
         .stdout(Stdio::null())
         .env_remove(fault::VARIABLE);
@@ -116,8 +118,7 @@ pub fn spawn(
         .spawn()
         .map_err(|e| Error::file("start", &program, None, e))?;
     for place in home.places.iter().filter(|p| p.ours) {
-        // It is moved whole and with the journal's knowledge: its cgroup's heir takes it at the
-        // end.
+        // Its cgroup is in the journal, and the cgroup's heir takes the whole process at the end.
         let door = format!("{}/cgroup.procs", place.dir);
         if let Err(e) = writer.files.write(&door, &child.id().to_string()) {
             notes.push(format!(
@@ -140,8 +141,8 @@ pub fn spawn(
             );
             return Err(Error::refused(format!("the watchdog ({program}) {why}")));
         }
-        // Waiting for it is no hang: it must not find the heart still when it comes up, nor the
-        // brakes meanwhile.
+        // Waiting for the watchdog is no hang. When it comes up, it must find a fresh heartbeat,
+        // and so must the brakes meanwhile.
         spec.lease.beat(rt::now());
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -153,7 +154,7 @@ pub fn spawn(
 }
 
 impl Watchdog {
-    /// Its process number.
+    /// Process id of the watchdog.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -171,10 +172,11 @@ impl Watchdog {
         self.died.clone().map_or(Health::Alive, Health::Died)
     }
 
-    /// Waits until it has gone, after the lease was released (or revoked and undone by both).
+    /// Waits until it has ended, after the lease was released (or revoked, and both have reverted
+    /// the run).
     ///
     /// # Errors
-    /// [`Error::Refused`] when it does not go.
+    /// [`Error::Refused`] when it does not end.
     pub fn finish(mut self) -> Result<()> {
         let started = Instant::now();
         while self.check() == Health::Alive {
@@ -190,14 +192,14 @@ impl Watchdog {
     }
 }
 
-/// Why the watchdog went.
+/// Why the watchdog ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The main process released the lease.
     Released,
-    /// The main process ended without; everything was undone.
+    /// The main process ended without a release. Everything was reverted.
     Undone,
-    /// The same, but something could not be taken back: the journal is kept for `quell restore`.
+    /// The same, but something could not be reverted: the journal is kept for `quell restore`.
     Incomplete,
 }
 
@@ -223,13 +225,14 @@ pub fn run(dir: &Path) -> Result<Ended> {
         .and_then(rustix::process::Pid::from_raw);
     let watched =
         handle.map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
-    // The handle first, the start time second: what it names cannot change any more.
+    // The pidfd first, the start time second: which process the pidfd refers to cannot change any
+    // more.
     let watched = match watched {
         Some(Ok(watched)) if procfs::alive(&kernel, main) => watched,
         Some(Err(e)) if procfs::alive(&kernel, main) => {
             return Err(Error::file("watch", "main process", None, e.into()));
         }
-        // It died before we came up.
+        // The main process died before the watchdog came up.
         _ => return Ok(undo_for_good(&kernel, dir)),
     };
     let lease = match Lease::open(&dir.join(lease::FILE)) {
@@ -251,8 +254,7 @@ fn watch(kernel: &Kernel, dir: &Path, lease: &Lease, main: &rustix::fd::OwnedFd)
     loop {
         let mut fds = [PollFd::new(main, PollFlags::IN)];
         let ready = rustix::event::poll(&mut fds, Some(&look));
-        // A failing poll (out of kernel memory) must not become a busy loop, nor the end of
-        // watching.
+        // A failing poll (out of kernel memory) must neither become a busy loop nor end the watch.
         let died = match ready {
             Ok(n) => n > 0,
             Err(_) => {
@@ -281,7 +283,7 @@ fn watch(kernel: &Kernel, dir: &Path, lease: &Lease, main: &rustix::fd::OwnedFd)
     }
 }
 
-/// Undoes, and removes the run's folder if all went well.
+/// Reverts, and removes the run's folder if all went well.
 fn undo_for_good(kernel: &dyn Files, dir: &Path) -> Ended {
     let whole = undo_now(kernel, dir);
     if whole && restore::remove_folder(dir).is_ok() {
@@ -292,7 +294,7 @@ fn undo_for_good(kernel: &dyn Files, dir: &Path) -> Ended {
     }
 }
 
-/// Undoes what the journal says. Whether everything that should have been taken back was.
+/// Reverts the journal's entries. Returns whether everything was reverted that should have been.
 fn undo_now(kernel: &dyn Files, dir: &Path) -> bool {
     match restore::undo_folder(kernel, dir) {
         Ok(outcome) => {
@@ -301,7 +303,7 @@ fn undo_now(kernel: &dyn Files, dir: &Path) -> bool {
             }
             outcome.failed.is_empty()
         }
-        // The folder is gone: somebody else has undone it already.
+        // The folder is gone: another process has reverted it already.
         Err(e) if e.errno() == Some(libc::ENOENT) => true,
         Err(e) => {
             note(&e.to_string());
@@ -318,8 +320,8 @@ fn note(text: &str) {
     eprintln!("quell watchdog: {text}");
 }
 
-/// Own session, deaf to the terminal's signals, memory locked, real-time where it can be had, last
-/// to be killed for memory. None of it is vital: what is refused is done without.
+/// A session of its own, no signals from the terminal, memory locked, real-time priority, and the
+/// last choice of the OOM killer. None of it is vital: what is refused is done without.
 fn prepare() {
     let _ = rustix::process::setsid();
     for signal in [
@@ -329,7 +331,7 @@ fn prepare() {
         libc::SIGQUIT,
         libc::SIGPIPE,
     ] {
-        // SAFETY: setting a disposition to "ignore" installs no handler; the numbers are valid.
+        // SAFETY: setting a disposition to "ignore" installs no handler, and the numbers are valid.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
@@ -340,7 +342,7 @@ fn prepare() {
     let _ = rt::fifo(rt::WATCHDOG_PRIORITY);
 }
 
-/// The cgroups of the watchdog, from the hierarchy's root: for those who summarise who runs where.
+/// Path of the watchdog's cgroups, from the root of a hierarchy. For summaries of what runs where.
 #[must_use]
 pub fn cgroup() -> String {
     format!("/{}/_watchdog", group_cgroups::SLICE)

@@ -1,12 +1,12 @@
-//! A thread that writes one group's limit of memory, and what is to be reclaimed from it: the
-//! kernel reclaims inside the write, for seconds where that is slow, and whoever watches must not
-//! wait for it. The newest order counts; what was overtaken is never written.
+//! A thread that writes one group's memory limit, and the amount to reclaim from it. The kernel
+//! reclaims inside the write, for seconds where that is slow, and the sampling thread must not wait
+//! for it. The newest order counts; an order that was overtaken is never written.
 //!
-//! Nothing is written after the end: dropping the handle interrupts what is being written and waits
-//! for the thread, for some seconds: a write that hangs in the kernel must not keep everything else
-//! from being taken back. (v1 sets a limit only after it has reclaimed.) And nothing is written
-//! after the run was revoked. A write that comes back then, or after nobody waited for it any more,
-//! is followed by what the file read in the beginning.
+//! Nothing is written after the end. Dropping the handle interrupts the current write and waits
+//! some seconds for the thread. A write that hangs in the kernel must not keep everything else from
+//! being reverted. (v1 sets a limit only after it has reclaimed.) Nor is anything written after the
+//! run was revoked. If a write returns later than that, or after the wait for it has ended, the
+//! file's first value is written again.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -25,23 +25,23 @@ use quell_types::units::Bytes;
 
 use crate::lease::Lease;
 
-/// How often a write is interrupted until it comes back.
+/// How often a write is interrupted until it returns.
 const AGAIN: Duration = Duration::from_millis(2);
-/// So long it is waited for.
+/// How long to wait for the thread to end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// It does nothing but to interrupt; nobody else here uses it.
+/// The signal that interrupts a write. Nothing else in Quell uses it.
 const INTERRUPT: libc::c_int = libc::SIGUSR2;
 
 #[derive(Debug, Default)]
 struct Orders {
     limit: Option<Option<Bytes>>,
-    /// The limit that was ordered last.
+    /// The limit that was ordered last. The inner `None` is no limit.
     last: Option<Option<Bytes>>,
     reclaim: Option<Bytes>,
     stop: bool,
-    /// Nobody waits for the thread any more.
+    /// Whether the wait for the thread was given up.
     abandoned: bool,
-    /// What the last write was refused with.
+    /// Path and error of the last refused write.
     failed: Option<(String, io::Error)>,
 }
 
@@ -57,8 +57,8 @@ impl Mailbox {
     }
 }
 
-/// A file to be written to, kept open where the root has descriptors; its cgroup may be removed and
-/// made again.
+/// A file to write to, kept open where the root has descriptors. Its cgroup may be removed and made
+/// again.
 struct Door {
     path: String,
     file: Option<File>,
@@ -72,8 +72,8 @@ impl Door {
         Ok(Self { path, file })
     }
 
-    /// One write of a short text, made without allocating; into a cgroup that was made anew unless
-    /// it is `over`.
+    /// Writes a short text once, without allocating. If the cgroup was made again, the new file is
+    /// opened, unless it is `over`.
     fn put(
         &mut self,
         files: &dyn Files,
@@ -101,13 +101,13 @@ impl Door {
     }
 }
 
-/// What the thread writes to.
+/// The files that the thread writes to.
 struct Target {
     files: Arc<dyn Files>,
     memory: Memory,
     limit: Door,
     reclaim: Option<Door>,
-    /// What the limit was.
+    /// What the limit was before, as the file had it.
     old: String,
     lease: Arc<Lease>,
 }
@@ -121,8 +121,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Opens the files of a group and starts the thread. Whoever calls has recorded that the limit
-    /// was `old`.
+    /// Opens the files of a group and starts the thread. The caller has recorded that the limit was
+    /// `old`.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Refused`] where no thread can be made.
@@ -159,26 +159,26 @@ impl Writer {
         })
     }
 
-    /// Sets the limit; `None`: none.
+    /// Orders a limit. `None` means no limit.
     ///
     /// # Errors
-    /// What an earlier order was refused with.
+    /// The error of an earlier order that was refused.
     pub fn limit(&self, most: Option<Bytes>) -> Result<()> {
         self.order(|orders| (orders.limit, orders.last) = (Some(most), Some(most)))
     }
 
-    /// Sets the limit of the last order again: the cgroup was made anew.
+    /// Orders the last limit again, because the cgroup was made again.
     ///
     /// # Errors
-    /// What an earlier order was refused with.
+    /// The error of an earlier order that was refused.
     pub fn again(&self) -> Result<()> {
         self.order(|orders| orders.limit = orders.last)
     }
 
-    /// Reclaims so much, as far as there is as much.
+    /// Orders to reclaim `amount`, or less where there is less.
     ///
     /// # Errors
-    /// What an earlier order was refused with.
+    /// The error of an earlier order that was refused.
     pub fn reclaim(&self, amount: Bytes) -> Result<()> {
         self.order(|orders| orders.reclaim = Some(amount))
     }
@@ -205,8 +205,7 @@ impl Drop for Writer {
     }
 }
 
-/// Interrupts a thread that was told to stop until it has ended, or for as long as there is
-/// patience.
+/// Interrupts a thread that was asked to stop until it has ended, or until `patience` is over.
 fn end(mailbox: &Mailbox, lease: &Lease, thread: JoinHandle<()>, patience: Duration) {
     let begun = Instant::now();
     while !thread.is_finished() {
@@ -218,22 +217,22 @@ fn end(mailbox: &Mailbox, lease: &Lease, thread: JoinHandle<()>, patience: Durat
         if !lease.is_revoked() {
             lease.beat(rt::now());
         }
-        // Reclaim ends at a signal; one that comes between two writes finds that there is nothing
-        // left to do. SAFETY: the thread is not joined yet, so that its handle is its own; the
-        // handler does nothing.
+        // Reclaim ends at a signal. A signal between two writes finds that there is nothing left to
+        // do. SAFETY: the thread is not joined yet, so its handle is valid; the handler does
+        // nothing.
         unsafe { libc::pthread_kill(thread.as_pthread_t(), INTERRUPT) };
         std::thread::sleep(AGAIN);
     }
     let _ = thread.join();
 }
 
-/// Has the signal interrupt what a thread waits for, and nothing else.
+/// Makes the signal interrupt the system call that a thread waits in, and do nothing else.
 fn interruptible() {
     extern "C" fn nothing(_: libc::c_int) {}
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: a plain structure for which zeros mean an empty mask and no flags (so that calls
-        // are not started again), and a handler that does nothing.
+        // SAFETY: a plain structure for which zeros mean an empty mask and no flags, so that calls
+        // are not restarted. The handler does nothing.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -284,12 +283,12 @@ impl Target {
                 (None, Version::V1) => self.limit.put(&*self.files, format_args!("-1\n"), &over),
             };
             if self.lease.is_revoked() || mailbox.lock().abandoned {
-                // It was set back meanwhile, or just before this.
+                // It was restored meanwhile, or just before this.
                 let old = &self.old;
                 let _ = (self.limit).put(&*self.files, format_args!("{old}\n"), &over);
                 return None;
             }
-            // v1 refuses a limit it cannot reach: the next look asks for another.
+            // v1 refuses a limit that it cannot reach: the next sample asks for another.
             let busy = |e: &io::Error| {
                 matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EINTR)) || gone(e)
             };
@@ -300,7 +299,7 @@ impl Target {
             }
         }
         if let (Some(bytes), Some(door)) = (reclaim.filter(|_| !over()), &mut self.reclaim) {
-            // Less was to be had, or it was interrupted.
+            // There was less to reclaim, or the write was interrupted.
             let less = |e: &io::Error| {
                 matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) || gone(e)
             };
@@ -340,7 +339,7 @@ mod tests {
         let started = Instant::now();
         loop {
             let now = std::fs::read_to_string(path).unwrap();
-            // A folder's file keeps what a shorter text leaves of a longer one; the kernel's does
+            // A plain file keeps what a shorter text leaves of a longer one. The kernel's file does
             // not.
             if now.starts_with(wanted) {
                 return;
@@ -374,7 +373,7 @@ mod tests {
         writer.limit(None).unwrap();
         eventually(&group.join("memory.high"), "max\n");
         assert!(start(Version::V1).is_err(), "no such file");
-        // Removed and made again, as a unit that is restarted: the limit is asked for once more.
+        // Removed and made again, as a unit that is restarted: the limit is ordered once more.
         writer.limit(Some(Bytes(4096))).unwrap();
         eventually(&group.join("memory.high"), "4096\n");
         std::fs::write(group.join("memory.high"), "max").unwrap();
@@ -413,7 +412,7 @@ mod tests {
     fn a_write_that_hangs_is_not_waited_for_for_ever_and_then_leaves_what_was_there() {
         let (mailbox, dir) = (Mailbox::default(), tempfile::tempdir().unwrap());
         let lease = lease(dir.path());
-        // What no signal interrupts.
+        // A thread that no signal interrupts.
         let hangs = std::thread::spawn(|| std::thread::sleep(Duration::from_secs(60)));
         let begun = Instant::now();
         interruptible();
@@ -421,7 +420,7 @@ mod tests {
         end(&mailbox, &lease, hangs, Duration::from_millis(50));
         assert!(begun.elapsed() < Duration::from_secs(30));
         assert!(mailbox.lock().abandoned);
-        // And when it comes back.
+        // The write returns afterwards.
         let group = dir.path().join("cg/a");
         std::fs::create_dir_all(&group).unwrap();
         let read = |name| std::fs::read_to_string(group.join(name)).unwrap();

@@ -1,9 +1,9 @@
-//! Every parser of what the kernel and the user write, on damaged text: it reads it or refuses it;
-//! it does not panic, take memory without bound, or go on for ever. Real texts are damaged
-//! (captured machines, examples, experiments, lines of `/proc`), because random characters do not
-//! get past the first key.
+//! Every parser of what the kernel and the user write, on damaged text. It reads the text or
+//! refuses it. It does not panic, take memory without bound, or go on for ever. Real texts are
+//! damaged (captured machines, examples, experiments, lines of `/proc`), because random characters
+//! do not get past the first key.
 //!
-//! A few hundred cases each in `make test`; minutes of each with `QUELL_SOAK=1`.
+//! A few hundred cases each run in `make test`, and minutes of each with `QUELL_SOAK=1`.
 
 #![allow(
     clippy::unwrap_used,
@@ -34,8 +34,8 @@ use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
 use quell_types::task::TaskId;
 
-/// Memory a thread holds and held at most, so that tests beside each other do not count for each
-/// other.
+/// Counts the bytes that a thread holds, and the most that it held. The counters are per thread, so
+/// that tests next to each other do not count for each other.
 struct Counting;
 
 thread_local! {
@@ -44,29 +44,29 @@ thread_local! {
 }
 
 fn count(bytes: isize) {
-    // A thread on its way out has no counters any more.
+    // A thread that is ending has no counters any more.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + bytes);
         let _ = MOST.try_with(|most| most.set(most.get().max(held.get())));
     });
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting beside it allocates
+// SAFETY: every call goes to the system's allocator unchanged. Counting next to it allocates
 // nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
-        // SAFETY: as the caller promised us.
+        // SAFETY: as the caller promised.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count(-layout.size().cast_signed());
-        // SAFETY: as the caller promised us.
+        // SAFETY: as the caller promised.
         unsafe { System.dealloc(at, layout) }
     }
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size.cast_signed() - layout.size().cast_signed());
-        // SAFETY: as the caller promised us.
+        // SAFETY: as the caller promised.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -74,12 +74,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// No text of a few kilobytes may cost more.
+/// The most bytes that a text of a few kilobytes may cost.
 const MEMORY: isize = 32 << 20;
-/// Nor keep anybody waiting: three orders of magnitude above what it takes.
+/// The longest time that a text may take: three orders of magnitude above the usual one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Does it within the bounds.
+/// Runs `what` and checks that it stays within the bounds.
 fn bounded<T>(what: impl FnOnce() -> T) -> Result<T, TestCaseError> {
     let (held, began) = (HELD.get(), Instant::now());
     MOST.set(held);
@@ -104,10 +104,9 @@ fn cases(few: u32) -> ProptestConfig {
 }
 
 // --- Damage
-// ----------------------------------------------------------------------------------------------------------
 
-/// What breaks parsers: numbers at and past their limits, lists without end, separators without
-/// anything between.
+/// Texts that break parsers: numbers at and past their limits, endless lists, separators without
+/// anything in between.
 const NASTY: &[&str] = &[
     "",
     " ",
@@ -227,7 +226,6 @@ fn damaged(text: &str, damages: &[Damage]) -> String {
 }
 
 // --- What is damaged
-// -------------------------------------------------------------------------------------------------
 
 fn texts(dir: &str) -> Vec<(String, String)> {
     let dir = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(dir);
@@ -284,7 +282,7 @@ fn inventories() -> &'static [Inventory] {
     })
 }
 
-/// A machine on which some files say something else than they should.
+/// A machine on which some files have another content than they should.
 fn machine_with(text: &str, which: &[(Index, Vec<Damage>)]) -> String {
     let mut machine: toml::Table = toml::from_str(text).unwrap();
     let files = machine["files"].as_table_mut().unwrap();
@@ -303,7 +301,7 @@ fn machine_with(text: &str, which: &[(Index, Vec<Damage>)]) -> String {
     toml::to_string(&machine).unwrap()
 }
 
-/// Every file there is says the same, every directory has the same two names in it.
+/// A machine on which every file has the same text, and every directory the same two names.
 struct Everywhere(String);
 
 impl Files for Everywhere {
@@ -409,7 +407,7 @@ fn entries() -> [Undo; 3] {
     ]
 }
 
-/// A journal as it is written, with so many entries.
+/// The text of a journal with that many entries.
 fn real_journal(dir: &std::path::Path, lines: usize) -> String {
     let header = Header {
         version: journal::VERSION,
@@ -423,7 +421,6 @@ fn real_journal(dir: &std::path::Path, lines: usize) -> String {
 }
 
 // --- The properties
-// --------------------------------------------------------------------------------------------------
 
 proptest! {
     #![proptest_config(cases(200))]
@@ -449,7 +446,7 @@ proptest! {
         })?;
     }
 
-    /// Files of a machine lie; what comes out can be planned on, or the file is named.
+    /// Files of a machine are wrong. The result can be planned on, or the error names the file.
     #[test]
     fn a_machine(which: Index, lies in prop::collection::vec((any::<Index>(), damages()), 1..4), policy: Index) {
         let text = machine_with(&which.get(machines()).1, &lies);

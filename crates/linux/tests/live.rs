@@ -1,5 +1,5 @@
 //! Changes on the running kernel that no model can stand for: every task of the machine confined,
-//! processes killed by signal. What both can show is in `conformance`.
+//! processes killed by signal. `conformance` has all that both can show.
 
 #![allow(
     clippy::unwrap_used,
@@ -35,7 +35,7 @@ fn by_pid(pid: u32) -> TaskMatch {
     }
 }
 
-/// Gathers a process and its descendants in a home of the test's.
+/// Gathers a process and its descendants in the cgroups of the test's group.
 fn gather(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
@@ -75,7 +75,8 @@ fn the_rest_is_kept_off_a_cpu_and_let_back() {
     let cgroups = Cgroups::discover(&kernel).unwrap();
     let mut writer = JournaledWriter::new(&kernel, &mut guard.journal);
     let home = gather(&mut writer, &cgroups, victim.pid(), &[Controller::Cpuset]);
-    // Not a partition: where the kernel itself keeps everybody off there is nothing to narrow.
+    // Not a partition: in that case the kernel itself keeps all tasks off, and there is nothing to
+    // narrow.
     confine(&mut writer, &cgroups, &home, &first, &set("0"), false, &[]).unwrap();
     let mark = writer.journal.mark();
     for round in 0..3 {
@@ -103,7 +104,7 @@ fn the_rest_is_kept_off_a_cpu_and_let_back() {
             last,
             "its own wish is overridden"
         );
-        // One born among the rest stays with it, and is let back with it.
+        // A task born among the rest stays with it, and is released with it.
         let born = Program::start(&["sleep", "60"]);
         let rest = format!(
             "{}/quell.slice/rest",
@@ -165,7 +166,7 @@ fn a_group_of_ours_is_killed_whole() {
         assert!(cgroup::populated(&kernel, &place.dir).unwrap());
     }
     for place in &home.places {
-        // Reaped by us, the shell is gone from its cgroup; its children are reaped by init.
+        // The shell is reaped here and leaves its cgroup. init reaps its children.
         assert!(
             cgroup::kill(&kernel, &place.dir, Duration::from_secs(5)).unwrap(),
             "{}",

@@ -1,8 +1,8 @@
-//! Crashes of the main process, of the watchdog and of both, at every boundary: the machine is as
-//! before afterwards.
+//! Crashes of the main process, of the watchdog and of both, at every boundary. Afterwards the
+//! machine is as before.
 //!
-//! The program plays all three parts: without arguments it runs the tests; `main …` is a process
-//! that changes the machine and holds; `__watchdog DIR` is its watchdog.
+//! The program plays all three parts. Without arguments it runs the tests. `main …` is a process
+//! that changes the machine and holds. `__watchdog DIR` is its watchdog.
 
 #![allow(
     clippy::unwrap_used,
@@ -90,7 +90,7 @@ const TESTS: [(&str, Test); 9] = [
     ("a_kill_at_every_boundary_leaves_nothing", every_boundary),
 ];
 
-/// As the test harness of the language would: one after the other, failures collected.
+/// Runs the tests as Rust's test harness would: one after the other, failures collected.
 fn run_tests(filter: Option<&str>) -> ExitCode {
     let Some((kernel, _lock)) = machine("watchdog (all its tests)") else {
         return ExitCode::SUCCESS;
@@ -117,8 +117,8 @@ fn run_tests(filter: Option<&str>) -> ExitCode {
     }
 }
 
-/// The main process: changes everything there is to change, holds while its input is open, undoes,
-/// ends. Says `holding`, `respawned`, `revoked` on its output.
+/// The main process: makes every change there is, holds while its input is open, reverts, and ends.
+/// It prints `holding`, `respawned` and `revoked`.
 fn hold(run_root: &Path, subject: u32, with_rest: bool) {
     let kernel = Kernel::new().unwrap();
     let lock = Lock::acquire(run_root, "run test").unwrap();
@@ -162,7 +162,7 @@ fn hold(run_root: &Path, subject: u32, with_rest: bool) {
     restore::close(journal, &dir).unwrap();
 }
 
-/// Standard input as something to wait for, 50 ms at a time.
+/// Standard input to wait for, 50 ms at a time.
 struct PollIn(libc::pollfd);
 
 impl PollIn {
@@ -232,7 +232,7 @@ fn change(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, subject: u32, wit
     }
 }
 
-/// A main process under test, and its subject.
+/// A main process under test, and the program that it changes.
 struct Run {
     child: Child,
     input: Option<ChildStdin>,
@@ -269,7 +269,7 @@ impl Run {
         }
     }
 
-    /// Waits for `word NUMBER`.
+    /// Waits for a line `WORD NUMBER` and returns the number.
     fn hears(&mut self, word: &str) -> u32 {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -282,7 +282,7 @@ impl Run {
         send(self.child.id(), signal);
     }
 
-    /// The folder is gone and the lock free: the watchdog has finished.
+    /// Waits until the folder is gone and the lock is free: the watchdog has finished.
     fn undone(&self) {
         eventually("the run is undone", || {
             restore::folders(&self.root).unwrap().is_empty()
@@ -338,8 +338,8 @@ fn stopped(kernel: &Kernel) {
     let mut run = Run::start("rest", &[]);
     let watchdog = run.hears("holding");
     run.signal(Signal::STOP);
-    // Still stopped, still alive, and nothing of it is left (but the watchdog's own cgroup may be
-    // gone, too).
+    // The process is still stopped and alive, and nothing of the run is left (even the watchdog's
+    // own cgroup may be gone).
     eventually("undone while stopped", || {
         before.differences(kernel).is_empty()
     });
@@ -469,8 +469,8 @@ fn every_boundary(kernel: &Kernel) {
     let before = Picture::take(kernel);
     for n in 1.. {
         let mut run = Run::start(what, &[(fault::VARIABLE, n.to_string())]);
-        // At its boundary it dies, whether changing or undoing; `holding` is only said when all
-        // changes were survived.
+        // The process dies at its boundary, whether changing or reverting. It prints `holding` only
+        // when all changes were survived.
         drop(run.input.take());
         let mut said = String::new();
         let _ = run.output.read_to_string(&mut said);
@@ -478,7 +478,7 @@ fn every_boundary(kernel: &Kernel) {
         eventually("the watchdog goes", || {
             Lock::acquire(&run.root, "test").is_ok()
         });
-        // Before the watchdog is in place nobody but `restore` can undo.
+        // Before the watchdog is in place, only `restore` can revert.
         let done = restore::restore(kernel, &run.root).unwrap();
         assert!(
             done.iter().all(|d| d.complete && d.undone.left.is_empty()),

@@ -1,14 +1,13 @@
-//! Hierarchies of cgroups: directories, membership, and the files that are there whatever the
+//! Hierarchies of cgroups: directories, membership, and the files that exist whatever the
 //! controllers. Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v2.rst ("Basic
 //! Operations").
 //!
 //! Deviations:
 //! - `notify_on_release`, `release_agent` and `cgroup.clone_children` are values without an effect.
-//! - `cgroup.stat`, `cgroup.events` and the usage files tell what the model knows; counters of
+//! - `cgroup.stat`, `cgroup.events` and the usage files have what the model knows. Counters of
 //!   dying cgroups are left out.
-//! - Removing a v2 cgroup with a zombie in it leaves the zombie's `/proc/PID/cgroup` with `
-//!   (deleted)`, as in the kernel, but also forgets which of several directories of that name it
-//!   was.
+//! - Removing a v2 cgroup with a zombie in it adds ` (deleted)` to the zombie's `/proc/PID/cgroup`,
+//!   as in the kernel. The model also forgets which of several directories of that name it was.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +16,7 @@ use super::limits::{self, Knob};
 use super::state::{Group, Machine, parent};
 use super::task::{PF_EXITING, PF_KTHREAD, PF_NO_SETAFFINITY, Task};
 
-/// A path split into the cgroup and the file in it.
+/// Splits a path into the cgroup and the file in it.
 fn split(rest: &str) -> (&str, &str) {
     match rest.rsplit_once('/') {
         Some(("", name)) => ("/", name),
@@ -31,7 +30,8 @@ fn below(group: &str, top: &str) -> bool {
 }
 
 impl Machine {
-    /// The hierarchy a path is in, and the path from its root (`/`, `/a/b`, `/a/tasks`).
+    /// The index of the hierarchy that a path is in, and the path from its root (`/`, `/a/b`,
+    /// `/a/tasks`).
     pub(crate) fn in_tree(&self, path: &str) -> Option<(usize, String)> {
         self.trees.iter().enumerate().find_map(|(i, tree)| {
             let rest = path.strip_prefix(tree.mount.as_str())?;
@@ -43,7 +43,7 @@ impl Machine {
         })
     }
 
-    /// The threads directly in a cgroup, without the dead.
+    /// The threads directly in a cgroup, without dead ones.
     pub(crate) fn threads_in(&self, tree: usize, group: &str) -> Vec<u32> {
         let is = |t: &Task| !t.dead() && t.places[tree] == group;
         self.tasks
@@ -53,14 +53,14 @@ impl Machine {
             .collect()
     }
 
-    /// Whether anybody lives in a cgroup or below it.
+    /// Whether a cgroup, or one below it, has a living task.
     pub(crate) fn populated(&self, tree: usize, group: &str) -> bool {
         self.tasks
             .values()
             .any(|t| !t.dead() && below(&t.places[tree], group))
     }
 
-    /// The processes of a cgroup; of a thread root, those whose threads live below it, too.
+    /// The processes of a cgroup. For a thread root also those with threads below it.
     fn processes_in(&self, tree: usize, group: &str) -> Vec<u32> {
         let mut found: BTreeSet<u32> = BTreeSet::new();
         for task in self.tasks.values().filter(|t| !t.dead()) {
@@ -209,16 +209,16 @@ impl Machine {
         self.limit_write(tree, group, name, text)
     }
 
-    /// A task, or a process whole, enters a cgroup.
+    /// Moves a task, or a whole process, into a cgroup.
     fn enter(&mut self, tree: usize, group: &str, text: &str, whole: bool) -> Answer<()> {
         let pid: u32 = text.parse().map_err(|_| libc::EINVAL)?;
         let pid = if pid == 0 { std::process::id() } else { pid };
         let task = self.tasks.get(&pid).ok_or(libc::ESRCH)?;
-        // kthreadd begets the kernel's threads, and the bound ones stay.
+        // kthreadd starts the kernel's threads, and bound threads stay where they are.
         if pid == 2 || (task.flags & PF_KTHREAD != 0 && task.flags & PF_NO_SETAFFINITY != 0) {
             return Err(libc::EINVAL);
         }
-        // Who is about to end is left where it is, and that is no error.
+        // A task that is about to end is left where it is, and that is no error.
         let stays = |t: &Task| t.dead() || t.flags & PF_EXITING != 0;
         let moving: Vec<u32> = match whole {
             true => {
@@ -250,7 +250,7 @@ impl Machine {
                 return Err(libc::ENOSPC);
             }
         }
-        // Without real-time runtime of its own (CONFIG_RT_GROUP_SCHED) a v1 cgroup takes no
+        // A v1 cgroup without real-time runtime of its own (CONFIG_RT_GROUP_SCHED) takes no
         // real-time task.
         let runtime = self.limit_read(tree, group, "cpu.rt_runtime_us");
         if runtime.is_ok_and(|r| r.trim() == "0") && moving.iter().any(|t| self.tasks[t].realtime) {
@@ -289,7 +289,7 @@ impl Machine {
         Ok(())
     }
 
-    /// `cgroup.max.depth` and `cgroup.max.descendants` of every cgroup above.
+    /// Checks `cgroup.max.depth` and `cgroup.max.descendants` of every cgroup above.
     fn room_below(&self, tree: usize, above: &str) -> Answer<()> {
         let t = &self.trees[tree];
         let mut at = Some(above);

@@ -1,10 +1,10 @@
-//! What is v2 alone: `cgroup.subtree_control` and the rule that processes live in leaves, thread
+//! What only v2 has: `cgroup.subtree_control` and the rule that processes live in leaves, thread
 //! mode, freezing, killing. Documentation/admin-guide/cgroup-v2.rst ("Top-down Constraint", "No
 //! Internal Process Constraint", "Threads").
 //!
 //! Deviations:
 //! - The controllers are those of [`LISTED`]; `hugetlb`, `rdma` and `misc` are left out.
-//! - A frozen cgroup is frozen at once, and what is in it does not stop: nothing runs in the model
+//! - A frozen cgroup is frozen at once, and its tasks do not stop: nothing runs in the model
 //!   anyway.
 
 use super::Answer;
@@ -12,7 +12,7 @@ use super::state::{Kind, LISTED, Machine, parent};
 
 /// Controllers that can work between threads.
 const THREADED: [&str; 3] = ["cpuset", "cpu", "pids"];
-/// What the kernel knows by name beside [`LISTED`]; they are never to be had here.
+/// Controllers that the kernel knows by name besides [`LISTED`]. They are never available here.
 const KNOWN: [&str; 4] = ["hugetlb", "rdma", "misc", "perf_event"];
 
 impl Machine {
@@ -28,8 +28,8 @@ impl Machine {
         enabled.iter().any(|c| !THREADED.contains(&c.as_str()))
     }
 
-    /// A domain with threaded children, or with processes of its own beside threaded controllers
-    /// below it.
+    /// Whether a cgroup is a domain with threaded children, or one with processes of its own and
+    /// threaded controllers enabled below it.
     fn thread_root(&self, tree: usize, group: &str) -> bool {
         if self.threaded(tree, group) {
             return false;
@@ -71,7 +71,7 @@ impl Machine {
         true
     }
 
-    /// The domain a cgroup's threads belong to.
+    /// The domain that a cgroup's threads belong to.
     pub(super) fn domain_of(&self, tree: usize, group: &str) -> String {
         let mut at = group;
         while self.threaded(tree, at) {
@@ -80,7 +80,7 @@ impl Machine {
         at.to_owned()
     }
 
-    /// Whether a process may enter.
+    /// Checks whether a process may enter.
     pub(super) fn may_host(&self, tree: usize, group: &str) -> Answer<()> {
         let domain = self.domain_of(tree, group);
         if !self.valid_domain(tree, &domain) {
@@ -283,7 +283,7 @@ impl Machine {
         };
         g.enabled.extend(enable);
         g.enabled.retain(|c| !disable.contains(c));
-        // What a controller was told is forgotten with it.
+        // A controller's values are forgotten when it is disabled.
         for child in self.trees[tree].children(group) {
             let Some(g) = self.trees[tree].groups.get_mut(&child) else {
                 continue;
@@ -346,7 +346,7 @@ impl Machine {
     }
 }
 
-/// A number among a few: others are out of range, other texts invalid.
+/// Accepts one of a few numbers. Other numbers are out of range, other texts invalid.
 fn one_of(text: &str, allowed: &[&str]) -> Answer<()> {
     match text.parse::<i64>() {
         _ if allowed.contains(&text) => Ok(()),

@@ -1,17 +1,16 @@
-//! The `cpuset` controller, both generations; what v2 adds for partitions is in `partition`.
+//! The `cpuset` controller of both versions. What v2 adds for partitions is in `partition`.
 //! Documentation/admin-guide/cgroup-v1/cpusets.rst, cgroup-v2.rst ("Cpuset").
 //!
 //! Deviations:
-//! - CPUs are never hot-plugged, nodes neither; the v1 mount option `cpuset_v2_mode` is not
-//!   modelled.
-//! - Memory is not migrated; `cpuset.memory_*` and `cpuset.sched_*` are values without an effect.
+//! - CPUs and nodes are never hot-plugged. The v1 mount option `cpuset_v2_mode` is not modelled.
+//! - Memory is not migrated. `cpuset.memory_*` and `cpuset.sched_*` are values without an effect.
 
 use quell_types::cpuset::CpuSet;
 
 use super::Answer;
 use super::state::{Cpuset, Machine, parent};
 
-/// v1 files that are numbers without an effect, with what they read in a new cgroup.
+/// v1 files that are numbers without an effect, with their text in a new cgroup.
 const PLAIN: [(&str, &str); 6] = [
     ("cpuset.mem_hardwall", "0"),
     ("cpuset.memory_migrate", "0"),
@@ -21,7 +20,7 @@ const PLAIN: [(&str, &str); 6] = [
     ("cpuset.sched_relax_domain_level", "-1"),
 ];
 
-/// The controller's files.
+/// The controller's files with their modes.
 pub(super) fn files(unified: bool, root: bool, release: (u32, u32)) -> Vec<(&'static str, u32)> {
     if unified {
         let mut files = vec![
@@ -73,7 +72,7 @@ impl Machine {
             .cpuset
     }
 
-    /// The nearest cgroup that has the controller.
+    /// The nearest cgroup, from `group` upwards, that has the controller.
     pub(super) fn cpuset_holder(&self, tree: usize, group: &str) -> String {
         let mut at = group;
         while !self.trees[tree].css(at, "cpuset") || !self.trees[tree].groups.contains_key(at) {
@@ -190,7 +189,7 @@ impl Machine {
         }
     }
 
-    /// A CPU list; numbers beyond the kernel's last are out of range.
+    /// A CPU list. Numbers beyond the kernel's last CPU are out of range.
     pub(super) fn list_of_cpus(&self, text: &str) -> Answer<CpuSet> {
         let list: CpuSet = text.parse().map_err(|_| libc::EINVAL)?;
         match list.is_subset(&self.cpus) {
@@ -199,7 +198,8 @@ impl Machine {
         }
     }
 
-    /// A node list. The kernel can number more nodes than there are: those are no error of range.
+    /// A node list. The kernel can number more nodes than there are, so those are no error of
+    /// range.
     pub(super) fn list_of_nodes(&self, text: &str) -> Answer<CpuSet> {
         let list: CpuSet = text.parse().map_err(|_| libc::EINVAL)?;
         match list.is_subset(&self.nodes) {
@@ -208,7 +208,7 @@ impl Machine {
         }
     }
 
-    /// Whether a v1 cpuset may become this, and then that it does. The order is the kernel's:
+    /// Checks whether a v1 cpuset may become `trial`, and sets it. The order is the kernel's:
     /// children, parent, siblings, tasks.
     fn v1_set(&mut self, tree: usize, group: &str, mut trial: Cpuset) -> Answer<()> {
         let now = self.set(tree, group);
@@ -262,7 +262,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Computes what every v2 cpuset really has, and lets the tasks of those that changed follow.
+    /// Computes what every v2 cpuset really has, and moves the tasks of changed cpusets to their
+    /// new CPUs.
     pub(super) fn cpusets_changed(&mut self, tree: usize) {
         if !self.trees[tree].has("cpuset") || !self.trees[tree].unified {
             return;

@@ -3,10 +3,10 @@
 //! Documentation/accounting/psi.rst, sched-rt-group.rst.
 //!
 //! Deviations:
-//! - An interrupt's effective affinity is its first allowed CPU. Interrupts have no handler's
-//!   folder.
-//! - A pressure trigger is forgotten at once (the writer closes the file): no second trigger on one
-//!   descriptor, hence no EBUSY.
+//! - An interrupt's effective affinity is its first allowed CPU. Interrupts have no directory of
+//!   their handler.
+//! - A pressure trigger is forgotten at once (the writer closes the file). So there is no second
+//!   trigger on one descriptor, and no EBUSY.
 //! - The shape is one package, one core per CPU, with a 32 KiB first and an 8 MiB last level.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use super::spec::{Spec, TOTAL};
 use crate::root::parse_mask;
 use crate::workqueue;
 
-/// What a pressure file reads while nobody waits.
+/// Text of a pressure file while no task waits.
 pub(super) const PRESSURE: &str = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n\
                                    full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n";
 
@@ -31,16 +31,16 @@ pub(crate) struct Knobs {
     interrupts: BTreeMap<u32, Interrupt>,
     default: CpuSet,
     workqueues: CpuSet,
-    /// Files with a fixed text, or one that is kept.
+    /// Text of files that are fixed, or that keep what was written, by path.
     plain: BTreeMap<String, String>,
-    /// Bits in a CPU mask.
+    /// Number of bits in a CPU mask.
     width: u32,
 }
 
 const DEFAULT: &str = "/proc/irq/default_smp_affinity";
 const RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 const PERIOD: &str = "/proc/sys/kernel/sched_rt_period_us";
-/// Sysctls of memory, with their values; bounds in [`Knobs::vm`].
+/// Sysctls of memory, with their values. [`Knobs::vm`] has their bounds.
 const VM: [(&str, i64); 5] = [
     ("swappiness", 60),
     ("dirty_ratio", 20),
@@ -56,9 +56,9 @@ const PER_IRQ: [(&str, u32); 5] = [
     ("smp_affinity_list", 0o644),
 ];
 
-/// The syntax of a pressure trigger: `some|full STALL WINDOW`, microseconds, the window at most 10
-/// s. Before 6.4 it was at least 500 ms, and for the privileged only; since then others have whole
-/// multiples of 2 s.
+/// Checks a pressure trigger: `some|full STALL WINDOW` in microseconds, the window at most 10 s.
+/// Before 6.4 the window was at least 500 ms, and only privileged writers could set it. Since then
+/// unprivileged windows are whole multiples of 2 s.
 pub(super) fn trigger(text: &str, release: (u32, u32), privileged: bool) -> Answer<()> {
     const LONGEST: u64 = 10_000_000;
     let old = release < (6, 4);
@@ -195,7 +195,7 @@ impl Knobs {
         Some((number, name.to_owned()))
     }
 
-    /// As the kernel prints masks: all the bits a CPU can have, in words of 32.
+    /// A mask as the kernel prints it: all the bits that a CPU can have, in words of 32.
     fn mask(&self, cpus: &CpuSet) -> String {
         let mut words = Vec::new();
         for word in 0..self.width.div_ceil(32) {
@@ -234,7 +234,7 @@ impl Knobs {
     pub fn mode(&self, path: &str) -> Option<u32> {
         if let Some((number, name)) = self.irq(path) {
             let (_, mode) = PER_IRQ.iter().find(|(n, _)| *n == name)?;
-            // Since 6.12 what cannot be moved at all does not offer to.
+            // Since 6.12 the file of an interrupt that cannot be moved is read-only.
             let offered = self.interrupts[&number].fixed != libc::EPERM;
             return Some(if offered { *mode } else { 0o444 });
         }
@@ -296,7 +296,7 @@ impl Knobs {
         Ok(())
     }
 
-    /// Sends an interrupt elsewhere. That it cannot be comes before what is wrong with the value.
+    /// Sends an interrupt to other CPUs. Whether it can be moved is checked before the value.
     fn route(
         &mut self,
         number: u32,
@@ -343,7 +343,7 @@ impl Knobs {
         Ok(())
     }
 
-    /// Real-time throttling: -1 (off), or at most the period.
+    /// Sets real-time throttling: -1 (off), or at most the period.
     fn realtime(&mut self, path: &str, text: &str) -> Answer<()> {
         let value: i64 = text.parse().map_err(|_| libc::EINVAL)?;
         let now = |p: &str| self.plain[p].trim().parse::<i64>().unwrap_or(0);

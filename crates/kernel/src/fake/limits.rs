@@ -1,17 +1,16 @@
-//! Controllers whose values are kept and checked, without an effect on tasks that run: `cpu`,
+//! Controllers with values that are kept and checked, without an effect on running tasks: `cpu`,
 //! `memory`, `pids`, `io`, `freezer`. Documentation/scheduler/sched-bwc.rst, cgroup-v2.rst ("CPU",
 //! "Memory", "PID").
 //!
 //! Deviations:
 //! - v1's `cpu.cfs_burst_us`, v1 limits on kernel memory or swap, and `io.max` are left out.
-//! - `pids.max` refuses no birth: nobody forks inside the model but a test.
-//! - Setting `cpu.idle` back makes the weight 100, as the kernel does; `cpu.weight.nice` is left
-//!   out.
+//! - `pids.max` refuses no birth: only tests fork inside the model.
+//! - Clearing `cpu.idle` makes the weight 100, as the kernel does. `cpu.weight.nice` is left out.
 
 use super::Answer;
 use super::state::{Machine, parent};
 
-/// A file with a value.
+/// A file that keeps a value.
 #[derive(Debug)]
 pub(crate) struct Knob {
     pub name: &'static str,
@@ -20,7 +19,7 @@ pub(crate) struct Knob {
     pub at_root: bool,
     pub mode: u32,
     default: &'static str,
-    /// What is kept of what is written.
+    /// Turns a written text into the kept one, or an error number.
     check: fn(&str) -> Answer<String>,
 }
 
@@ -55,7 +54,7 @@ const fn shown(
     }
 }
 
-/// All of them.
+/// The files of all these controllers, in both versions.
 pub(crate) static KNOBS: &[Knob] = &[
     knob("cpu.max", "cpu", true, false, "max 100000", kept),
     knob("cpu.max.burst", "cpu", true, false, "0", number),
@@ -111,7 +110,7 @@ pub(crate) static KNOBS: &[Knob] = &[
     shown("memory.stat", "memory", false, ""),
     knob("memory.oom_control", "memory", false, true, "", flag),
     knob("memory.swappiness", "memory", false, true, "60", swappiness),
-    // Written through cgroup.event_control alone.
+    // Written only through cgroup.event_control.
     Knob {
         mode: 0o000,
         ..knob("memory.pressure_level", "memory", false, true, "", kept)
@@ -141,7 +140,7 @@ pub(crate) static KNOBS: &[Knob] = &[
     },
 ];
 
-/// The page, to which limits in bytes are rounded down.
+/// Bytes of a page, to which limits in bytes are rounded down.
 const PAGE: u64 = 4096;
 
 fn refused(_: &str) -> Answer<String> {
@@ -240,7 +239,7 @@ fn freezer(text: &str) -> Answer<String> {
     }
 }
 
-/// Quota and period that the kernel takes, microseconds.
+/// The shortest and longest quota and period that the kernel takes, in microseconds.
 const SHORTEST: i64 = 1_000;
 const LONGEST: i64 = 1_000_000;
 
@@ -331,7 +330,7 @@ impl Machine {
         self.limit_written(tree, group, name, &before)
     }
 
-    /// `max`, `QUOTA`, each with a period or with the one there is.
+    /// Parses `max` or `QUOTA`, with a period or with the present one.
     fn v2_quota(&self, tree: usize, group: &str, text: &str) -> Answer<String> {
         let now = self.value(tree, group, "cpu.max").unwrap_or_default();
         let mut words = text.split_ascii_whitespace();
@@ -352,7 +351,7 @@ impl Machine {
         Ok(format!("{quota} {us}"))
     }
 
-    /// v1: a child's share is at most its parent's.
+    /// Checks a v1 quota: a child's share is at most its parent's.
     fn v1_quota(&self, tree: usize, group: &str, name: &str, value: &str) -> Answer<()> {
         if group == "/" {
             return Err(libc::EINVAL);

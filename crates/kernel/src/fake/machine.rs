@@ -1,5 +1,4 @@
-//! The machine that is modelled: CPUs, nodes, tasks, and the way to the subsystem that a path
-//! belongs to.
+//! The modelled machine: CPUs, nodes, tasks, and the way from a path to its subsystem.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ use super::spec::Spec;
 use super::state::{Machine, Tree};
 use super::task::{PF_EXITING, PF_KTHREAD, PF_NO_SETAFFINITY, Task};
 
-/// The first number given to a process: beyond what this machine's own are likely to have.
+/// The first process id given out: beyond those that this machine is likely to have.
 const FIRST: u32 = 4_100_000;
 
 impl Machine {
@@ -76,6 +75,8 @@ impl Machine {
         self.tasks.insert(tid, task);
     }
 
+    /// The task with this id.
+    ///
     /// # Panics
     /// Where there is no such task: a test names one that it made.
     pub(crate) fn task(&mut self, tid: u32) -> &mut Task {
@@ -89,14 +90,14 @@ impl Machine {
         self.next
     }
 
-    /// A process, child of init, in the root cgroups.
+    /// Makes a process, child of init, in the root cgroups. Returns its process id.
     pub fn spawn(&mut self, comm: &str) -> u32 {
         let pid = self.number();
         self.insert(pid, 1, comm, &[comm], 0);
         pid
     }
 
-    /// A child of a process: it inherits cgroups and affinity.
+    /// Makes a child of a process, which inherits cgroups and affinity. Returns its process id.
     pub fn fork(&mut self, parent: u32) -> u32 {
         let pid = self.number();
         self.heir(parent, pid, pid);
@@ -104,7 +105,7 @@ impl Machine {
         pid
     }
 
-    /// A further thread of a process.
+    /// Adds a thread to a process. Returns its thread id.
     pub fn thread(&mut self, process: u32) -> u32 {
         let tid = self.number();
         self.heir(process, tid, process);
@@ -127,12 +128,12 @@ impl Machine {
         }
     }
 
-    /// A process gets another parent (its own ended, and that one is a subreaper).
+    /// Gives a process another parent (its own ended, and that one is a subreaper).
     pub fn adopt(&mut self, child: u32, parent: u32) {
         self.task(child).parent = parent;
     }
 
-    /// Somebody else makes a directory.
+    /// Makes a directory, as another program does.
     ///
     /// # Errors
     /// The kernel's answer, an error number.
@@ -140,14 +141,14 @@ impl Machine {
         self.mkdir(path)
     }
 
-    /// A process begins to end, and takes its time.
+    /// Marks a process as ending, which takes its time.
     pub fn begin_exit(&mut self, pid: u32) {
         for task in self.tasks.values_mut().filter(|t| t.tgid == pid) {
             task.flags |= PF_EXITING;
         }
     }
 
-    /// A process ends; until it is reaped it is a zombie. Its children go to init.
+    /// Ends a process. Until it is reaped it is a zombie. Its children go to init.
     pub fn exit(&mut self, pid: u32) {
         self.tasks.retain(|tid, t| t.tgid != pid || *tid == pid);
         if let Some(task) = self.tasks.get_mut(&pid) {
@@ -161,7 +162,7 @@ impl Machine {
         }
     }
 
-    /// A zombie is waited for.
+    /// Reaps a zombie, as its parent does by waiting for it.
     pub fn reap(&mut self, pid: u32) {
         if self.tasks.get(&pid).is_some_and(Task::dead) {
             self.tasks.remove(&pid);
@@ -171,7 +172,7 @@ impl Machine {
         }
     }
 
-    /// A process opens the device of what is locked in a cache. ENODEV where there is none of that
+    /// Opens the device of a locked region in a process. ENODEV where there is no region of that
     /// name.
     ///
     /// # Errors
@@ -186,17 +187,17 @@ impl Machine {
         Ok(())
     }
 
-    /// Who runs a process: its effective user.
+    /// Sets the effective user of a process.
     pub fn user(&mut self, pid: u32, user: u32) {
         self.task(pid).user = user;
     }
 
-    /// Makes a thread SCHED_FIFO.
+    /// Makes a thread real-time, with the policy SCHED_FIFO.
     pub fn realtime(&mut self, tid: u32) {
         self.task(tid).realtime = true;
     }
 
-    /// A task's number and start.
+    /// A task's id and start time. `None` where there is no such task.
     #[must_use]
     pub fn id(&self, tid: u32) -> Option<TaskId> {
         self.tasks.get(&tid).map(|t| TaskId {
@@ -205,21 +206,21 @@ impl Machine {
         })
     }
 
-    /// Everything that lives, the kernel's threads included.
+    /// Ids of all living tasks, including kernel threads.
     #[must_use]
     pub fn alive(&self) -> Vec<u32> {
         let alive = self.tasks.iter().filter(|(_, t)| !t.dead());
         alive.map(|(tid, _)| *tid).collect()
     }
 
-    /// An interrupt with these CPUs. `fixed`: 0, or the error that moving it is answered with
-    /// (`EIO` where a driver's queues are managed by the kernel; `EPERM` where the file is not even
-    /// writable).
+    /// Adds an interrupt with these CPUs. `fixed` is 0, or the error with which moving it is
+    /// refused. That is `EIO` where the kernel manages a driver's queues, `EPERM` where the file is
+    /// not even writable.
     pub fn interrupt(&mut self, number: u32, cpus: &CpuSet, fixed: i32) {
         self.knobs.interrupt(number, cpus, fixed);
     }
 
-    /// `pidfd_send_signal(2)`: what stops, continues and kills. A frozen process, too, dies.
+    /// `pidfd_send_signal(2)`: signals that stop, continue and kill. A frozen process dies, too.
     pub(crate) fn signal(&mut self, task: TaskId, signal: i32) -> Answer<()> {
         if self.id(task.pid) != Some(task) {
             return Err(libc::ESRCH);
@@ -271,7 +272,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What a cpuset that a task is in, or enters, makes of its affinity.
+    /// Adapts a task's affinity to the cpuset that it is in, or enters.
     pub(crate) fn refit(&mut self, tid: u32) {
         let usual = self.cpuset_of(tid);
         let remembers = self.release >= (6, 2);
@@ -290,7 +291,7 @@ impl Machine {
         task.allowed = common.unwrap_or(usual);
     }
 
-    /// `/proc/self` is our own process; nothing else is a link to a directory here.
+    /// Resolves `/proc/self` to this process. No other path is a link to a directory here.
     pub(crate) fn resolve(&self, path: &str) -> String {
         let path = path.trim_end_matches('/');
         match path.strip_prefix("/proc/self") {
@@ -321,7 +322,7 @@ impl Machine {
             }
             let device = |name: &String| super::resctrl::locked::device(name) == path;
             if resctrl.devices().iter().any(device) {
-                // It can be mapped, and nothing else.
+                // A device can be mapped, and nothing else.
                 return Err(libc::EINVAL);
             }
             if let Some(tid) = super::proc::divided(path) {
@@ -429,7 +430,7 @@ impl Machine {
         }
     }
 
-    /// Somebody else mounts resctrl, or takes it away (`None`).
+    /// Mounts resctrl as another program does, or unmounts it (`None`).
     pub fn resctrl_mounted(&mut self, options: Option<&str>) {
         if let Some(resctrl) = &mut self.resctrl {
             let _ = match options {
@@ -439,14 +440,14 @@ impl Machine {
         }
     }
 
-    /// The CPUs of a cache, or of a memory controller, go offline, or come back.
+    /// Takes the CPUs of a cache, or of a memory controller, offline, or brings them back.
     pub fn resctrl_domain(&mut self, resource: &str, domain: u32, online: bool) {
         if let Some(resctrl) = &mut self.resctrl {
             resctrl.set_domain(resource, domain, online);
         }
     }
 
-    /// So many monitoring ids wait until their lines have left the cache.
+    /// Makes this many monitoring ids wait until their lines have left the cache.
     pub fn limbo(&mut self, ids: u32) {
         if let Some(resctrl) = &mut self.resctrl {
             resctrl.set_limbo(ids);
@@ -470,7 +471,7 @@ impl Machine {
         match self.knobs.mode(path) {
             Some(mode) => Ok(0o100_000 | mode),
             None => match self.read(path) {
-                // Closed to everybody, and there.
+                // It exists, and all reading is refused.
                 Err(libc::EACCES) => Ok(0o100_000),
                 Err(libc::EINVAL) => Ok(0o20_600),
                 other => other.map(|_| 0o100_444),

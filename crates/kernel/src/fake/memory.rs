@@ -1,16 +1,16 @@
-//! Memory as cgroups account for it: what is charged, limits that reclaim or kill, `oom_score` and
-//! its adjustment. cgroup-v2.rst ("Memory"), cgroup-v1/memory.rst, mm/oom_kill.c; error numbers
-//! seen on Linux 6.18.
+//! Memory as cgroups account for it: charges, limits that reclaim or kill, `oom_score` and its
+//! adjustment. cgroup-v2.rst ("Memory"), cgroup-v1/memory.rst, mm/oom_kill.c; error numbers seen on
+//! Linux 6.18.
 //!
 //! Deviations:
-//! - A process's own memory moves with it to another cgroup; the kernel leaves the charge where it
-//!   was made. Pages of files stay with who touched them, as in the kernel.
-//! - All pages of files are clean and can be dropped at once; there is no swap. Nothing is slowed
-//!   down beyond `memory.high`; the event is counted.
-//! - The machine as a whole never runs short: `memory.min` and `memory.low` are values, without
-//!   anybody to reclaim.
-//! - Pressure is what a test says it is ([`Machine::stalled`]), and so is whatever a test has
-//!   recorded ([`Machine::recorded`]).
+//! - A process's anonymous memory moves with it to another cgroup. The kernel leaves the charge
+//!   where it was made. Pages of files stay with the cgroup that touched them, as in the kernel.
+//! - All pages of files are clean and can be dropped at once. There is no swap. Nothing is slowed
+//!   down beyond `memory.high`; only the event is counted.
+//! - The machine as a whole never runs short. `memory.min` and `memory.low` are values, because
+//!   nothing reclaims.
+//! - Pressure is what a test sets ([`Machine::stalled`]), and so is what a test has recorded
+//!   ([`Machine::recorded`]).
 
 use super::Answer;
 use super::spec::TOTAL;
@@ -20,13 +20,13 @@ use super::task::Task;
 const PAGE: u64 = 4096;
 
 impl Machine {
-    /// A process has so much memory of its own, from now on.
+    /// Sets a process's anonymous memory, in bytes.
     pub fn grow(&mut self, pid: u32, anonymous: u64) {
         self.task(pid).anonymous = anonymous / PAGE * PAGE;
         self.over_limits(pid);
     }
 
-    /// A process reads so many bytes of files for the first time.
+    /// Makes a process read this many bytes of files for the first time.
     pub fn read_file(&mut self, pid: u32, bytes: u64) {
         if let Some(tree) = self.memory_tree() {
             let place = self.tasks[&pid].places[tree].clone();
@@ -37,13 +37,13 @@ impl Machine {
         self.over_limits(pid);
     }
 
-    /// Tasks have waited so long, in microseconds, as a pressure file tells from now on.
+    /// Sets the total time waited in a pressure file, in microseconds.
     pub fn stalled(&mut self, path: &str, some_us: u64) {
         self.stalls.insert(path.to_owned(), some_us);
     }
 
-    /// A file reads this from now on, whatever the model knows: what a kernel was recorded to tell.
-    /// Writing to it is as before.
+    /// Makes a file read this from now on, as it was recorded from a real kernel. Writing to it is
+    /// as before.
     pub fn recorded(&mut self, path: &str, text: String) {
         self.recorded.insert(path.to_owned(), text);
     }
@@ -84,7 +84,7 @@ impl Machine {
         self.tasks.iter().filter(leads).map(|(_, t)| t)
     }
 
-    /// Drops pages of files in and below a cgroup; how many bytes.
+    /// Drops pages of files in and below a cgroup. Returns how many bytes.
     fn reclaim(&mut self, tree: usize, group: &str, wanted: u64) -> u64 {
         let mut left = wanted;
         for name in self.inside(tree, group) {
@@ -109,8 +109,8 @@ impl Machine {
         }
     }
 
-    /// What the kernel does about a cgroup that uses more than its limits. Events are told of who
-    /// runs into them, not of a limit that is lowered.
+    /// Acts as the kernel on a cgroup that uses more than its limits. Events are counted when a
+    /// task runs into a limit (`charging`), not when a limit is lowered.
     fn hold_below(&mut self, tree: usize, group: &str, charging: bool) {
         let unified = self.trees[tree].unified;
         let limit = |m: &Self, name| m.limit_of(tree, group, name);
@@ -163,7 +163,7 @@ impl Machine {
         text.parse().ok().filter(|n| *n < TOTAL * 1024)
     }
 
-    /// What is told of a cgroup's memory, where that is more than a value kept.
+    /// The files of a cgroup's memory that are more than a kept value.
     pub(super) fn memory_read(&self, tree: usize, group: &str, name: &str) -> Option<String> {
         let ledger = self.trees[tree].groups.get(group)?.memory;
         Some(match name {
@@ -215,7 +215,7 @@ impl Machine {
         })
     }
 
-    /// `memory.reclaim`: so much, or EAGAIN once there is no more.
+    /// `memory.reclaim`: reclaims this much, or EAGAIN once there is no more.
     pub(super) fn reclaim_written(&mut self, tree: usize, group: &str, text: &str) -> Answer<()> {
         let first = text.split_ascii_whitespace().next().unwrap_or_default();
         let wanted = super::limits::parse_bytes(first)?;
@@ -225,7 +225,7 @@ impl Machine {
         }
     }
 
-    /// A limit was written. v1 refuses one that cannot be reached; v2 reclaims, and kills.
+    /// Acts on a written limit. v1 refuses one that cannot be reached; v2 reclaims, and kills.
     pub(super) fn limit_written(
         &mut self,
         tree: usize,
@@ -248,7 +248,7 @@ impl Machine {
         Ok(())
     }
 
-    /// `oom_score` is shown as `(1000 + thousandths of memory + adjustment) * 2 / 3`.
+    /// `oom_score`, which is shown as `(1000 + thousandths of memory + adjustment) * 2 / 3`.
     pub(super) fn score(&self, task: &Task) -> i64 {
         if task.oom_score_adj == -1000 {
             return 0;
@@ -257,8 +257,8 @@ impl Machine {
         ((1000 + part + i64::from(task.oom_score_adj)) * 2 / 3).max(0)
     }
 
-    /// The whole process gets it. Without CAP_SYS_RESOURCE it goes no lower than it ever was by
-    /// somebody who has it: 0.
+    /// Sets the adjustment of the whole process. Without CAP_SYS_RESOURCE it goes no lower than a
+    /// process with it has ever set: 0.
     pub(super) fn adjust_score(&mut self, tid: u32, text: &str) -> Answer<()> {
         let value: i32 = text.trim().parse().map_err(|_| libc::EINVAL)?;
         if !(-1000..=1000).contains(&value) {

@@ -1,21 +1,21 @@
-//! A model of the kernel behind [`Files`]: it refuses, populates and renames as the kernel does,
+//! A model of the kernel behind [`Files`]. It refuses, populates and renames as the kernel does,
 //! with the kernel's error numbers and status texts. Tests run on it without root, and on states
 //! that no test should bring a machine into.
 //!
-//! What it does was taken from Documentation/admin-guide/{cgroup-v1/cpusets,cgroup-v2}.rst,
-//! Documentation/filesystems/ resctrl.rst, and seen on Linux 6.18 (v1) and 6.12 (v2, in a virtual
-//! machine); resctrl on 6.12 and 7.2 in the lab. A deviation from the real kernel that is known is
-//! written down in the module it is in, under "Deviations".
+//! Its behaviour was taken from Documentation/admin-guide/{cgroup-v1/cpusets,cgroup-v2}.rst and
+//! Documentation/filesystems/resctrl.rst. It was seen on Linux 6.18 (v1) and 6.12 (v2, in a virtual
+//! machine), resctrl on 6.12 and 7.2 in the lab. Each module lists its known deviations from the
+//! real kernel under "Deviations".
 //!
 //! The model is a feature of its own (`fake`), so that the shipped program does not carry it.
 //!
 //! Deviations of the whole:
 //! - Everything happens at once: a killed task is dead, a grace period takes no time, nothing is
 //!   ever `EINTR`.
-//! - There are no permissions: whoever asks is root. Modes are shown, and refuse nobody, as for
+//! - There are no permissions: every caller is root. Modes are shown, and refuse nothing, as for
 //!   root.
-//! - Times are ticks of the model: a task's start is the number of tasks before it. Nothing runs,
-//!   so usage is zero.
+//! - Times are ticks of the model: a task's start grows by 100 with each task. Nothing runs, so
+//!   usage is zero.
 
 mod cgroup;
 mod control;
@@ -43,25 +43,25 @@ pub use resctrl::Rdt;
 pub use spec::{Flavour, Spec};
 pub use state::Machine;
 
-/// The kernel's answer: an error number.
+/// The kernel's answer, or an error number.
 pub(crate) type Answer<T> = Result<T, i32>;
 
-/// What is asked of the kernel.
+/// Kind of operation that the kernel is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// A file is read.
+    /// Reading a file, or a directory, link, mode or affinity.
     Read,
-    /// A file is written, or an affinity set (`/proc/TID/affinity`).
+    /// Writing a file, or setting an affinity (`/proc/TID/affinity`).
     Write,
-    /// A directory is made.
+    /// Making a directory, such as a cgroup.
     Make,
-    /// A directory is removed.
+    /// Removing a directory, such as a cgroup.
     Remove,
 }
 
 type Action = Box<dyn FnMut(&mut Machine, Op, &str, &str) + Send>;
 
-/// The model, shared as the kernel is.
+/// The model, shared as the kernel is: every call locks the machine.
 pub struct Fake {
     machine: Mutex<Machine>,
     meanwhile: Mutex<Option<Action>>,
@@ -69,7 +69,7 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// A machine as described.
+    /// Makes a machine as `spec` describes it.
     #[must_use]
     pub fn new(spec: &Spec) -> Self {
         Self {
@@ -79,13 +79,13 @@ impl Fake {
         }
     }
 
-    /// Looks at the machine, or does something on it as somebody else would.
+    /// Calls `f` with the machine, to inspect or change it as another program would.
     pub fn with<T>(&self, f: impl FnOnce(&mut Machine) -> T) -> T {
         f(&mut self.lock())
     }
 
-    /// From now on this happens after every call that was answered without an error: what others do
-    /// meanwhile. It is told the operation, the path and the text.
+    /// Calls `action` after every later call that succeeded: what other programs do meanwhile. It
+    /// gets the operation, the path and the text.
     pub fn meanwhile(&self, action: impl FnMut(&mut Machine, Op, &str, &str) + Send + 'static) {
         *self
             .meanwhile
@@ -93,7 +93,7 @@ impl Fake {
             .unwrap_or_else(PoisonError::into_inner) = Some(Box::new(action));
     }
 
-    /// Nothing happens meanwhile any more.
+    /// Ends what [`Self::meanwhile`] began.
     pub fn quiet(&self) {
         *self
             .meanwhile
@@ -101,14 +101,14 @@ impl Fake {
             .unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// From now on an operation on paths that end like this is refused: what the model has no
-    /// reason of its own for (a read-only mount, a security module).
+    /// Refuses an operation on paths with this end from now on. This is for refusals that the model
+    /// has no reason for (a read-only mount, a security module).
     pub fn refuse(&self, op: Op, end: &str, errno: i32) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((op, end.to_owned(), errno));
     }
 
-    /// Everything there is to be seen: every readable file, and where every task is and may run.
+    /// Everything that can be seen: every readable file, and the affinity of every task.
     #[must_use]
     pub fn dump(&self) -> BTreeMap<String, String> {
         let machine = self.lock();
@@ -120,7 +120,7 @@ impl Fake {
                 if machine.list(&path).is_ok() {
                     open.push(path.clone());
                 }
-                // What was said last is no state.
+                // The last status text is no state.
                 if path.ends_with("/info/last_cmd_status") {
                     continue;
                 }
@@ -203,7 +203,7 @@ impl Files for Fake {
     }
 
     fn exists(&self, path: &str) -> bool {
-        // `access(2)`: what others do meanwhile happens after it, too.
+        // `access(2)`: other programs may act after it, too.
         let found = self.ask(Op::Read, path, "", |m, p| Ok(m.mode(p).is_ok()));
         found.unwrap_or(false)
     }

@@ -1,21 +1,21 @@
 //! v2 cpusets and their partitions. Documentation/admin-guide/cgroup-v2.rst ("Cpuset Interface
-//! Files"); the texts of invalid partitions as Linux 6.12 shows them (6.1 where a local partition
-//! is all there is).
+//! Files"). The texts of invalid partitions are those of Linux 6.12 (of 6.1 where only local
+//! partitions exist).
 //!
 //! Deviations:
 //! - An invalid partition becomes valid again when its own `cpuset.cpus` or `cpuset.cpus.exclusive`
-//!   is written so that it can be, and its parent is a valid one. Linux 6.12 also tries when a
-//!   relative changes, and was seen to end up with sets that overlap; that is not modelled.
+//!   is written so that it can be. Its parent has to be a valid one. Linux 6.12 also tries when a
+//!   relative changes, and was seen to end up with overlapping sets. That is not modelled.
 //! - Linux 6.12 shows no reason where a sibling's change made a partition invalid; 6.1 says "not
-//!   exclusive". The model does as the release it is asked to be.
-//! - CPUs that are lost stay so; Linux 6.1 has them back once the controller is taken from and
-//!   given to the root again.
-//! - A partition that comes or goes also widens the kernel's own threads that have CPUs of their
-//!   own without being bound (threaded interrupts, seen with 6.12); those here have none.
-//! - No housekeeping CPUs (`isolcpus`), so "partition config conflicts with housekeeping setup"
-//!   never appears.
-//! - A valid partition takes its CPUs even from a parent that would be left with none, if no task
-//!   is in that parent; tasks further below it are not looked for.
+//!   exclusive". The model does as the release that it is given.
+//! - Lost CPUs stay lost. Linux 6.1 has them back once the controller is disabled and enabled again
+//!   in the root.
+//! - A partition that comes or goes also widens unbound kernel threads with CPUs of their own
+//!   (threaded interrupts, seen with 6.12). The model has no such threads.
+//! - There are no housekeeping CPUs (`isolcpus`), so "partition config conflicts with housekeeping
+//!   setup" never appears.
+//! - A valid partition takes its CPUs even from a parent that would be left with none, if that
+//!   parent has no task. Tasks further below it are not searched.
 
 use quell_types::cpuset::CpuSet;
 
@@ -30,7 +30,7 @@ const INVALID_LIST: &str = "Invalid cpu list in cpuset.cpus.exclusive";
 const NONE_LEFT: &str = "Parent unable to distribute cpu downstream";
 
 impl Machine {
-    /// What a cgroup would have for itself: its exclusive CPUs, else all of its CPUs.
+    /// The CPUs that a cgroup would have to itself: its exclusive CPUs, else all of its CPUs.
     fn own(&self, tree: usize, group: &str) -> CpuSet {
         let set = self.set(tree, group);
         match set.exclusive.is_empty() {
@@ -45,7 +45,7 @@ impl Machine {
         all
     }
 
-    /// Siblings that are in the way of `group` being, or staying, exclusive.
+    /// Siblings that prevent `group` from being, or staying, exclusive.
     fn conflicts(&self, tree: usize, group: &str, exclusive: bool) -> Vec<String> {
         let mine = self.set(tree, group);
         let own = self.own(tree, group);
@@ -153,7 +153,7 @@ impl Machine {
             return Err(libc::ENOSPC);
         }
         self.set_mut(tree, group).cpus = cpus;
-        // What is no longer exclusive is no partition any more, on either side.
+        // A partition that is no longer exclusive becomes invalid, on either side.
         let valid = self.set(tree, group).part.valid();
         let against = self.conflicts(tree, group, valid);
         if !against.is_empty() {
@@ -188,7 +188,7 @@ impl Machine {
         Ok(())
     }
 
-    /// After a change of its own CPUs a partition is checked again.
+    /// Checks a partition again after a change of its own CPUs.
     fn again(&mut self, tree: usize, group: &str) {
         let part = self.set(tree, group).part;
         let parent_is = parent(group).is_some_and(|p| self.is_partition(tree, p));
@@ -202,7 +202,7 @@ impl Machine {
         group == "/" || self.set(tree, group).part.valid()
     }
 
-    /// Tries to make a cgroup a partition; what comes of it is to be read.
+    /// Tries to make a cgroup a partition. The result is in its `part`.
     fn become_partition(&mut self, tree: usize, group: &str, mode: Mode) {
         // Its own old share is free for itself.
         self.set_mut(tree, group).part = Part::default();
@@ -226,7 +226,7 @@ impl Machine {
         }
     }
 
-    /// The CPUs a partition would get, or why it gets none.
+    /// The CPUs that a partition would get, or why it gets none.
     fn share(
         &self,
         tree: usize,
@@ -292,13 +292,14 @@ impl Machine {
         Ok(())
     }
 
-    /// A cgroup, or its controller, goes: so does its partition.
+    /// Ends the partition of a cgroup that is removed, or loses its controller.
     pub(super) fn cpuset_gone(&mut self, tree: usize, group: &str) {
         if !self.trees[tree].has("cpuset") {
             return;
         }
         let set = self.set(tree, group);
-        // Seen with Linux 6.12, where a valid one gives them back; in 6.1 not even that does.
+        // Seen with Linux 6.12, where a valid partition gives its CPUs back. In 6.1 not even that
+        // does.
         if set.part.withheld || (set.part.valid() && self.release < (6, 7)) {
             self.leaked = self.leaked.union(&set.exclusive_effective.clone());
         }

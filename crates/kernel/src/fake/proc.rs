@@ -1,8 +1,9 @@
 //! Processes as `/proc` shows them. proc_pid_stat(5), proc_pid_status(5), proc_pid_cgroup(5).
 //!
-//! Deviations: of `stat` the fields that the model has no notion of are 0; of `status` only a
-//! handful of lines are there; of a process's folder only `stat status comm cmdline cgroup task exe
-//! io oom_score oom_score_adj`, and `fd` where it has a device open.
+//! Deviations:
+//! - Fields of `stat` that the model does not have are 0. `status` has only a handful of lines.
+//! - A process's directory has only `stat status comm cmdline cgroup task exe io oom_score
+//!   oom_score_adj`, and `fd` where it has a device open.
 
 use super::Answer;
 use super::spec::Flavour;
@@ -22,14 +23,14 @@ const FILES: [&str; 9] = [
     "status",
 ];
 
-/// The task whose `oom_score_adj` a path is.
+/// The task of a path `/proc/TID/oom_score_adj`. `None` for other paths.
 pub(super) fn adjusted(path: &str) -> Option<u32> {
     place(path)
         .filter(|(_, rest)| *rest == "oom_score_adj")
         .map(|(tid, _)| tid)
 }
 
-/// `/proc/TID/rest` or `/proc/TID/task/TID/rest`.
+/// Splits `/proc/TID/rest` or `/proc/TID/task/TID/rest` into task and rest.
 fn place(path: &str) -> Option<(u32, &str)> {
     let rest = path.strip_prefix("/proc/")?;
     let (tid, rest) = rest.split_once('/').unwrap_or((rest, ""));
@@ -43,7 +44,7 @@ fn place(path: &str) -> Option<(u32, &str)> {
     }
 }
 
-/// The thread of `/proc/TID/cpu_resctrl_groups`.
+/// The thread of a path `/proc/TID/cpu_resctrl_groups`. `None` for other paths.
 pub(super) fn divided(path: &str) -> Option<u32> {
     match place(path)? {
         (tid, "cpu_resctrl_groups") => Some(tid),
@@ -140,7 +141,7 @@ impl Machine {
         let (tid, rest) = place(path).ok_or(libc::EINVAL)?;
         let task = self.tasks.get(&tid).ok_or(libc::ENOENT)?;
         match rest {
-            // Kernel threads and the dead run no program.
+            // Kernel threads and zombies run no program.
             "exe" if task.dead() || task.flags & PF_KTHREAD != 0 => Err(libc::ENOENT),
             "exe" => Ok(format!("/usr/bin/{}", task.comm)),
             rest => {

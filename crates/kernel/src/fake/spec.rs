@@ -1,35 +1,35 @@
-//! What machine is wanted of the model.
+//! Description of the machine that a model should be.
 
 use super::resctrl::Rdt;
 
-/// Memory of every machine, in bytes.
+/// Bytes of memory of every machine.
 pub(super) const TOTAL: u64 = 8 << 30;
 
-/// Which generation of cgroups the machine runs.
+/// Which version of cgroups the machine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
-    /// One v1 hierarchy per controller, and a v2 one without controllers beside them, as on Linux
-    /// 6.18 with systemd's hybrid layout.
+    /// One v1 hierarchy per controller, and next to them a v2 one without controllers. This is
+    /// systemd's hybrid layout on Linux 6.18.
     V1,
-    /// One v2 hierarchy.
+    /// One v2 hierarchy with all controllers.
     V2,
 }
 
-/// What machine is wanted.
+/// Description of a machine for [`Fake::new`](super::Fake::new).
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// The cgroups.
+    /// The version of cgroups.
     pub flavour: Flavour,
-    /// CPUs, all online.
+    /// Number of CPUs, all online.
     pub cpus: u32,
-    /// Memory nodes.
+    /// Number of memory nodes.
     pub nodes: u32,
-    /// `/proc/sys/kernel/osrelease`. Below 6.2 cpusets forget what CPUs a task asked for; below 6.7
-    /// there is no `cpuset.cpus.exclusive` and no remote partition.
+    /// Text of `/proc/sys/kernel/osrelease`. Below 6.2 cpusets forget which CPUs a task asked for.
+    /// Below 6.7 there is no `cpuset.cpus.exclusive` and no remote partition.
     pub release: &'static str,
-    /// Cache and bandwidth allocation, where the machine has them.
+    /// Cache and bandwidth allocation. `None` where the processor has none.
     pub rdt: Option<Rdt>,
-    /// Whether whoever asks has CAP_SYS_RESOURCE, as root in a container often has not.
+    /// Whether callers have CAP_SYS_RESOURCE. Root in a container often has not.
     pub resource: bool,
 }
 

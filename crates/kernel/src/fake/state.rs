@@ -1,5 +1,4 @@
-//! What the model is at a moment: the machine, its hierarchies, and what a cgroup is to each
-//! controller.
+//! The state of the model: the machine, its hierarchies, and what a cgroup is to each controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,7 +10,7 @@ use super::resctrl::Resctrl;
 use super::spec::Flavour;
 use super::task::Task;
 
-/// The modelled machine, as somebody else on it sees and changes it.
+/// The modelled machine, as other programs on it see and change it.
 pub struct Machine {
     pub(crate) flavour: Flavour,
     pub(crate) release: (u32, u32),
@@ -22,9 +21,9 @@ pub struct Machine {
     pub(crate) knobs: Knobs,
     pub(crate) resctrl: Option<Resctrl>,
     pub(crate) resource: bool,
-    /// Time waited, by pressure file, microseconds.
+    /// Microseconds waited, by pressure file.
     pub(crate) stalls: BTreeMap<String, u64>,
-    /// What files read whatever the model knows, by path.
+    /// Texts that files have whatever the model knows, by path.
     pub(crate) recorded: BTreeMap<String, String>,
     /// CPUs that are lost until the next boot (see `partition`).
     pub(crate) leaked: CpuSet,
@@ -32,28 +31,28 @@ pub struct Machine {
     pub(super) born: u64,
 }
 
-/// One cgroup.
+/// One cgroup of a hierarchy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
-    /// `cgroup.subtree_control`.
+    /// The controllers in its `cgroup.subtree_control`.
     pub enabled: BTreeSet<String>,
     pub kind: Kind,
     pub cpuset: Cpuset,
-    /// What is charged to it.
+    /// Memory that is charged to it.
     pub memory: Ledger,
-    /// Values that are just kept, by file.
+    /// Values that are just kept, by file name.
     pub values: BTreeMap<&'static str, String>,
 }
 
-/// One hierarchy.
+/// A hierarchy of the model, with its cgroups.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
     pub mount: String,
-    /// v2.
+    /// Whether it is v2.
     pub unified: bool,
     /// The number in `/proc/PID/cgroup`.
     pub number: u32,
-    /// v1: one, or `name=…`.
+    /// v1: a single controller, or `name=…`.
     pub controllers: Vec<&'static str>,
     /// By path; `/` is the root. Parents sort before their children.
     pub groups: BTreeMap<String, Group>,
@@ -110,7 +109,7 @@ impl Tree {
     }
 }
 
-/// The cgroup above one; none for the root.
+/// The parent of a cgroup. `None` for the root.
 pub(crate) fn parent(group: &str) -> Option<&str> {
     if group == "/" {
         return None;
@@ -122,7 +121,7 @@ pub(crate) fn parent(group: &str) -> Option<&str> {
     }
 }
 
-/// `cgroup.type`, as set.
+/// The value of `cgroup.type` that was set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Kind {
     #[default]
@@ -130,14 +129,13 @@ pub(crate) enum Kind {
     Threaded,
 }
 
-/// A cgroup's cpuset.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cpuset {
     pub cpus: CpuSet,
     pub mems: CpuSet,
     pub effective: CpuSet,
     pub effective_mems: CpuSet,
-    /// v2: `cpuset.cpus.exclusive`, and what of it is to be had.
+    /// v2: `cpuset.cpus.exclusive`, and which of those CPUs the cgroup has.
     pub exclusive: CpuSet,
     pub exclusive_effective: CpuSet,
     pub part: Part,
@@ -161,7 +159,7 @@ impl Cpuset {
     }
 }
 
-/// What a partition is.
+/// The kind of a partition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
     #[default]
@@ -170,17 +168,17 @@ pub(crate) enum Mode {
     Isolated,
 }
 
-/// `cpuset.cpus.partition`.
+/// The partition that `cpuset.cpus.partition` shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part {
     pub mode: Mode,
-    /// Why it is not valid, for those that are not (may be empty).
+    /// Why it is invalid, perhaps an empty text. `None` where it is valid.
     pub invalid: Option<&'static str>,
-    /// Its CPUs come from the root, not from its parent.
+    /// Whether its CPUs come from the root, not from its parent.
     pub remote: bool,
-    /// Not valid any more, but its CPUs are still kept from everybody: what Linux 6.12 does with a
-    /// remote partition that a sibling's change made invalid. `member` gives them back; removing
-    /// the cgroup loses them until the next boot.
+    /// Whether it is invalid, and its CPUs are still kept from all other cgroups. Linux 6.12 does
+    /// so with a remote partition that a sibling's change made invalid. `member` gives them back.
+    /// Removing the cgroup loses them until the next boot.
     pub withheld: bool,
 }
 
@@ -205,10 +203,10 @@ impl fmt::Display for Part {
     }
 }
 
-/// What is charged to a cgroup itself, and what befell it.
+/// What is charged to a cgroup itself, and its counted events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ledger {
-    /// Bytes of files.
+    /// Bytes of file pages.
     pub file: u64,
     pub high: u64,
     pub max: u64,

@@ -1,8 +1,7 @@
-//! A thread of the model.
+//! A thread of the model, with what `/proc` and the cgroups show of it.
 
 use quell_types::cpuset::CpuSet;
 
-/// A thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
     pub tgid: u32,
@@ -13,18 +12,19 @@ pub(crate) struct Task {
     pub user: u32,
     pub state: char,
     pub flags: u64,
-    /// Real-time (SCHED_FIFO).
+    /// Whether its policy is SCHED_FIFO.
     pub realtime: bool,
-    /// What it asked for by `sched_setaffinity(2)`.
+    /// The CPUs of its last `sched_setaffinity(2)`. `None` where it made none, or the kernel forgot
+    /// them.
     pub asked: Option<CpuSet>,
-    /// Where it may run.
+    /// The CPUs that it may run on.
     pub allowed: CpuSet,
-    /// Memory of its own, bytes; of a process that of its leader.
+    /// Bytes of anonymous memory. That of a process is with its leader.
     pub anonymous: u64,
     pub oom_score_adj: i32,
     /// Files that it has open, from descriptor 3 on.
     pub open: Vec<String>,
-    /// Its cgroup in each hierarchy.
+    /// Its cgroup in each hierarchy, in the order of the trees.
     pub places: Vec<String>,
 }
 

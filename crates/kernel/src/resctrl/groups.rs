@@ -1,5 +1,5 @@
-//! The groups: one that everybody is in at first (the mount point), control groups below it, and in
-//! each of them monitor groups.
+//! The groups of resctrl. The default group (the mount point) has all tasks at first. Control
+//! groups are below it, and each of these has monitor groups.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,32 +11,32 @@ use super::{Resctrl, Schemata};
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
 
-/// A control or monitor group.
+/// A control or monitor group, whether it exists or not.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group {
-    /// Its name; empty for the default group.
+    /// Name of its directory. Empty for the default group.
     pub name: String,
-    /// Its folder.
+    /// Path of its directory.
     pub dir: String,
 }
 
-/// What others may do with the ways of a group.
+/// What other groups may do with the ways of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Have some of the same.
+    /// Other groups may have some of its ways.
     Shareable,
-    /// Have none of them.
+    /// Other groups may have none of its ways.
     Exclusive,
-    /// Nothing: it is set up for pseudo-locking.
+    /// It is being set up for pseudo-locking, and has no tasks.
     PseudoLockSetup,
-    /// Nothing: they hold what is locked.
+    /// Its ways hold locked memory, and no other group may fill them.
     PseudoLocked,
-    /// A mode that is not known here.
+    /// A mode of a newer kernel, as its text.
     Other(String),
 }
 
 impl Mode {
-    /// As the kernel writes it.
+    /// The text of the mode in the kernel's file.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -67,11 +67,11 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Folders that are no groups.
+/// Directories that are no groups.
 const OWN: [&str; 3] = ["info", "mon_data", "mon_groups"];
 
 impl Resctrl {
-    /// The default group.
+    /// The default group, which is the mount point.
     #[must_use]
     pub fn default_group(&self) -> Group {
         Group {
@@ -80,7 +80,7 @@ impl Resctrl {
         }
     }
 
-    /// A control group by its name, whether it is there or not.
+    /// A control group by its name, whether it exists or not.
     #[must_use]
     pub fn group(&self, name: &str) -> Group {
         Group {
@@ -102,16 +102,17 @@ impl Resctrl {
         Ok(groups)
     }
 
-    /// The control groups besides the default one that mean anything: with tasks, CPUs or monitor
-    /// groups, or that keep others from their ways. An empty one, as `pqos` makes one for every
-    /// class when it is called, fills nothing.
+    /// The control groups besides the default one that have an effect: with tasks, CPUs or monitor
+    /// groups, or that keep other groups from their ways. An empty one, as `pqos` makes one for
+    /// every class when it is called, fills nothing.
     ///
     /// # Errors
     /// Files that cannot be read.
     pub fn used(&self, files: &dyn Files) -> Result<Vec<Group>> {
         let mut used = Vec::new();
         for group in self.groups(files)?.into_iter().skip(1) {
-            // First: of a group that is set up for pseudo-locking nothing else can be read.
+            // The mode comes first: in a group that is set up for pseudo-locking nothing else can
+            // be read.
             let shared = matches!(group.mode(files)?, None | Some(Mode::Shareable));
             if !shared
                 || !group.cpus(files)?.is_empty()
@@ -125,19 +126,19 @@ impl Resctrl {
     }
 }
 
-/// The answers of files whose modes a group for pseudo-locking has taken away.
+/// The errors of files that a group for pseudo-locking has closed.
 const fn closed(errno: Option<i32>) -> bool {
     matches!(errno, Some(libc::EOPNOTSUPP | libc::EACCES))
 }
 
 impl Group {
-    /// One of its files.
+    /// Path of one of its files.
     #[must_use]
     pub fn file(&self, name: &str) -> String {
         format!("{}/{name}", self.dir)
     }
 
-    /// Its monitor groups.
+    /// Its monitor groups. Empty where there are none.
     ///
     /// # Errors
     /// When they cannot be listed.
@@ -152,8 +153,8 @@ impl Group {
             .collect())
     }
 
-    /// What others may do with its ways; `None` for a monitor group, for one that is gone, and on
-    /// Linux before 4.19.
+    /// What other groups may do with its ways. `None` for a monitor group, for one that is gone,
+    /// and on Linux before 4.19.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -162,7 +163,7 @@ impl Group {
         Ok(text.map(|t| Mode::from(t.as_str())))
     }
 
-    /// Who gets what; nothing for a monitor group and for one that is gone.
+    /// Its masks and bandwidth. Empty for a monitor group and for one that is gone.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -171,7 +172,7 @@ impl Group {
         Ok(Schemata::parse(&text.unwrap_or_default()))
     }
 
-    /// How large its parts are, bytes, by resource and cache.
+    /// The size of its parts in bytes, by resource and cache.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -180,15 +181,15 @@ impl Group {
         Ok(sizes(&text.unwrap_or_default()))
     }
 
-    /// Its threads. None of a group that is set up for pseudo-locking, whose file nobody can read
-    /// (EACCES even for root), or that is gone.
+    /// Its threads. Empty for a group that is gone, and for one that is set up for pseudo-locking:
+    /// its file cannot be read (EACCES even for root).
     ///
     /// # Errors
-    /// The kernel's other ones.
+    /// The kernel's other errors.
     pub fn tasks(&self, files: &dyn Files) -> Result<Vec<u32>> {
         let path = self.file("tasks");
         match files.read(&path) {
-            // 0 stands for a task of another PID namespace, which nobody here can name.
+            // 0 stands for a task of another PID namespace, which has no number here.
             Ok(text) => Ok(text
                 .split_ascii_whitespace()
                 .filter_map(|t| t.parse().ok())
@@ -199,7 +200,7 @@ impl Group {
         }
     }
 
-    /// The CPUs on which tasks of the default group belong to it. None of a group that is set up
+    /// The CPUs on which tasks of the default group belong to it. Empty for a group that is set up
     /// for pseudo-locking.
     ///
     /// # Errors
@@ -213,13 +214,12 @@ impl Group {
     }
 }
 
-/// The groups of a thread, as `/proc/TID/cpu_resctrl_groups` tells them: names of its control group
-/// (empty: the default one) and of its monitor group (empty: none of its own).
+/// The groups of a thread, as in `/proc/TID/cpu_resctrl_groups`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
-    /// The control group.
+    /// Name of the control group. Empty for the default group.
     pub control: String,
-    /// The monitor group in it.
+    /// Name of the monitor group in it. Empty where it has none of its own.
     pub monitor: String,
 }
 

@@ -1,4 +1,4 @@
-//! What can be divided and counted: the folders of `info`.
+//! What can be divided and counted: the directories of `info`.
 
 use std::collections::BTreeMap;
 
@@ -8,117 +8,119 @@ use super::Resctrl;
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
 
-/// Everything in `info`.
+/// The content of `info`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Info {
-    /// What can be divided, by name.
+    /// What can be divided, in the order of the directories' names.
     pub resources: Vec<Resource>,
-    /// What can be counted, by name.
+    /// What can be counted, in the order of the directories' names.
     pub monitors: Vec<Monitor>,
 }
 
 /// Something that can be divided: a line of `schemata`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// As in `schemata`: `L3`, `L2CODE`, `MB`, …
+    /// The name as in `schemata`: `L3`, `L2CODE`, `MB`, …
     pub name: String,
-    /// Classes of service, the default group's included; with code and data apart half as many.
+    /// Number of classes of service, including the default group's. With code and data separate it
+    /// is half as many.
     pub classes: u32,
-    /// What it is.
+    /// What is divided, with its bounds.
     pub kind: Kind,
 }
 
-/// What a resource is.
+/// The kind of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The ways of caches.
+    /// The ways of the caches of one level.
     Ways(Ways),
     /// Bandwidth of memory (`MB`), or of slow memory (`SMBA`).
     Bandwidth(Bandwidth),
-    /// Of a kind that is not known here: its files.
+    /// A kind that is not known here: its files by name.
     Unknown(BTreeMap<String, String>),
 }
 
-/// What a cache's ways are used for.
+/// What may be filled into a cache's ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Everything.
+    /// Code and data together (no suffix in the name).
     All,
-    /// Instructions.
+    /// Instructions only; the name ends with `CODE`.
     Code,
-    /// Everything else.
+    /// All except instructions; the name ends with `DATA`.
     Data,
 }
 
-/// Ways of caches.
+/// The ways of caches of one level, for one kind of content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ways {
-    /// 2, 3, …
+    /// Level of the caches: 2, 3, …
     pub level: u32,
     /// What may be filled into them.
     pub content: Content,
-    /// All of them.
+    /// The mask of all ways.
     pub all: Mask,
-    /// Bits that a mask has at least.
+    /// The fewest bits in a mask.
     pub least: u32,
-    /// Ways that devices or others outside the kernel's sight fill, too.
+    /// Ways that devices, or others that the kernel does not see, fill, too.
     pub shareable: Mask,
-    /// Masks may have holes.
+    /// Whether masks may have holes.
     pub sparse: bool,
-    /// By cache: what each way is used for, the highest first (`X` hardware and software, `H`
-    /// hardware, `S` shared, `E` exclusive, `P` pseudo-locked, `0` nobody). Empty where the kernel
-    /// does not tell.
+    /// The use of each way, highest first, by cache: `X` hardware and software, `H` hardware, `S`
+    /// shared, `E` exclusive, `P` pseudo-locked, `0` unused. Empty where the kernel does not report
+    /// it.
     pub usage: BTreeMap<u32, String>,
 }
 
-/// Bandwidth.
+/// Bounds of bandwidth values: percent, or MiB/s if mounted so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bandwidth {
-    /// Least value.
+    /// The lowest value that can be set.
     pub least: u32,
-    /// Values go by such steps.
+    /// The step between values.
     pub step: u32,
-    /// The delay is linear in the value.
+    /// Whether the delay is linear in the value.
     pub linear: bool,
-    /// How threads of one core with different values go together (`max`, `per-thread`), where told.
+    /// How threads of one core with different values are combined (`max`, `per-thread`). `None`
+    /// where the kernel does not report it.
     pub threads: Option<String>,
 }
 
-/// Something that is counted.
+/// A resource that is monitored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Monitor {
-    /// `L3_MON`, `PERF_PKG_MON`, …
+    /// The name of the directory: `L3_MON`, `PERF_PKG_MON`, …
     pub name: String,
-    /// Monitoring ids: one for each control group and each monitor group. 0 where a kind that is
-    /// not known tells none.
+    /// Number of monitoring ids: one for each control group and each monitor group. 0 where an
+    /// unknown kind reports none.
     pub rmids: u32,
-    /// Events: the files in `mon_data`.
+    /// Names of the events: the files in `mon_data`.
     pub events: Vec<String>,
-    /// Bytes of a cache below which an id that was let go may be used again. Absent where occupancy
-    /// is not counted.
+    /// Bytes of a cache below which a released id may be used again. `None` where occupancy is not
+    /// counted.
     pub limbo_bytes: Option<u64>,
-    /// Counters that have to be assigned to groups. Absent where every id has its own.
+    /// Counters that have to be assigned to groups. `None` where every id has its own.
     pub assignment: Option<Assignment>,
 }
 
-/// Counters of which there are fewer than ids.
+/// Counters that are fewer than the monitoring ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// How they are assigned: `mbm_event` where by hand, `default` where by hardware.
+    /// How they are assigned: `mbm_event` by hand, `default` by the hardware.
     pub mode: String,
-    /// What the modes are.
+    /// All modes that the kernel offers.
     pub modes: Vec<String>,
-    /// By cache: counters there are.
+    /// Number of counters, by cache.
     pub counters: BTreeMap<u32, u32>,
-    /// By cache: counters that are free.
+    /// Number of free counters, by cache. Empty while the hardware assigns them.
     pub free: BTreeMap<u32, u32>,
 }
 
 impl Resctrl {
-    /// Reads `info`.
+    /// Reads the directory `info`.
     ///
     /// # Errors
-    /// Files that cannot be read, or that do not say what they should.
+    /// Files that cannot be read, or that do not have the documented content.
     pub fn info(&self, files: &dyn Files) -> Result<Info> {
         let top = format!("{}/info", self.root);
         let mut info = Info::default();
@@ -144,14 +146,15 @@ impl Resctrl {
 }
 
 impl Info {
-    /// Classes of service: a group has one for everything, so the resource with the fewest decides.
+    /// Number of classes of service. A group has one for all resources, so the resource with the
+    /// fewest decides.
     #[must_use]
     pub fn classes(&self) -> u32 {
         let all = self.resources.iter().map(|r| r.classes);
         all.filter(|c| *c > 0).min().unwrap_or(0)
     }
 
-    /// The resources that are ways of a level; two where code and data are apart.
+    /// The resources that are ways of a level. There are two where code and data are separate.
     pub fn ways(&self, level: u32) -> impl Iterator<Item = (&Resource, &Ways)> {
         self.all_ways().filter(move |(_, w)| w.level == level)
     }
@@ -164,7 +167,7 @@ impl Info {
         })
     }
 
-    /// The bandwidth of memory.
+    /// The bandwidth of memory (`MB`). `None` where it cannot be divided.
     #[must_use]
     pub fn bandwidth(&self) -> Option<(&Resource, &Bandwidth)> {
         self.resources.iter().find_map(|r| match &r.kind {
@@ -181,7 +184,7 @@ impl Info {
     }
 }
 
-/// A folder of `info`.
+/// A directory of `info`.
 struct Folder<'a> {
     files: &'a dyn Files,
     dir: String,
@@ -252,7 +255,7 @@ fn resource(folder: &Folder<'_>, name: String, names: &[String]) -> Result<Resou
                 all: all.unwrap_or_default(),
                 least: folder.number("min_cbm_bits")?,
                 shareable: folder.mask("shareable_bits")?.unwrap_or_default(),
-                // Linux before 6.7 does not tell, and takes none.
+                // Linux before 6.7 has no such file, and accepts no holes.
                 sparse: folder.optional("sparse_masks")?.as_deref() == Some("1"),
                 usage: folder.by_cache("bit_usage", |text| Some(text.to_owned()))?,
             })
@@ -264,13 +267,13 @@ fn resource(folder: &Folder<'_>, name: String, names: &[String]) -> Result<Resou
             threads: folder.optional("thread_throttle_mode")?,
         }),
         _ => {
-            // What cannot be read (a folder, a switch that can only be written) is left out.
+            // What cannot be read (a directory, a write-only switch) is left out.
             let read = |n: &String| Some((n.clone(), folder.optional(n).ok()??));
             Kind::Unknown(names.iter().filter_map(read).collect())
         }
     };
     let classes = match kind {
-        // Whatever it is, others go on without it.
+        // Other resources must work without it.
         Kind::Unknown(_) => folder.number("num_closids").unwrap_or(0),
         _ => folder.number("num_closids")?,
     };
@@ -296,8 +299,8 @@ fn monitor(folder: &Folder<'_>, name: String) -> Result<Monitor> {
                     .map(|m| m.trim_matches(['[', ']']).to_owned())
                     .collect(),
                 counters: folder.by_cache("num_mbm_cntrs", number)?,
-                // None can be given away, and the file says so by EINVAL, while the hardware
-                // assigns them.
+                // While the hardware assigns the counters, none is free, and reading the file fails
+                // with EINVAL.
                 free: match folder.by_cache("available_mbm_cntrs", number) {
                     Err(e) if e.errno() == Some(libc::EINVAL) => BTreeMap::new(),
                     told => told?,
@@ -306,7 +309,7 @@ fn monitor(folder: &Folder<'_>, name: String) -> Result<Monitor> {
         }
     };
     let rmids = match folder.number("num_rmids") {
-        // Of a kind that is not known here.
+        // An unknown kind may have no such file.
         Err(_) if !name.starts_with('L') => 0,
         told => told?,
     };
@@ -319,7 +322,7 @@ fn monitor(folder: &Folder<'_>, name: String) -> Result<Monitor> {
     })
 }
 
-/// Level and content of a cache's resource, by its name.
+/// Level and content of a cache's resource, by its name. `None` for other names.
 #[must_use]
 pub fn cache(name: &str) -> Option<(u32, Content)> {
     let rest = name.strip_prefix('L')?;

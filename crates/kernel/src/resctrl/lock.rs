@@ -1,4 +1,4 @@
-//! Cooperating with other tools: `flock(2)` on the mount point, shared to read more than one file,
+//! Cooperation with other tools: `flock(2)` on the mount point, shared to read more than one file,
 //! exclusive to change (Documentation/filesystems/resctrl.rst, "Locking").
 
 use std::fs::File;
@@ -10,20 +10,20 @@ use super::Resctrl;
 use crate::error::{Error, Result};
 use crate::root::{Access, Files};
 
-/// How long somebody else's lock is waited for. Tools hold it for milliseconds; a heartbeat must
+/// How long to wait for another tool's lock. Tools hold it for milliseconds, and a heartbeat must
 /// not be missed for it.
 pub const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What the lock is for.
+/// What the lock is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum For {
-    /// Reading what belongs together.
+    /// Reading several files that belong together; a shared lock.
     Reading,
-    /// Changing anything.
+    /// Changing anything; an exclusive lock.
     Changing,
 }
 
-/// The lock, held for as long as this lives. On files without descriptors (models) it is nothing.
+/// The lock, held as long as this lives. It does nothing on files without descriptors (models).
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "its end is the end of the lock")] Option<File>);
 
@@ -31,7 +31,7 @@ impl Resctrl {
     /// Takes the lock, waiting for at most `patience`.
     ///
     /// # Errors
-    /// [`Error::Refused`] when somebody else keeps it.
+    /// [`Error::Refused`] when another tool keeps it.
     pub fn lock(&self, files: &dyn Files, what: For, patience: Duration) -> Result<Lock> {
         let failed = |e| Error::file("lock", &self.root, None, e);
         let Some(file) = files.open(&self.root, Access::Read).map_err(failed)? else {

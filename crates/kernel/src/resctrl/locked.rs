@@ -2,12 +2,12 @@
 //! Pseudo-Locking").
 //!
 //! The kernel takes memory of the size of some ways, fills these ways with it and leaves them out
-//! of every mask; the memory is a device. The group has no class of service, tasks or CPUs of its
+//! of every mask. The memory is a device. The group has no class of service, tasks or CPUs of its
 //! own, and can only be removed.
 //!
-//! A region must not go while somebody has it open or mapped. At `rmdir` the kernel then forgets
-//! it, and its ways are nobody's until the machine is started anew; at `umount` it frees the memory
-//! below whoever has mapped it (seen with Linux 6.12 and 7.2).
+//! A region must not be removed while a process has it open or mapped. At `rmdir` the kernel then
+//! forgets it, and no group can have its ways until the next boot. At `umount` the kernel frees the
+//! memory that processes still map (seen with Linux 6.12 and 7.2).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,24 +19,24 @@ use crate::cpuinfo::Cpuinfo;
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
 
-/// Processors that the kernel locks on, as family and model: Broadwell-X, Goldmont and Goldmont
-/// Plus. It knows how to switch the prefetchers of these off
+/// Processors on which the kernel locks, as family and model: Broadwell-X, Goldmont and Goldmont
+/// Plus. The kernel knows how to disable their prefetchers
 /// (`resctrl_arch_get_prefetch_disable_bits`).
 const MODELS: [(u32, u32); 3] = [(6, 0x4f), (6, 0x5c), (6, 0x7a)];
 
-/// What is locked.
+/// A region of locked memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Its group.
+    /// The group that has locked it.
     pub group: Group,
-    /// How large it is: as large as its ways.
+    /// Size in bytes: that of its ways.
     pub bytes: u64,
-    /// The CPUs of its cache: whoever maps it has to run on these alone.
+    /// The CPUs of its cache. A thread that maps the region has to be confined to them.
     pub cpus: CpuSet,
 }
 
 impl Region {
-    /// The device of its memory.
+    /// Path of the device of its memory.
     #[must_use]
     pub fn device(&self) -> String {
         device(&self.group.name)
@@ -47,10 +47,10 @@ fn device(name: &str) -> String {
     format!("/dev/pseudo_lock/{name}")
 }
 
-/// Whether the kernel locks on this processor, and with resctrl mounted so, if it is.
+/// Whether the kernel locks on this processor, and with these mount options if it is mounted.
 ///
 /// # Errors
-/// Why not.
+/// Why not, in words.
 pub fn possible(files: &dyn Files, mounted: Option<&Resctrl>) -> std::result::Result<(), String> {
     let processor = Cpuinfo::read(files).unwrap_or_default();
     let number = |key| processor.first(key).and_then(|n| n.parse().ok());
@@ -72,8 +72,8 @@ pub fn possible(files: &dyn Files, mounted: Option<&Resctrl>) -> std::result::Re
                 .to_owned(),
         );
     }
-    // There once it is mounted, where the kernel was built for it. Captures by older versions do
-    // not have the file.
+    // The device is listed once resctrl is mounted, where the kernel was built for it. Captures by
+    // older versions do not have the file.
     let devices = files.optional("/proc/devices").ok().flatten();
     match devices.is_none_or(|all| all.lines().any(|l| l.ends_with(" pseudo_lock"))) {
         true => Ok(()),
@@ -84,7 +84,7 @@ pub fn possible(files: &dyn Files, mounted: Option<&Resctrl>) -> std::result::Re
     }
 }
 
-/// The name of the region whose group's folder this is, if it is one.
+/// The name of the region of this group's directory. `None` where the group has locked none.
 #[must_use]
 pub fn region_at(files: &dyn Files, dir: &str) -> Option<String> {
     let (_, name) = dir.rsplit_once('/')?;
@@ -127,16 +127,16 @@ pub fn holders(files: &dyn Files, name: &str) -> Result<BTreeSet<u32>> {
     Ok(found)
 }
 
-/// How often it is looked whether a program that has locked memory open has ended, and how long in
-/// between: about a second.
+/// Number of checks whether a program that has locked memory open has ended, and the pause in
+/// between: together about a second.
 const LOOKS: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Removes a group that holds locked memory, once nobody has that open, calling `alive` while it
+/// Removes a group that holds locked memory, once no process has it open. Calls `alive` while it
 /// waits. `Ok(false)`: it was gone.
 ///
 /// # Errors
-/// Who has it open, or the kernel's reason, in a sentence.
+/// Which process has it open, or the kernel's reason, in a sentence.
 pub fn remove(
     files: &dyn Files,
     dir: &str,
@@ -163,7 +163,7 @@ pub fn remove(
     }
 }
 
-/// Whether a path as the kernel tells it is the device's.
+/// Whether a path, as the kernel prints it, is the device's.
 fn names_it(path: &str, device: &str) -> bool {
     path.strip_suffix(" (deleted)").unwrap_or(path) == device
 }
@@ -202,7 +202,7 @@ mod tests {
         assert!(why(Some(&apart)).contains("code and data apart"));
         put(&dir, "proc/devices", "Character devices:\n  1 mem\n");
         assert!(why(Some(&mounted)).contains("built without"));
-        // Nobody has mounted it: the device has no number yet.
+        // resctrl is not mounted, so the device has no number yet.
         assert_eq!(why(None), "");
         put(
             &dir,

@@ -1,5 +1,5 @@
-//! Masks, looked at before they are written: what the kernel would refuse is refused here, with
-//! what to do about it.
+//! Masks, checked before they are written: what the kernel would refuse is refused here, with a
+//! remedy.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use super::{Mode, Resctrl, Schemata};
 use crate::error::{Error, Result};
 use crate::root::Files;
 
-/// What a control group has of the caches of a level, code and data together.
+/// The ways that a control group has in the caches of a level, code and data together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The group's name; empty for the default group.
+    /// The group's name. Empty for the default group.
     pub name: String,
-    /// What others may do with it.
+    /// What other groups may do with these ways.
     pub mode: Mode,
-    /// The ways, by cache.
+    /// The mask of the group's ways, by cache.
     pub masks: BTreeMap<u32, Mask>,
 }
 
@@ -36,7 +36,8 @@ impl Owner {
 }
 
 impl Resctrl {
-    /// What every control group has of the caches of a level.
+    /// The ways of every control group in the caches of a level. `resources` are the names of that
+    /// level.
     ///
     /// # Errors
     /// Files that cannot be read.
@@ -58,8 +59,8 @@ impl Resctrl {
     }
 }
 
-/// The ways of a cache that a group can have: those that no other has to itself; the lowest piece
-/// of them where masks take no holes.
+/// The ways of a cache that a group can have: those that no other group has to itself. Where masks
+/// may have no holes, only the lowest run of them.
 #[must_use]
 pub fn open(ways: &Ways, cache: u32, group: &str, owners: &[Owner]) -> Mask {
     let others = owners.iter().filter(|o| o.name != group && o.alone());
@@ -73,10 +74,10 @@ pub fn open(ways: &Ways, cache: u32, group: &str, owners: &[Owner]) -> Mask {
     Mask((u64::MAX >> (64 - length)) << start)
 }
 
-/// Whether the hardware takes a mask.
+/// Checks whether the hardware accepts a mask.
 ///
 /// # Errors
-/// [`Error::Refused`].
+/// [`Error::Refused`] with a remedy.
 pub fn possible(resource: &str, ways: &Ways, mask: Mask) -> Result<()> {
     let told = format!("{resource} cannot be given the mask {mask}");
     if mask.is_empty() || mask.0 & !ways.all.0 != 0 {
@@ -106,10 +107,11 @@ pub fn possible(resource: &str, ways: &Ways, mask: Mask) -> Result<()> {
     Ok(())
 }
 
-/// Whether nobody else's ways stand against a group having these. `mode`: the group's own.
+/// Checks whether a group can have these ways without a conflict with other groups. `mode` is the
+/// group's own.
 ///
 /// # Errors
-/// [`Error::Refused`] naming whose they are.
+/// [`Error::Refused`] naming the group that has them.
 pub fn free(
     (resource, ways): (&str, &Ways),
     (group, mode): (&str, &Mode),

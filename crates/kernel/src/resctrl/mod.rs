@@ -1,10 +1,11 @@
-//! Parts of caches and of memory bandwidth, and what is used of them: resctrl
+//! Shares of caches and of memory bandwidth, and their use: resctrl
 //! (Documentation/filesystems/resctrl.rst).
 //!
-//! What there is, is discovered and never assumed: a resource is what its folder in `info` says, by
-//! the files that are there and not by its name; one of a kind that is not known is kept as text.
-//! Nothing here changes anything but `lock` and `locked::remove`; the rest is changed by
-//! `quell_linux::enforce::cache`.
+//! Everything is discovered and nothing assumed. A resource is what its directory in `info` says,
+//! by the files there and not by its name. A resource of an unknown kind is kept as text.
+//!
+//! Only `lock` and `locked::remove` change anything here. `quell_linux::enforce::cache` makes all
+//! other changes.
 
 pub mod groups;
 pub mod info;

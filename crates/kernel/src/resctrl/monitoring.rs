@@ -6,7 +6,8 @@ use super::Group;
 use crate::error::{Error, Result};
 use crate::root::{Files, gone};
 
-/// What a counter reads. That it cannot be told just now is an answer, too, and no error.
+/// The content of a counter's file. That there is no value at the moment is a result, too, and no
+/// error.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reading {
     /// Bytes, or another whole number.
@@ -19,7 +20,7 @@ pub enum Reading {
     Failed,
     /// No counter is assigned to the group for this.
     Unassigned,
-    /// An answer that is not known here.
+    /// A text that is not known here.
     Other(String),
 }
 
@@ -39,7 +40,7 @@ impl Reading {
         }
     }
 
-    /// The whole number, if it is one.
+    /// The whole number. `None` for every other reading.
     #[must_use]
     pub const fn count(&self) -> Option<u64> {
         match self {
@@ -52,20 +53,20 @@ impl Reading {
 /// What is counted of a group in one domain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Data {
-    /// `L3`, `PERF_PKG`, …
+    /// The monitored resource: `L3`, `PERF_PKG`, …
     pub of: String,
-    /// The domain: the cache's or package's number.
+    /// Number of the domain: of the cache or package.
     pub domain: u32,
-    /// A part of it that is counted by itself (sub-NUMA clusters): its number.
+    /// Number of a part that is counted by itself (sub-NUMA clusters). `None` for the whole domain.
     pub part: Option<u32>,
-    /// By event: `llc_occupancy` (bytes now), `mbm_total_bytes` and `mbm_local_bytes` (bytes since
-    /// the mount or the group's making, they only grow).
+    /// Readings by event: `llc_occupancy` (bytes now), `mbm_total_bytes` and `mbm_local_bytes`
+    /// (bytes since the mount or the making of the group; they only grow).
     pub events: BTreeMap<String, Reading>,
 }
 
 impl Group {
-    /// Reads everything that is counted of it. Empty where nothing is counted, and of a group that
-    /// is gone.
+    /// Reads everything that is counted of the group. Empty where nothing is counted, and for a
+    /// group that is gone.
     ///
     /// # Errors
     /// When it cannot be listed.
@@ -113,7 +114,7 @@ fn read(files: &dyn Files, dir: &str, name: &str, all: &mut Vec<Data>) -> Result
     Ok(())
 }
 
-/// `mon_L3_00` → L3, 0.
+/// Splits a name: `mon_L3_00` → L3, 0.
 fn split(name: &str) -> Option<(&str, u32)> {
     let (of, number) = name.strip_prefix("mon_")?.rsplit_once('_')?;
     Some((of, number.parse().ok()?))

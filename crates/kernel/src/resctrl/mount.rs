@@ -1,27 +1,27 @@
-//! Where resctrl is mounted, and how.
+//! Whether and how resctrl is mounted.
 
 use crate::cgroup;
 use crate::error::Result;
 use crate::root::Files;
 
-/// Where it is mounted by convention.
+/// The conventional mount point.
 pub const USUAL: &str = "/sys/fs/resctrl";
 
-/// A mounted resctrl: one instance for the whole machine, wherever it is seen.
+/// A mounted resctrl. There is one instance for the whole machine, at whatever mount point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resctrl {
-    /// The mount point, which is the folder of the default group.
+    /// The mount point, which is the directory of the default group.
     pub root: String,
-    /// Code and data of the third level apart.
+    /// Whether code and data of the third level are separate.
     pub cdp: bool,
-    /// Code and data of the second level apart.
+    /// Whether code and data of the second level are separate.
     pub cdp_l2: bool,
-    /// Bandwidth is written in MiB/s.
+    /// Whether bandwidth is written in MiB/s.
     pub mib_s: bool,
 }
 
 impl Resctrl {
-    /// One mounted there without options, for tests.
+    /// A resctrl mounted at `root` without options, for tests.
     #[cfg(test)]
     pub(super) fn at(root: &str) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl Resctrl {
         }
     }
 
-    /// Looks for it among the mounts; `None` where nobody has mounted it.
+    /// Finds resctrl among the mounts. `None` where it is not mounted.
     ///
     /// # Errors
     /// Mounts that cannot be read.
@@ -49,7 +49,7 @@ impl Resctrl {
         }))
     }
 
-    /// Whether code and data of a level are apart.
+    /// Whether code and data of a level are separate.
     #[must_use]
     pub const fn apart(&self, level: u32) -> bool {
         match level {
@@ -59,8 +59,8 @@ impl Resctrl {
         }
     }
 
-    /// What the kernel answered to the last write below the mount, in its words; `None` where that
-    /// was "ok", or is not told.
+    /// The kernel's status text after the last command below the mount. `None` where that was "ok",
+    /// or is not reported.
     #[must_use]
     pub fn last_status(&self, files: &dyn Files) -> Option<String> {
         let path = format!("{}/info/last_cmd_status", self.root);

@@ -1,4 +1,4 @@
-//! What the planner is told of all this: what can be divided, and how many classes of service are
+//! What the planner learns of all this: what can be divided, and how many classes of service are
 //! free.
 
 use std::collections::BTreeSet;
@@ -11,21 +11,23 @@ use super::{Info, Resctrl, locked};
 use crate::error::Result;
 use crate::root::Files;
 
-/// What resctrl offers.
+/// What resctrl offers to a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// What can be divided. Classes of service that control groups of others use are not counted.
+    /// What can be divided. Classes of service that other programs' control groups use are not
+    /// counted.
     pub partitions: Partitions,
-    /// In a few words.
+    /// A short text for a person on how this is offered.
     pub how: String,
-    /// Why bandwidth that resctrl has cannot be divided by Quell.
+    /// Why Quell cannot divide the bandwidth that resctrl has. `None` where it can, or there is
+    /// none.
     pub no_mba: Option<String>,
-    /// Why no memory can be locked in a cache, if so.
+    /// Why no memory can be locked in a cache. `None` where it can be.
     pub no_lock: Option<String>,
 }
 
-/// What resctrl offers here, or why it offers nothing. `unmounted`: what the processor says, which
-/// would be offered where nobody has mounted it ([`processor`](super::processor)).
+/// What resctrl offers here, or why it offers nothing. `unmounted` is what the processor reports,
+/// which would be offered where resctrl is not mounted ([`processor`](super::processor)).
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.
@@ -34,8 +36,8 @@ pub fn offer(
     unmounted: impl FnOnce() -> Option<Partitions>,
 ) -> Result<std::result::Result<Offer, String>> {
     if let Some(resctrl) = Resctrl::find(files)? {
-        // Who changes it for longer than that is not waited for: what is read is looked at again
-        // before anything is set.
+        // A tool that keeps the lock for longer is not waited for. What is read here is checked
+        // again before anything is set.
         let _lock = resctrl.lock(files, For::Reading, PATIENCE).ok();
         let info = resctrl.info(files)?;
         let others = u32::try_from(resctrl.used(files)?.len()).unwrap_or(u32::MAX);
@@ -59,7 +61,7 @@ pub fn offer(
                 _ => Apart::MountedWithout,
             };
         }
-        // AMD counts in eighths of GB/s, and tells neither that nor the most.
+        // AMD counts in eighths of GB/s, and reports neither that nor the maximum.
         let foreign = |(_, bandwidth): (_, &Bandwidth)| !bandwidth.linear && !resctrl.mib_s;
         let no_mba = info.bandwidth().is_some_and(foreign).then(|| {
             partitions.mba = None;
@@ -76,7 +78,7 @@ pub fn offer(
             no_lock,
         }));
     }
-    // Absent from captures by older versions.
+    // Captures by older versions do not have the file.
     let known = files.optional("/proc/filesystems")?;
     let has = |text: &String| text.lines().any(|l| l.trim_end().ends_with("\tresctrl"));
     if !known.as_ref().is_none_or(has) {
@@ -102,8 +104,8 @@ pub fn offer(
     })
 }
 
-/// With the level that memory can be locked in: the last one, where the kernel locks at all
-/// (processors on its list have one).
+/// Adds the level in which memory can be locked. It is the last one, where the kernel locks at all.
+/// Processors on its list have only one level that can be divided.
 fn lockable(mut partitions: Partitions, locks: bool) -> Partitions {
     let levels = partitions.ways.iter().map(|w| w.level);
     partitions.lock = levels.max().filter(|_| locks);
@@ -116,7 +118,7 @@ fn partitions(info: &Info, mib_s: bool, others: u32) -> Partitions {
     let ways = levels.into_iter().filter_map(|level| {
         let (_, ways) = info.ways(level).next()?;
         let bits = ways.all.count();
-        // Every mask the kernel has told of so far begins at 0.
+        // Every mask that kernels have reported so far begins at bit 0.
         (ways.all == Mask::run(0, bits)).then_some(WayPartition {
             level,
             bits,

@@ -1,9 +1,9 @@
-//! What an Intel processor says itself of cache and bandwidth allocation, for machines where nobody
-//! has mounted resctrl (CPUID leaf 0x10, Intel SDM vol. 3B, "Enumeration and detection support of
-//! cache allocation technology").
+//! What an Intel processor itself reports of cache and bandwidth allocation, for machines where
+//! resctrl is not mounted (CPUID leaf 0x10, Intel SDM vol. 3B, "Enumeration and detection support
+//! of cache allocation technology").
 //!
-//! The kernel knows of errata that the processor does not tell: what counts in the end is `info`,
-//! once it is mounted.
+//! The kernel knows of errata that the processor does not report. Once resctrl is mounted, only
+//! `info` counts.
 
 use quell_types::partition::Partitions;
 
@@ -12,6 +12,7 @@ use crate::cpuinfo::Cpuinfo;
 use crate::root::Files;
 
 /// What could be divided, as far as the kernel believes the processor (`flags` in `/proc/cpuinfo`).
+/// `None` where nothing could.
 #[must_use]
 pub fn partitions(files: &dyn Files) -> Option<Partitions> {
     let processor = Cpuinfo::read(files).ok()?;
@@ -37,7 +38,8 @@ fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> 
         found.ways.push(WayPartition {
             level,
             bits: (a & 0x1f) + 1,
-            // What all processors with the leaf have; Haswell, which has none, needs two.
+            // All processors with this leaf accept one way. Haswell, which has no such leaf, needs
+            // two.
             least: 1,
             classes: (d & 0xffff) + 1,
             sparse: c & 1 << 3 != 0,
@@ -53,7 +55,7 @@ fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> 
     if has("mba") {
         let [a, _, c, d] = cpuid(ALLOCATION, 3);
         let least = 100u32.saturating_sub((a & 0xfff) + 1);
-        // Delays that are not linear come in steps that no leaf tells.
+        // Delays that are not linear come in steps that no leaf reports.
         found.mba = (c & 1 << 2 != 0).then_some(MbaBounds {
             classes: (d & 0xffff) + 1,
             least,
@@ -61,7 +63,7 @@ fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> 
             unit: MbaUnit::Percent,
         });
     }
-    // A group has one class of service for everything.
+    // A group has one class of service for all resources.
     let all = found.ways.iter().map(|w| w.classes);
     let classes = all.chain(found.mba.iter().map(|m| m.classes)).min()?;
     for ways in &mut found.ways {
@@ -94,12 +96,12 @@ mod tests {
         let ways = &found.ways[0];
         assert_eq!((ways.level, ways.bits, ways.classes), (3, 11, 8));
         assert!(ways.sparse && ways.shareable.0 == 0x600 && found.ways.len() == 1);
-        // Of twelve classes six are left where code and data are apart.
+        // Of twelve classes six are left where code and data are separate.
         let apart = quell_types::partition::Apart::OnceMounted { classes: 6 };
         assert_eq!(ways.apart, apart);
         let mba = found.mba.unwrap();
         assert_eq!((mba.least, mba.step, mba.classes), (10, 10, 8));
-        // What the kernel does not believe is not there.
+        // A feature that the kernel does not believe is left out.
         assert_eq!(decode(&cpuid, &|_| false), None);
         assert_eq!(decode(&|_, _| [0; 4], &|_| true), None);
     }

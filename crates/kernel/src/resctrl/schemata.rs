@@ -1,8 +1,8 @@
-//! Who gets what: the lines of a group's `schemata`, and of `size`.
+//! What each group gets: the lines of a group's `schemata`, and of `size`.
 //!
 //! A line is a resource and a value for each domain (a cache, a memory controller), by the domain's
-//! number. Kernels pad names and values differently and promise no order: what is compared is
-//! values.
+//! number. Kernels pad names and values differently and promise no order. So values are compared,
+//! not texts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,30 +11,29 @@ use quell_types::partition::Mask;
 
 use super::info;
 
-/// The lines, by resource.
+/// The lines of `schemata`, by the name of the resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schemata(pub BTreeMap<String, Values>);
 
 /// The values of one resource, by domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// Ways of caches.
+    /// Masks of the ways of caches.
     Masks(BTreeMap<u32, Mask>),
-    /// Percentages, MiB/s, or what else the resource counts in.
+    /// Percentages, MiB/s, or another unit of the resource.
     Numbers(BTreeMap<u32, u64>),
-    /// Text of a form that is not known here, or `uninitialized` (a group that is set up for
-    /// pseudo-locking).
+    /// Text in an unknown form, or `uninitialized` (a group that is set up for pseudo-locking).
     Other(String),
 }
 
 impl Schemata {
-    /// Reads the lines. What has no known form is kept as text.
+    /// Parses the lines. A line without a known form is kept as text.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         Self(text.lines().filter_map(line).collect())
     }
 
-    /// One line: the same value for each domain.
+    /// One line with the same mask for each domain.
     #[must_use]
     pub fn masks(resource: &str, domains: impl IntoIterator<Item = u32>, mask: Mask) -> Self {
         let values = domains.into_iter().map(|d| (d, mask)).collect();
@@ -44,7 +43,7 @@ impl Schemata {
         )]))
     }
 
-    /// One line: the same number for each domain.
+    /// One line with the same number for each domain.
     #[must_use]
     pub fn numbers(resource: &str, domains: impl IntoIterator<Item = u32>, number: u64) -> Self {
         let values = domains.into_iter().map(|d| (d, number)).collect();
@@ -54,7 +53,7 @@ impl Schemata {
         )]))
     }
 
-    /// The masks of a resource, by cache.
+    /// The masks of a resource, by cache. `None` where it is missing, or has no masks.
     #[must_use]
     pub fn masks_of(&self, resource: &str) -> Option<&BTreeMap<u32, Mask>> {
         match self.0.get(resource)? {
@@ -63,7 +62,7 @@ impl Schemata {
         }
     }
 
-    /// The domains of a resource.
+    /// Numbers of the domains of a resource, ascending. Empty where it is missing.
     #[must_use]
     pub fn domains(&self, resource: &str) -> Vec<u32> {
         match self.0.get(resource) {
@@ -73,7 +72,7 @@ impl Schemata {
         }
     }
 
-    /// What of this the other one names, too.
+    /// The values of this that `other` names, too.
     #[must_use]
     pub fn only(&self, other: &Self) -> Self {
         let of = |(name, values): (&String, &Values)| {
@@ -99,15 +98,15 @@ impl Schemata {
             .all(|name| ours.0.contains_key(name) && all(name))
     }
 
-    /// Whether every value of the other one is so in this.
+    /// Whether every value of `other` is the same in this.
     #[must_use]
     pub fn holds(&self, other: &Self) -> bool {
         self.only(other) == *other
     }
 
-    /// Of what was written over `old` as `new`, each value by itself, while this is what there is:
-    /// what of `old` is to be written back, and what others have set since. What is not there now
-    /// (its caches are offline) comes back as nobody has touched it.
+    /// Divides the values that were written over `old` as `new`, while `self` is the present text.
+    /// Returns what of `old` is to be written back, and what other programs have set since. A value
+    /// that is missing now (its caches are offline) is in neither: it comes back with its default.
     #[must_use]
     pub fn back(&self, old: &Self, new: &Self) -> (Self, Self) {
         let (mut back, mut theirs) = (Self::default(), Self::default());
@@ -126,7 +125,7 @@ impl Schemata {
         (back, theirs)
     }
 
-    /// Its values, one by one.
+    /// The values, each as a `Schemata` of its own.
     fn each(&self) -> impl Iterator<Item = Self> {
         self.0.iter().flat_map(|(name, values)| -> Vec<Self> {
             let one = |values| Self(BTreeMap::from([(name.clone(), values)]));
@@ -140,7 +139,7 @@ impl Schemata {
         })
     }
 
-    /// Whether it names no value.
+    /// Whether it has no value.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.values().all(|values| match values {
@@ -150,7 +149,7 @@ impl Schemata {
         })
     }
 
-    /// This, with the values of the other one where it has any.
+    /// This, with the values of `other` where it has any.
     #[must_use]
     pub fn with(mut self, other: &Self) -> Self {
         for (name, values) in &other.0 {
@@ -194,8 +193,8 @@ fn by_domain<T>(text: &str, value: impl Fn(&str) -> Option<T>) -> Option<BTreeMa
     text.split(';').map(part).collect()
 }
 
-/// The sizes of a group's parts (`size`), bytes, by resource and domain. Lines that tell no bytes
-/// are left out.
+/// The sizes of a group's parts in bytes (the text of `size`), by resource and domain. Lines that
+/// are not about caches are left out.
 #[must_use]
 pub fn sizes(text: &str) -> BTreeMap<String, BTreeMap<u32, u64>> {
     let of = |line: &str| {
@@ -207,7 +206,7 @@ pub fn sizes(text: &str) -> BTreeMap<String, BTreeMap<u32, u64>> {
     text.lines().filter_map(of).collect()
 }
 
-/// As it is written: a line for each resource.
+/// The text to write: a line for each resource.
 impl fmt::Display for Schemata {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, (name, values)) in self.0.iter().enumerate() {
@@ -270,7 +269,7 @@ mod tests {
         let nothing = String::new;
         assert_eq!(back(new, old, new), (old.to_owned(), nothing()));
         assert_eq!(back(old, old, new), (nothing(), nothing()));
-        // One cache is offline, and somebody has changed the bandwidth.
+        // One cache is offline, and another program has changed the bandwidth.
         assert_eq!(
             back("L3:1=3\nMB:0=50", old, new),
             ("L3:1=ff".to_owned(), "MB:0=50".to_owned())

@@ -1,13 +1,13 @@
-//! What the kernel says of a refusal (`info/last_cmd_status`), and what to do about it.
+//! The kernel's reason for a refusal (`info/last_cmd_status`), and what to do about it.
 //!
-//! Until some kernel after 6.12 making groups and giving CPUs did not empty the status first: what
-//! was said before is told from what is said now.
+//! Until some kernel after 6.12 making groups and giving CPUs did not empty the status first. So
+//! the earlier text is separated from the new one.
 
 use super::Resctrl;
 use crate::error::{Error, Result};
 use crate::root::Files;
 
-/// The kernel's words (a part of them; kernels differ in the rest), and what to do.
+/// A part of the kernel's text (kernels differ in the rest), and what to do.
 const ADVICE: [(&str, &str); 19] = [
     (
         "Out of CLOSIDs",
@@ -81,9 +81,9 @@ const ADVICE: [(&str, &str); 19] = [
     ),
 ];
 
-/// What of the status was said by the last command. The same words as before are its own where it
-/// was heard: every kernel empties the status at writes, and where one does not, it says them once
-/// more.
+/// The part of the status text that the last command added. If the text is the same as before, it
+/// is this command's where the kernel processed the command (`heard`). Every kernel empties the
+/// status at writes, and where a command does not, its text is appended once more.
 fn fresh<'a>(before: Option<&str>, now: &'a str, heard: bool) -> Option<&'a str> {
     let rest = before.and_then(|b| now.strip_prefix(b)).unwrap_or(now);
     let rest = rest.trim_start_matches("; ");
@@ -94,10 +94,10 @@ fn fresh<'a>(before: Option<&str>, now: &'a str, heard: bool) -> Option<&'a str>
 }
 
 impl Resctrl {
-    /// Does something below the mount; an error gets the kernel's words and what to do.
+    /// Runs `act` below the mount. An error gets the kernel's text and what to do.
     ///
     /// # Errors
-    /// That of `act`.
+    /// Those of `act`.
     pub fn explained<T>(&self, files: &dyn Files, act: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = self.last_status(files);
         act().map_err(|e| self.explain(files, before.as_deref(), e))
@@ -115,7 +115,8 @@ impl Resctrl {
             return error;
         };
         let now = self.last_status(files);
-        // Whom the door itself keeps out was not heard: the words are of somebody before.
+        // Access was refused before resctrl processed the command. The text is from an earlier
+        // command.
         let heard = !matches!(
             source.raw_os_error(),
             Some(libc::ENOENT | libc::ENODEV | libc::EACCES)

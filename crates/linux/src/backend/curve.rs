@@ -1,10 +1,11 @@
-//! A class of service with nobody in it but threads that are to be measured: for what the
+//! A class of service with only the threads that are to be measured in it. It shows what the
 //! percentages of bandwidth allocation come to.
 //!
-//! The class is made as a group's is (`parts`): recorded first, and taken back by whoever survives.
-//! The threads are moved into it one by one, so that nobody else is throttled by it; and they run
-//! only where nobody else's class is, since hardware throttles cores, and threads of one core may
-//! get the smaller of their two percentages (`info/MB/thread_throttle_mode`).
+//! The class is made as a group's is (`classes`): recorded first, and reverted by whichever of
+//! backend and watchdog survives. The threads are moved into it one by one, so that no other thread
+//! is throttled by it. They run only on cores where no other program's class is. Hardware throttles
+//! cores, and threads of one core may get the smaller of their two percentages
+//! (`info/MB/thread_throttle_mode`).
 
 use std::collections::BTreeSet;
 
@@ -18,16 +19,16 @@ use quell_types::cpuset::CpuSet;
 use super::Linux;
 
 impl Linux {
-    /// The CPUs on whose cores no task of somebody else's control group may run.
+    /// The CPUs on whose cores no task of another control group may run.
     ///
     /// # Errors
-    /// [`Error::Refused`] naming the groups, where there are none.
+    /// [`Error::Refused`] naming the groups, where there are no such CPUs.
     pub fn unclaimed(&mut self) -> Result<CpuSet> {
         let cpus = self.host.inventory()?.cpus.clone();
         unclaimed(&self.host.files, &cpus)
     }
 
-    /// Takes threads into a class of service of their own, with what a new one has.
+    /// Moves threads into a class of service of their own, with the settings of a new class.
     ///
     /// # Errors
     /// Without root, or where no class is free.
@@ -36,7 +37,7 @@ impl Linux {
         self.enforcers.classes.take(&mut self.host, threads)
     }
 
-    /// Lets each core that runs such a class have so many percent of its requests.
+    /// Sets the percentage of its requests that each core may make that runs such a class.
     ///
     /// # Errors
     /// When it cannot be written, or the run was revoked.
@@ -74,7 +75,7 @@ fn unclaimed(files: &dyn Files, cpus: &[Cpu]) -> Result<CpuSet> {
 fn used_by(files: &dyn Files, group: &Group) -> Result<CpuSet> {
     let mut cpus = group.cpus(files)?;
     for tid in group.tasks(files)? {
-        // One that cannot be asked has ended.
+        // A thread whose affinity cannot be read has ended.
         if let Ok(allowed) = files.affinity(tid) {
             cpus = cpus.union(&allowed);
         }
@@ -95,7 +96,7 @@ mod tests {
             ..Spec::new(Flavour::V2)
         });
         let files: &dyn Files = &fake;
-        // Two cores of two threads.
+        // Two cores of two threads each.
         let cpu = |id: u32| Cpu {
             id,
             siblings: (id / 2 * 2..=id / 2 * 2 + 1).collect(),

@@ -1,5 +1,5 @@
-//! The Linux backend: steps become changes, each recorded first (`steps`); programs are started;
-//! what happens meanwhile is waited for, and the slow duties of a hold are done (`watch`).
+//! The Linux backend. Steps become changes, each recorded first. Programs are started (`programs`).
+//! The backend waits for events and does the slow duties of a hold (`watch`).
 
 mod curve;
 mod programs;
@@ -31,10 +31,10 @@ use programs::Programs;
 
 pub use crate::host::Tools;
 
-/// What the engine is answered.
+/// What the backend answers the engine.
 type Answer<T> = std::result::Result<T, BackendError>;
 
-/// This machine.
+/// The backend of the machine that Quell runs on.
 pub struct Linux {
     host: Host,
     enforcers: Enforcers,
@@ -47,8 +47,8 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// The machine we run on. From here on SIGINT, SIGTERM and SIGHUP are seen by [`Backend::wait`]
-    /// only.
+    /// The backend of this machine. From here on only [`Backend::wait`] sees SIGINT, SIGTERM and
+    /// SIGHUP.
     ///
     /// # Errors
     /// When the kernel's interfaces are not where they should be.
@@ -69,15 +69,15 @@ impl Linux {
         })
     }
 
-    /// What an earlier run measured on this machine.
+    /// Takes over what an earlier run measured on this machine.
     pub fn measured(&mut self, measured: Measured) {
         self.host.measured(measured);
     }
 
-    /// Ends the hold: everything is taken back, the watchdog goes.
+    /// Ends the hold: everything is reverted, and the watchdog ends.
     ///
     /// # Errors
-    /// When something could not be taken back.
+    /// When something could not be reverted.
     pub fn end(&mut self) -> Result<Undone> {
         self.release();
         self.revoked = false;
@@ -87,13 +87,13 @@ impl Linux {
         }
     }
 
-    /// Ends what the mechanisms keep, and programs.
+    /// Ends the programs and what the mechanisms keep running.
     fn release(&mut self) {
-        // Who is to end must be able to.
+        // A brake or a freeze would keep programs from ending.
         self.enforcers.brakes.release(&mut self.host);
         self.enforcers.pressure.release(&mut self.host);
-        // What hangs is waited for longer than the lease lasts: the watchdog must not take the run
-        // away meanwhile.
+        // Waiting for a program that hangs takes longer than the lease lasts. The heartbeat goes
+        // on, so that the watchdog does not take the run away meanwhile.
         self.programs.stop(&mut self.host.heart());
         for enforcer in self.enforcers.each() {
             enforcer.release(&mut self.host);
@@ -112,8 +112,8 @@ impl Drop for Linux {
 impl Backend for Linux {
     fn inventory(&mut self, depth: Probe) -> Answer<Inventory> {
         if depth == Probe::Deep {
-            // Many seconds on a busy machine; before anything is held nobody needs to be waited
-            // for.
+            // This takes many seconds on a busy machine. Before anything is held, any signal may
+            // end it.
             let host = &mut self.host;
             let measured = match host.session {
                 None => signals::ended_by_any(|| host.measure())?,
@@ -132,7 +132,7 @@ impl Backend for Linux {
         self.host.plan = Some(plan.clone());
         self.on_drift = how.on_drift;
         self.programs.observe(&plan.loops.observed);
-        // Measuring, or the plan before this one, may have begun the session.
+        // A measurement, or the plan before this one, may have begun the session.
         if let Some(session) = &self.host.session {
             session.describe(plan)?;
         }
@@ -162,7 +162,7 @@ impl Backend for Linux {
             session.rest(rt::now());
             session.stay_on(files, &all);
         }
-        // The first step that follows beats at once.
+        // Makes the first step that follows renew the heartbeat at once.
         self.next_beat = Nanos(0);
         Ok(undone)
     }

@@ -1,4 +1,4 @@
-//! The programs that a run starts, and what they and those that run already tell of their units.
+//! The programs that a run starts, and the units of work that these and running programs report.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
@@ -25,22 +25,21 @@ use crate::host::{Host, finding};
 use crate::session::Session;
 use crate::units::Units;
 
-/// Later than anything.
 const NEVER: Nanos = Nanos(u64::MAX);
 
-/// How long a child that was forked may take until it executes its program.
+/// How long a forked child may take until it executes its program.
 const EXECUTES_WITHIN: Nanos = Nanos::secs(120);
 
-/// All of them.
+/// The programs of a run, and the sessions of programs that ran before it.
 pub struct Programs {
     pub subjects: Vec<Subject>,
-    /// Groups whose units of work are told of.
+    /// Groups whose units of work are reported.
     observed: BTreeMap<GroupId, Observed>,
-    /// What their programs say of them.
+    /// What programs have declared of their units, by group.
     declared: BTreeMap<GroupId, Declared>,
     units: BTreeMap<SubjectId, Units>,
-    /// Those of programs that ask, once somebody may; and when to look who does. Never again once
-    /// they cannot be listened to.
+    /// The sessions of programs that ask for one, once the plan wants any. `next_call` is when to
+    /// look for new programs, [`NEVER`] once listening has failed.
     clients: Option<Clients>,
     pub next_call: Nanos,
 }
@@ -57,14 +56,14 @@ impl Programs {
         }
     }
 
-    /// What a plan wants to be told of, from now on.
+    /// Sets which groups' units of work a plan wants reported from now on.
     pub fn observe(&mut self, observed: &BTreeMap<GroupId, Observed>) {
         self.observed.clone_from(observed);
         let asked = observed.values().any(|o| o.source == Source::Client);
         self.next_call = if asked { Nanos(0) } else { NEVER };
     }
 
-    /// Ends all programs; `beat` is called meanwhile.
+    /// Ends all programs. `beat` is called meanwhile.
     pub fn stop(&mut self, beat: &mut dyn FnMut()) {
         for subject in &mut self.subjects {
             subject.stop(beat);
@@ -72,7 +71,7 @@ impl Programs {
         *self = Self::new();
     }
 
-    /// Starts one in its group.
+    /// Starts a program in its group.
     pub fn start(
         &mut self,
         host: &mut Host,
@@ -86,7 +85,7 @@ impl Programs {
             }
             Program::Command(command) => command.clone(),
         };
-        // We ourselves may run anywhere, which whoever belongs to no group must not inherit.
+        // Quell may run anywhere itself. A program that belongs to no group must not inherit that.
         let all = host.all_cpus()?;
         let groups = &host.groups;
         let group = groups.of.get(&subject.group);
@@ -148,8 +147,8 @@ impl Programs {
             .ok_or_else(|| Error::refused(format!("there is no subject {}", id.0)))
     }
 
-    /// Tells the units of work that were printed, and at the end of a wait those in the sessions:
-    /// their programs wake nobody.
+    /// Reports printed units of work at once. Units in sessions are reported at the end of a wait,
+    /// because their programs wake nothing.
     pub fn tell_units(&mut self, session: Option<&Session>, seen: &mut Observation, until: Nanos) {
         let now = rt::now();
         for units in self.units.values_mut() {
@@ -184,7 +183,8 @@ impl Programs {
         }
     }
 
-    /// Answers programs that ask for a session, once there is a hold: nobody else listens then.
+    /// Answers programs that ask for a session, once there is a hold. Without a hold nothing
+    /// listens.
     pub fn answer_clients(&mut self, host: &mut Host, seen: &mut Observation) {
         if rt::now() < self.next_call {
             return;
@@ -211,7 +211,7 @@ impl Programs {
         self.clients = Some(clients);
     }
 
-    /// Listens; not where programs are only launched and nothing is held: that does without.
+    /// Begins to listen, unless programs are only launched and nothing is held.
     fn listen(&mut self, host: &mut Host, seen: &mut Observation) -> Result<Option<Clients>> {
         let running = self.observed.values().any(|o| !o.matching.is_empty());
         if host.session.is_none() && !running {

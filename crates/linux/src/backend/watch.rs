@@ -1,4 +1,4 @@
-//! Waiting, and what a hold does meanwhile: the heartbeat, newborn tasks, drift, the brakes'
+//! Waiting, and the duties of a hold meanwhile: the heartbeat, newborn tasks, drift, the brakes'
 //! figures.
 
 use quell_kernel::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::host::finding;
 
 /// How often the heartbeat is renewed.
 const BEAT: Nanos = Nanos::millis(100);
-/// How often newborn tasks, drift and the brakes are looked after.
+/// How often the slow duties of a hold are done: newborn tasks, drift, brakes.
 const LOOK: Nanos = Nanos::secs(1);
 
 impl Linux {
@@ -78,8 +78,8 @@ impl Linux {
                 Err(e) => {
                     self.revoked = true;
                     self.enforcers.brakes.stop();
-                    // The watchdog has undone it, but perhaps not a change we were in the middle
-                    // of.
+                    // The watchdog has reverted it, but perhaps not a change that was being made
+                    // then.
                     if let Some(session) = self.host.session.as_mut() {
                         session.undo(&self.host.files);
                     }

@@ -1,4 +1,4 @@
-//! An evaluator of the instructions, and the program against the regulator.
+//! An evaluator of eBPF instructions. It runs the program against the regulator.
 
 use std::sync::atomic::Ordering;
 
@@ -10,19 +10,19 @@ use super::insn::*;
 use super::program::{self, NOW, READ_EVENT, SLEEP_ON, VALUE_BYTES, WAKE};
 use super::{Budget, SLACK, State};
 
-/// Where the evaluator has the state and the end of the stack: apart from each other and from
-/// numbers in use.
+/// Addresses of the state and of the end of the stack in the evaluator. They are far from each
+/// other and from other numbers in use.
 const STATE: u64 = 1 << 40;
 const STACK: u64 = 1 << 41;
 const STACK_WORDS: usize = 4;
 
-/// One run of the program.
+/// The registers and memory of one run of the program.
 struct Machine<'a> {
     registers: [u64; 11],
     stack: [u64; STACK_WORDS],
     state: &'a mut [u64; size_of::<State>() / 8],
     now: u64,
-    /// What the event reads, if it can be read.
+    /// What reading the event returns. `None` makes the read fail.
     used: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Machine<'_> {
             }
             other => unreachable!("helper {other}"),
         };
-        // What a call leaves in them must not be used.
+        // A call may leave anything in the argument registers, so the program must not use them.
         self.registers[1..6].fill(0xdead_beef_dead_beef);
     }
 
@@ -111,7 +111,7 @@ impl Machine<'_> {
     }
 }
 
-/// The state as the evaluator has it, and the program over it.
+/// The state as the evaluator has it, and the program that works on it.
 #[derive(Clone, Debug)]
 struct Copy {
     state: [u64; size_of::<State>() / 8],
@@ -174,10 +174,10 @@ fn without_a_budget_the_thread_decides() {
 }
 
 proptest! {
-    /// Over any sequence of overflows: where the program lets the thread sleep, the regulator says
-    /// that a new period begins, and both come to the same budget; where it wakes the thread
-    /// nothing has changed, and if the regulator says that a new period begins it was too late to
-    /// go on with the event as it is armed.
+    /// Over any sequence of overflows. Where the program lets the thread sleep, the regulator says
+    /// that a new period begins, and both come to the same budget. Where it wakes the thread,
+    /// nothing has changed. If the regulator says then that a new period begins, it was too late to
+    /// leave the event armed as it is.
     #[test]
     fn the_program_decides_as_the_regulator(
         budget in 1u64..5_000,
@@ -207,7 +207,7 @@ proptest! {
                 if matches!(wanted, Verdict::NewPeriod(_)) {
                     prop_assert!(used - base - budget > slack);
                 }
-                // The thread takes over: the regulator says with what.
+                // The thread takes over, with the regulator's account.
                 copy.state[at!(start)] = account.start.0;
                 copy.state[at!(base)] = account.base.0;
             }
@@ -217,9 +217,9 @@ proptest! {
         }
     }
 
-    /// An event that the program leaves armed, and a thread that takes over where it is woken: by
-    /// any time t no more has been used than the budgets of the periods begun, the slack, and what
-    /// one reaction and one budget's switching let through.
+    /// The program leaves an event armed, and a thread takes over where it is woken. The use by any
+    /// time t is bounded. The bound is the budgets of the periods begun, the slack, and what one
+    /// reaction and one budget's switching let through.
     #[test]
     fn with_the_thread_the_average_never_exceeds_the_budget(
         spells in proptest::collection::vec((1u64..50, 0u64..3_000, 0u64..400, 0u64..20), 1..200),
@@ -231,8 +231,8 @@ proptest! {
         let mut delegated = Some(Copy::of(&regulator, BUDGET / SLACK));
         let (mut now, mut used, mut rings) = (0, 0, BUDGET);
         for (gap, idle, late, switching) in spells {
-            // One count per `gap` until the event overflows, which the program or the thread sees
-            // `late`.
+            // One count every `gap` until the event overflows. The program or the thread sees the
+            // overflow `late`.
             let (before, through) = (used, late / gap);
             used = rings + through;
             now += idle + (used - before) * gap;
@@ -270,15 +270,15 @@ proptest! {
         }
     }
 
-    /// The same for any numbers, time and count going back included: where it lets the thread sleep
-    /// the regulator agrees.
+    /// The same for any numbers, also where time and count go back. Where the program lets the
+    /// thread sleep, the regulator agrees.
     #[test]
     fn whatever_the_numbers_it_never_sleeps_through_a_stop(
         (budget, period, slack) in (any::<u64>(), any::<u64>(), any::<u64>()),
         (start, base, now, used) in (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>()),
         near in any::<bool>(),
     ) {
-        // Two numbers picked at random are hardly ever within a budget of each other.
+        // Two random numbers are hardly ever within a budget of each other.
         let used = if near { base.saturating_add(budget).saturating_add(used >> 60) } else { used };
         let now = if near { start.saturating_add(period).saturating_add(now >> 60) } else { now };
         let mut regulator =

@@ -1,4 +1,4 @@
-//! Instructions of eBPF, as far as the program here needs them
+//! The eBPF instructions that the program needs
 //! (`Documentation/bpf/standardization/instruction-set.rst`).
 
 use std::os::fd::RawFd;
@@ -7,17 +7,13 @@ use std::os::fd::RawFd;
 pub const R0: u8 = 0;
 /// Register 1: the program's context, and the first argument of a call.
 pub const R1: u8 = 1;
-/// Register 2: the second argument.
 pub const R2: u8 = 2;
-/// Register 3: the third argument.
 pub const R3: u8 = 3;
-/// Register 6: kept over calls, as are 7 and 8.
+/// Preserved over calls, as are registers 7 and 8.
 pub const R6: u8 = 6;
-/// Register 7.
 pub const R7: u8 = 7;
-/// Register 8.
 pub const R8: u8 = 8;
-/// Register 10: the end of the stack, which grows down.
+/// The end of the stack, which grows down. Read-only.
 pub const R10: u8 = 10;
 
 /// `BPF_LDX | BPF_MEM | BPF_DW`.
@@ -44,31 +40,30 @@ pub const IF_NOT_EQUAL_IMM: u8 = 0x55;
 pub const IF_LESS: u8 = 0xad;
 /// `BPF_JMP | BPF_JGT | BPF_X`, unsigned.
 pub const IF_MORE: u8 = 0x2d;
-/// `BPF_JMP | BPF_CALL`.
+/// Call of a helper: `BPF_JMP | BPF_CALL`.
 pub const CALL: u8 = 0x85;
-/// `BPF_JMP | BPF_EXIT`.
+/// End of the program: `BPF_JMP | BPF_EXIT`.
 pub const EXIT: u8 = 0x95;
 
 /// Source register of [`LOAD_WIDE`]: the address of an array map's values (`BPF_PSEUDO_MAP_VALUE`).
 const MAP_VALUE: u8 = 2;
 
-/// `struct bpf_insn`.
+/// One instruction, as the kernel's `struct bpf_insn`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Insn {
-    /// The operation.
     pub code: u8,
-    /// Destination in the lower four bits of the byte, source in the upper four (little endian).
+    /// The destination is in the lower four bits of the byte, the source in the upper four (little
+    /// endian; on big endian the other way round).
     registers: u8,
-    /// Of an address in bytes, or of a jump in instructions.
+    /// The offset of an address in bytes, or of a jump in instructions.
     pub offset: i16,
-    /// A number.
     pub imm: i32,
 }
 
 #[cfg(test)]
 impl Insn {
-    /// The register that it changes or compares.
+    /// The register that the instruction changes or compares.
     #[must_use]
     pub fn destination(self) -> u8 {
         if cfg!(target_endian = "little") {
@@ -78,7 +73,6 @@ impl Insn {
         }
     }
 
-    /// The register that it reads.
     #[must_use]
     pub fn source(self) -> u8 {
         if cfg!(target_endian = "little") {
@@ -89,7 +83,8 @@ impl Insn {
     }
 }
 
-/// Writes instructions one after the other; the jumps all lead to one place, named at the end.
+/// Assembles instructions one after the other. All jumps lead to one place, which
+/// [`Assembler::land`] sets.
 #[derive(Debug, Default)]
 pub struct Assembler {
     code: Vec<Insn>,
@@ -111,12 +106,11 @@ impl Assembler {
         });
     }
 
-    /// An operation of two registers.
     pub fn registers(&mut self, code: u8, destination: u8, source: u8) {
         self.put(code, destination, source, 0, 0);
     }
 
-    /// An operation of a register and a number.
+    /// An operation on a register and a number.
     pub fn number(&mut self, code: u8, destination: u8, imm: i32) {
         self.put(code, destination, 0, 0, imm);
     }
@@ -131,36 +125,36 @@ impl Assembler {
         self.put(STORE, address, source, offset, 0);
     }
 
-    /// The address of the first value of an array map.
+    /// Loads the address of the first value of an array map.
     pub fn map_value(&mut self, destination: u8, map: RawFd) {
         self.put(LOAD_WIDE, destination, MAP_VALUE, 0, map);
         self.put(0, 0, 0, 0, 0);
     }
 
-    /// Calls one of the kernel's helpers.
+    /// Calls a kernel helper by its number.
     pub fn call(&mut self, helper: i32) {
         self.put(CALL, 0, 0, 0, helper);
     }
 
-    /// Goes to the place named by [`Self::land`] if the comparison of two registers holds.
+    /// Jumps to the place set by [`Self::land`] if the comparison of two registers holds.
     pub fn jump_if(&mut self, code: u8, left: u8, right: u8) {
         self.jumps.push(self.code.len());
         self.put(code, left, right, 0, 0);
     }
 
-    /// The same, comparing with a number.
+    /// Jumps as [`Self::jump_if`], comparing with a number.
     pub fn jump_if_number(&mut self, code: u8, left: u8, imm: i32) {
         self.jumps.push(self.code.len());
         self.put(code, left, 0, 0, imm);
     }
 
-    /// Returns a number.
+    /// Returns `imm` from the program.
     pub fn return_number(&mut self, imm: i32) {
         self.number(MOVE_IMM, R0, imm);
         self.put(EXIT, 0, 0, 0, 0);
     }
 
-    /// The place where all jumps so far lead: here.
+    /// Makes this the place where all jumps so far lead.
     pub fn land(&mut self) {
         let here = self.code.len();
         for from in self.jumps.drain(..) {
@@ -168,7 +162,6 @@ impl Assembler {
         }
     }
 
-    /// What was written.
     #[must_use]
     pub fn finish(self) -> Vec<Insn> {
         self.code

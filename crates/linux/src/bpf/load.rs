@@ -8,16 +8,16 @@ use super::insn::Insn;
 
 const MAP_CREATE: libc::c_int = 0;
 const PROG_LOAD: libc::c_int = 5;
-/// `BPF_MAP_TYPE_ARRAY`.
+/// The type of the map: `BPF_MAP_TYPE_ARRAY`.
 const ARRAY: u32 = 2;
-/// `BPF_F_MMAPABLE` (Linux 5.5).
+/// Map flag: `BPF_F_MMAPABLE` (Linux 5.5).
 const MMAPABLE: u32 = 1 << 10;
-/// `BPF_PROG_TYPE_PERF_EVENT`.
+/// The type of the program: `BPF_PROG_TYPE_PERF_EVENT`.
 const PERF_EVENT: u32 = 7;
-/// Both helpers are for programs whose licence agrees with the kernel's.
+/// Both helpers may be used only by programs with a GPL-compatible licence.
 const LICENSE: &std::ffi::CStr = c"Dual MIT/GPL";
 
-/// `union bpf_attr` for `BPF_MAP_CREATE`, up to what is needed.
+/// The first fields of `union bpf_attr` for `BPF_MAP_CREATE`, as many as are needed.
 #[repr(C)]
 struct MapAttr {
     kind: u32,
@@ -27,7 +27,7 @@ struct MapAttr {
     flags: u32,
 }
 
-/// `union bpf_attr` for `BPF_PROG_LOAD`, up to what is needed.
+/// The first fields of `union bpf_attr` for `BPF_PROG_LOAD`, as many as are needed.
 #[repr(C)]
 struct ProgramAttr {
     kind: u32,
@@ -40,29 +40,29 @@ struct ProgramAttr {
 }
 
 fn bpf<T>(command: libc::c_int, attr: &T) -> io::Result<OwnedFd> {
-    // SAFETY: `attr` is plain data of the size that is stated, with pointers to what outlives the
-    // call. What lies behind it in the kernel's union is taken for zero.
+    // SAFETY: `attr` is plain data of the stated size, with pointers to data that outlives the
+    // call. The kernel takes the rest of its union for zero.
     let raw = unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_ref(attr), size_of::<T>()) };
     match i32::try_from(raw) {
-        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
         Ok(raw) if raw >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(raw) }),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// One value of a type that is zero at first, in an array map, shared with the kernel.
+/// One value of type `T` in an array map, shared with the kernel. It is zero at first.
 #[derive(Debug)]
 pub(super) struct Map<T> {
     fd: OwnedFd,
     value: ptr::NonNull<T>,
 }
 
-// SAFETY: the mapping has one owner, who alone unmaps it; what is in it is only touched through a
+// SAFETY: the mapping has one owner, which alone unmaps it. Its content is only accessed through a
 // shared reference.
 unsafe impl<T: Sync> Send for Map<T> {}
 
 impl<T> Map<T> {
-    /// A new one. `T` is made of atomic integers, for which all bits zero are a value.
+    /// Makes a new map. `T` consists of atomic integers, for which all bits zero are a value.
     ///
     /// # Safety
     /// `T` fits on a page, may be zero, and may be written by the kernel at any time.
@@ -106,14 +106,14 @@ impl<T> Map<T> {
 
 impl<T> Drop for Map<T> {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new` and nobody else unmaps it.
+        // SAFETY: the mapping was made in `new`, and nothing else unmaps it.
         unsafe {
             libc::munmap(self.value.as_ptr().cast(), rustix::param::page_size());
         }
     }
 }
 
-/// Loads a program for `PERF_EVENT_IOC_SET_BPF`.
+/// Loads a program that `PERF_EVENT_IOC_SET_BPF` can attach to an event.
 pub(super) fn program(code: &[Insn]) -> io::Result<OwnedFd> {
     bpf(
         PROG_LOAD,

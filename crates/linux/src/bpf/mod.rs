@@ -1,18 +1,18 @@
-//! The decision in the counter's interrupt: a program of type `BPF_PROG_TYPE_PERF_EVENT` that is
-//! run on each overflow and wakes the brake's thread only where the budget went sooner than a
+//! The decision in the counter's interrupt: a program of type `BPF_PROG_TYPE_PERF_EVENT` runs on
+//! each overflow. It wakes the brake's thread only where the budget was used up in less than a
 //! period.
 //!
-//! The rule is [`CpuRegulator`](quell_control::bandwidth::CpuRegulator)'s, in the event's own
-//! unit; the program is written as instructions (`program`) and loaded with `bpf(2)` (`load`), and
-//! an evaluator runs it against the regulator in the tests. Its state lies in a map that the thread
-//! has mapped: Linux 5.5, CAP_BPF and CAP_PERFMON.
+//! The rule is [`CpuRegulator`](quell_control::bandwidth::CpuRegulator)'s, in the event's own unit.
+//! The program is written as instructions (`program`) and loaded with `bpf(2)` (`load`). In the
+//! tests an evaluator runs it against the regulator. Its state lies in a map that the thread has
+//! mapped: Linux 5.5, CAP_BPF and CAP_PERFMON.
 //!
-//! The program cannot arm the event: that goes on with the period it has. So the interrupt decides
-//! only while the event is armed with a whole budget, and hands over to the thread when an overflow
-//! comes too late.
+//! The program cannot arm the event, which goes on with the period that it has. So the interrupt
+//! decides only while the event is armed with a whole budget. It hands over to the thread when an
+//! overflow comes too late.
 //!
-//! An overflow while another tracing program runs on the CPU is dropped by the kernel. The next
-//! one, a budget later, finds two budgets spent and wakes the thread, which debits both.
+//! The kernel drops an overflow while another tracing program runs on the CPU. The next overflow, a
+//! budget later, finds two budgets spent and wakes the thread, which debits both.
 
 #[cfg(test)]
 mod eval;
@@ -26,27 +26,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_types::units::Nanos;
 
-/// The part of a budget by which an overflow decided in the interrupt may come late: one of this
-/// many. The event is armed when some of the budget is spent already, and each time the group is
-/// switched out and in, its clock counts a little more than its timer.
+/// A budget divided by this is how late an overflow may come and still be decided in the interrupt.
+/// Overflows are late for two reasons. The event is armed when some of the budget is spent already.
+/// And each time the group is switched out and in, its clock counts a little more than its timer.
 const SLACK: u64 = 2;
 
-/// What may be spent of a budget when the event is armed with all of it, in the same way: less, so
-/// that something is left for what comes later.
+/// A budget divided by this is what may be spent of it when the event is armed with all of it. It
+/// is less than [`SLACK`] allows, so that something is left for later delays.
 const SPENT: u64 = 3;
 
-/// What the interrupt and the thread share. Both run on one CPU, so that an interrupt comes before
-/// or after a store of the thread, and the thread sees all of its effects.
+/// What the interrupt and the thread share. Both run on one CPU. So an interrupt comes before or
+/// after a store of the thread, which sees all of the interrupt's effects.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct State {
     /// CLOCK_MONOTONIC nanoseconds when the budget began.
     start: AtomicU64,
-    /// The event's count from which use is charged to it.
+    /// The count of the event from which use is charged to this budget.
     base: AtomicU64,
     /// Counts per period; zero while the thread decides.
     budget: AtomicU64,
-    /// Nanoseconds.
+    /// Length of the period in nanoseconds.
     period: AtomicU64,
     /// Counts by which an overflow may come late.
     slack: AtomicU64,
@@ -58,19 +58,19 @@ struct State {
 /// event's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// When it began.
+    /// When it began, on CLOCK_MONOTONIC.
     pub start: Nanos,
-    /// The event's count from which use is charged to it.
+    /// The count of the event from which use is charged to this budget.
     pub base: u64,
-    /// Counts per period.
+    /// Counts of the event per period.
     pub budget: u64,
-    /// At least a nanosecond.
+    /// Length of the period, at least a nanosecond.
     pub period: Nanos,
 }
 
 impl Budget {
     /// Whether the event, at `count` now, can be armed with the whole budget. The overflow then
-    /// comes later than it should by what is spent already: that is debited, as what a slow
+    /// comes later than it should by what is spent already. That is debited, as is what a slow
     /// reaction lets through.
     #[must_use]
     fn is_whole(&self, count: u64) -> bool {
@@ -78,17 +78,16 @@ impl Budget {
     }
 }
 
-/// When the interrupt is tried again: of a CPU whose overflows come late, because its group sleeps
-/// often, or whose use is close to its budget, it would wake the thread each time, and later.
+/// When the interrupt is tried again. On two kinds of CPUs it would wake the thread each time, and
+/// later. Overflows come late where the group sleeps often, and use may be close to the budget.
 #[derive(Debug, Default)]
 struct Trials {
-    /// Budgets that the thread still decides about.
+    /// Number of budgets that the thread still decides about.
     pause: u32,
     next: u32,
 }
 
 impl Trials {
-    /// The longest pause, in budgets.
     const LONGEST: u32 = 63;
 
     fn is_due(&mut self) -> bool {
@@ -97,8 +96,8 @@ impl Trials {
         due
     }
 
-    /// One ended after so many budgets begun in the interrupt. Two pay for it; after less the pause
-    /// is twice as long each time.
+    /// A trial ended after `renewed` budgets begun in the interrupt. Two budgets pay for a trial.
+    /// After fewer, the next pause is twice as long.
     fn ended(&mut self, renewed: u64) {
         self.next = if renewed < 2 {
             (2 * self.next + 1).min(Self::LONGEST)
@@ -114,16 +113,16 @@ impl Trials {
 pub struct Decider {
     map: load::Map<State>,
     program: OwnedFd,
-    /// While the interrupt decides: budgets begun in it before.
+    /// While the interrupt decides: the number of budgets begun in it before.
     delegated: Option<u64>,
     trials: Trials,
 }
 
 impl Decider {
-    /// Loads it; the thread decides until [`Self::delegate`].
+    /// Loads the program. The thread decides until [`Self::delegate`].
     ///
     /// # Errors
-    /// Where the kernel is too old or refuses it.
+    /// Where the kernel is too old or refuses the program.
     pub fn load() -> io::Result<Self> {
         // SAFETY: a few atomic integers.
         let map = unsafe { load::Map::<State>::new() }?;
@@ -136,13 +135,13 @@ impl Decider {
         })
     }
 
-    /// Whether the interrupt should decide from now on, with the event at `count`. To be asked once
-    /// for each budget that lasted a period.
+    /// Whether the interrupt should decide from now on, with the event at `count`. To be called
+    /// once for each budget that lasted a period.
     pub fn takes(&mut self, budget: &Budget, count: u64) -> bool {
         budget.is_whole(count) && self.trials.is_due()
     }
 
-    /// The interrupt decides from now on. The event is armed with the budget.
+    /// Lets the interrupt decide from now on. The event is armed with the budget.
     pub fn delegate(&mut self, budget: &Budget) {
         self.delegated = Some(self.renewed());
         let state = self.map.get();
@@ -154,13 +153,13 @@ impl Decider {
         state.budget.store(budget.budget, Ordering::Release);
     }
 
-    /// The next overflow wakes the thread, whatever has been spent.
+    /// Makes the next overflow wake the thread, whatever has been spent.
     pub fn withhold(&self) {
         self.map.get().budget.store(0, Ordering::Release);
     }
 
-    /// The thread decides from now on. Where the interrupt did until now: when the budget that the
-    /// CPU is in began, and from which count use is charged to it.
+    /// Lets the thread decide from now on. Returns when the current budget began and from which
+    /// count use is charged to it, if the interrupt decided until now.
     pub fn recall(&mut self) -> Option<(Nanos, u64)> {
         let before = self.delegated.take()?;
         self.withhold();
@@ -170,7 +169,7 @@ impl Decider {
         Some((Nanos(start), state.base.load(Ordering::Acquire)))
     }
 
-    /// Budgets begun in the interrupt so far.
+    /// Number of budgets begun in the interrupt so far.
     #[must_use]
     pub fn renewed(&self) -> u64 {
         self.map.get().renewed.load(Ordering::Relaxed)

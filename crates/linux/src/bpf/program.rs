@@ -1,8 +1,8 @@
-//! The program: `CpuRegulator::overflow` for the case that a budget lasted a period, and nothing
-//! else.
+//! The program: `CpuRegulator::overflow` for the one case that a budget lasted a period.
 //!
-//! It answers only where one budget, and less than two, has been used up. Then there is nothing to
-//! divide, and no debt to forgive. Everything else is left to the thread, with nothing changed.
+//! It answers only where at least one budget, and less than two, has been used up. Then there is
+//! nothing to divide, and no debt to forgive. It leaves everything else to the thread, with nothing
+//! changed.
 
 use std::mem::offset_of;
 use std::os::fd::RawFd;
@@ -13,7 +13,7 @@ use super::insn::{
     MOVE_IMM, R0, R1, R2, R3, R6, R7, R8, R10, SUB,
 };
 
-/// `bpf_ktime_get_ns`: CLOCK_MONOTONIC.
+/// Helper `bpf_ktime_get_ns`: CLOCK_MONOTONIC in nanoseconds.
 pub(super) const NOW: i32 = 5;
 /// `bpf_perf_prog_read_value`: the count of the event that overflowed.
 pub(super) const READ_EVENT: i32 = 56;
@@ -21,9 +21,9 @@ pub(super) const READ_EVENT: i32 = 56;
 /// `struct bpf_perf_event_value`: the count, and the times enabled and running.
 pub(super) const VALUE_BYTES: i16 = 24;
 
-/// Nobody is woken, and no sample is taken.
+/// Returned to keep the thread asleep. No sample is taken.
 pub(super) const SLEEP_ON: i32 = 0;
-/// As without the program.
+/// Returned to wake the thread, as an event without a program does.
 pub(super) const WAKE: i32 = 1;
 
 macro_rules! field {
@@ -40,7 +40,7 @@ const fn near(offset: usize) -> i16 {
 /// The instructions, for the state in the array map `map`.
 pub(super) fn instructions(map: RawFd) -> Vec<Insn> {
     let mut a = Assembler::default();
-    // The reading, on the stack: r7.
+    // r7 = the count, read through the stack.
     a.registers(MOVE, R2, R10);
     a.number(ADD_IMM, R2, -i32::from(VALUE_BYTES));
     a.number(MOVE_IMM, R3, i32::from(VALUE_BYTES));
@@ -48,10 +48,11 @@ pub(super) fn instructions(map: RawFd) -> Vec<Insn> {
     a.jump_if_number(IF_NOT_EQUAL_IMM, R0, 0);
     a.load(R7, R10, -VALUE_BYTES);
     a.map_value(R6, map);
-    // A budget of zero: the thread decides.
+    // A budget of zero means that the thread decides.
     a.load(R8, R6, field!(budget));
     a.jump_if_number(IF_EQUAL_IMM, R8, 0);
-    // Spent less than the budget, or so much more that the event has to be armed anew. spent: r7.
+    // r7 = the count since base. Wake if that is less than the budget, or so much more that the
+    // event has to be armed anew.
     a.load(R1, R6, field!(base));
     a.jump_if(IF_LESS, R7, R1);
     a.registers(SUB, R7, R1);
@@ -59,10 +60,10 @@ pub(super) fn instructions(map: RawFd) -> Vec<Insn> {
     a.registers(SUB, R7, R8);
     a.load(R2, R6, field!(slack));
     a.jump_if(IF_MORE, R7, R2);
-    // The next base, kept over the call: r8.
+    // r8 = the next base, kept over the call.
     a.registers(ADD, R8, R1);
-    // Sooner than a period after the budget began. The difference does not overflow; the end of the
-    // period might.
+    // Wake if less than a period has passed since the budget began. The difference does not
+    // overflow; the end of the period might.
     a.call(NOW);
     a.load(R1, R6, field!(start));
     a.jump_if(IF_LESS, R0, R1);

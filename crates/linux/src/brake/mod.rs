@@ -1,28 +1,29 @@
-//! Brakes: one ordinary process per regulated CPU, asleep until the CPU's budget is spent or, where
-//! budgets are pooled, the period ends.
+//! Brakes: one ordinary process per regulated CPU. It sleeps until the CPU's budget is spent or,
+//! where budgets are pooled, the period ends.
 //!
-//! A group's tasks are in the cgroup `work`, which is `cpu.idle`; its brakes are in `stop` next to
-//! it, which has the highest weight. A brake that runs takes the group's own share of its CPU, and
-//! the kernel prefers it to `work`. So it stops the group's tasks there and nothing else: other
-//! programs and the kernel's processs run on, and get no less than next to the unthrottled group.
-//! What to do is decided by [`Regulator`]; this module waits for the counter, asks, and runs until
-//! the time the regulator names (`task`).
+//! A group's tasks are in the cgroup `work`, which is `cpu.idle`. Its brakes are next to it in
+//! `stop`, which has the highest weight. A brake that runs takes the group's own share of its CPU,
+//! and the kernel prefers it to `work`. So it stops the group's tasks on that CPU and nothing else.
+//! Other programs and the kernel's threads run on, and get no less than next to the unthrottled
+//! group. [`Regulator`] decides what to do. This module waits for the counter, asks, and runs until
+//! the time that the regulator names (`task`).
 //!
-//! cgroup v2 keeps the threads of a process in one cgroup, so that each brake is a process of its
-//! own, which shares this process's memory ([`crate::twin`]).
+//! cgroup v2 keeps the threads of a process in one cgroup. So each brake is a process of its own,
+//! which shares this process's memory ([`crate::twin`]).
 //!
 //! What can go wrong, and what is done about it:
 //!
-//! * It finds itself on another CPU (hot-unplug, a shrunk cpuset). The CPU is checked before and
-//!   during every stop, and every [`LOOK`] while it sleeps: the counter of a CPU that went away is
-//!   silent for ever. On a mismatch it ends and reports that.
-//! * It outlives its permission: when the lease is revoked or its heartbeat is late, it ends.
-//! * Its counter is taken away: it then wakes nothing, so that the meter is read every [`LOOK`],
-//!   too, and the brake ends.
-//! * It is killed: that is reported, and the backend starts it anew; pooled ones all, in another
-//!   pool, which it could not leave.
+//! * The brake finds itself on another CPU (hot-unplug, a shrunk cpuset). The CPU is checked before
+//!   and during every stop, and every [`LOOK`] while the brake sleeps. The counter of a CPU that
+//!   went away is silent for ever. On a mismatch the brake ends and reports that.
+//! * It outlives its permission. When the lease is revoked or its heartbeat is late, the brake
+//!   ends.
+//! * Its counter is taken away, and then wakes nothing. So the meter, too, is read every [`LOOK`],
+//!   and the brake ends.
+//! * It is killed. That is reported, and the backend starts it again. Where budgets are pooled it
+//!   starts all brakes again, in another pool: the killed brake could not leave the old one.
 //!
-//! However else it ends, it leaves the pool, so that other CPUs do not wait for it.
+//! However else a brake ends, it leaves the pool, so that other CPUs do not wait for it.
 
 mod task;
 
@@ -47,30 +48,30 @@ use crate::ring::Ring;
 use crate::twin::Twin;
 use task::Task;
 
-/// How long a brake sleeps at most before it looks where it is.
+/// The longest sleep of a brake before it checks its CPU and its meter.
 pub const LOOK: Nanos = Nanos::millis(250);
 
-/// Says whether throttling is still permitted at a time: the lease is held and its heartbeat fresh.
+/// Says whether throttling is permitted at a time: the lease is held and its heartbeat is fresh.
 pub type Permit = Arc<dyn Fn(Nanos) -> bool + Send + Sync>;
 
-/// What a brake did since it started; written by its thread alone, read by anybody.
+/// What a brake did since it started. Only its thread writes it; any thread may read it.
 #[derive(Debug)]
 pub struct Stats {
     /// Times the counter overflowed.
     pub overflows: AtomicU64,
-    /// Of these, those that were decided in its interrupt and did not wake the brake.
+    /// Overflows decided in the counter's interrupt, which did not wake the brake.
     pub renewed: AtomicU64,
-    /// Times the group was stopped there.
+    /// Times the group was stopped on this CPU.
     pub throttles: AtomicU64,
-    /// Time stopped.
+    /// Nanoseconds in which the brake stopped the group.
     pub throttled_ns: AtomicU64,
     /// Lines counted up to the last overflow.
     pub lines: AtomicU64,
-    /// Lines of debt forgiven.
+    /// Lines of debt that were forgiven.
     pub forgiven: AtomicU64,
-    /// What went through the pool.
+    /// What went through the pool, as [`Pooled::to_array`].
     pooled: [AtomicU64; Pooled::FIELDS],
-    /// Every decision, for the record.
+    /// Every decision of the regulator, for the record.
     pub decisions: Ring,
     lost: AtomicU32,
 }
@@ -99,7 +100,7 @@ impl Stats {
     }
 }
 
-/// Why a brake ended before it was told to.
+/// Why a brake ended before it was asked to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
     /// Its thread ran on another CPU.
@@ -108,7 +109,7 @@ pub enum Lost {
     NotPermitted,
     /// The counter stopped counting, or could not be read or armed.
     Meter,
-    /// Its process was killed.
+    /// The process of the brake was killed.
     Killed,
 }
 
@@ -120,7 +121,7 @@ impl Lost {
         Self::Killed,
     ];
 
-    /// As [`Stats`] keeps it; 0 is none.
+    /// The reason as [`Stats`] stores it; 0 is no reason.
     const fn code(self) -> u32 {
         self as u32 + 1
     }
@@ -142,16 +143,17 @@ impl fmt::Display for Lost {
 /// Where it is decided whether a budget lasted a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decides {
-    /// In the counter's interrupt ([`crate::bpf`]): the thread is woken only where it did not.
+    /// In the counter's interrupt ([`crate::bpf`]). It wakes the thread only where the budget
+    /// lasted less than a period.
     Interrupt,
-    /// In the thread, which is woken each time.
+    /// In the thread, which every overflow wakes.
     Thread,
 }
 
 impl Decides {
-    /// Whether the interrupt's program cannot decide by itself: of pooled budgets, of two
-    /// directions, and of CPUs that share a budget by demand, where what each draws has to be known
-    /// at every budget.
+    /// Whether the thread has to decide. It does for pooled budgets, for budgets of two directions,
+    /// and for CPUs that share a budget by demand. There, what each CPU draws has to be known at
+    /// every budget.
     #[must_use]
     pub fn needs_the_thread(regulation: &Regulation) -> bool {
         regulation.pooling.is_some()
@@ -160,22 +162,21 @@ impl Decides {
     }
 }
 
-/// What a brake's thread and its owner share.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Lines per period, from the next one on.
+    /// Lines per period, from the next period on.
     budget: AtomicU64,
     stats: Stats,
 }
 
-/// A running brake.
+/// A brake that runs. Dropping it ends its process.
 pub struct Brake {
-    /// The regulated CPU.
+    /// The CPU that it regulates.
     pub cpu: CpuId,
-    /// Reads and writes have a budget each.
+    /// Whether reads and writes have a budget each.
     pub apart: bool,
-    /// Where it is decided.
+    /// Where it is decided whether a budget lasted a period.
     pub decides: Decides,
     pooled: bool,
     shared: Arc<Shared>,
@@ -193,8 +194,8 @@ impl fmt::Debug for Brake {
 }
 
 impl Brake {
-    /// Starts regulating `cpu`. The brake has entered its cgroup through `doors` and is seen to be
-    /// on its CPU before this returns.
+    /// Starts regulating `cpu`. Before this returns, the brake has entered its cgroup through
+    /// `doors` and was seen on its CPU.
     pub fn start(
         cpu: CpuId,
         regulation: &Regulation,
@@ -258,20 +259,21 @@ impl Brake {
         started.map(|()| brake)
     }
 
-    /// What it did so far.
+    /// What the brake did since it started.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.shared.stats
     }
 
-    /// The brake's process, while it runs.
+    /// The process id of the brake. `None` once it has ended.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         let pid = self.twin.as_ref()?.pid()?;
         u32::try_from(pid.as_raw_nonzero().get()).ok()
     }
 
-    /// What went through the pool since it started, where its budget is in one.
+    /// What went through the pool since the brake started. `None` where its budget is not in a
+    /// pool.
     #[must_use]
     pub fn pooled(&self) -> Option<Pooled> {
         let did = self.stats().pooled.each_ref();
@@ -279,26 +281,26 @@ impl Brake {
         self.pooled.then(|| Pooled::from_array(did))
     }
 
-    /// What its counter read when the thread last looked at it.
+    /// Lines that the counter had when the thread last read it.
     #[must_use]
     pub fn lines(&self) -> Lines {
         Lines(self.stats().lines.load(Ordering::Relaxed))
     }
 
-    /// Lines per period; where reads and writes have a budget each, that of the reads.
+    /// Lines per period. Where reads and writes have a budget each, that of the reads.
     #[must_use]
     pub fn budget(&self) -> Lines {
         Lines(self.shared.budget.load(Ordering::Relaxed))
     }
 
-    /// Changes them, from the next time on that the thread looks at its counter; at once, if it
-    /// does not because they were no limit.
+    /// Changes the lines per period, from the next time on that the thread reads its counter. If
+    /// the thread does not count because the budget was no limit, they change at once.
     pub fn set_budget(&self, budget: Lines) {
         self.shared.budget.store(budget.0, Ordering::Relaxed);
         self.slot.ring();
     }
 
-    /// Why it ended by itself, if it did.
+    /// Why the brake ended by itself. `None` while it runs, or where its owner ended it.
     #[must_use]
     pub fn lost(&self) -> Option<Lost> {
         let code = self.stats().lost.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! What a brake's thread does: it sleeps, asks the regulator, and does as it says.
+//! The thread of a brake: it sleeps, asks the regulator, and does what that decides.
 
 use std::io;
 use std::sync::Arc;
@@ -20,25 +20,24 @@ use super::{LOOK, Lost, Permit, Shared};
 use crate::meter::Meter;
 use crate::pool::{ParkSlot, Pool};
 
-/// How often a brake that spins gives way. Otherwise a program that wakes on its CPU waits until
-/// the brake sleeps or the scheduler's tick, where the group's deadline happens to be the earlier
-/// one.
+/// How often a brake that spins yields its CPU. Otherwise a program that wakes on its CPU waits
+/// until the brake sleeps, or until the scheduler's tick. It waits for the tick where the group's
+/// deadline is the earlier one.
 const GIVE_WAY: Nanos = Nanos::micros(20);
 
 /// Why a thread that slept or stopped its CPU goes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Woken {
-    /// The end is asked for.
+    /// Its owner asked it to end.
     ToEnd,
-    /// The counter overflowed.
     ByCounter,
-    /// The time has come, or another period has begun.
+    /// The end of the period or stop has come, or another period has begun.
     ByTime,
-    /// Something has happened in the pool that may end the stop.
+    /// Something in the pool has changed that may end the stop.
     ByPool,
 }
 
-/// A group that is stopped.
+/// A stop of the group that lasts: when it began and when it is to end.
 struct Stopped {
     since: Nanos,
     until: Nanos,
@@ -46,16 +45,16 @@ struct Stopped {
 
 pub(super) struct Task {
     pub(super) cpu: CpuId,
-    /// What it writes `0` to, to enter its cgroup.
+    /// Files of its cgroups. The thread writes `0` to them to enter.
     pub(super) doors: Vec<String>,
     pub(super) regulator: Regulator,
-    /// The most that the meter can count in a period: a budget of that much is no limit.
+    /// The most that the meter can count in a period. A budget of that much is no limit.
     pub(super) most: Option<Lines>,
     /// Nothing is counted, because the budget is no limit.
     pub(super) free: bool,
-    /// What the meter read last.
+    /// The last reading of the meter.
     pub(super) used: LineCounts,
-    /// With what the meter was armed, and what it read then.
+    /// The lines that the meter was armed with, and its reading then.
     pub(super) armed: Option<(LineCounts, LineCounts)>,
     pub(super) meter: Box<dyn Meter>,
     pub(super) permit: Permit,
@@ -65,7 +64,8 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// The thread, from its first moment; tells when it is where it should be.
+    /// Runs the thread from its first moment. `ready` gets the result of entering the cgroup and
+    /// the CPU.
     pub(super) fn run(mut self, ready: &Sender<io::Result<()>>) {
         let prepared = self.prepare();
         let go = prepared.is_ok();
@@ -104,7 +104,7 @@ impl Task {
 
     fn regulate(&mut self) -> Result<(), Lost> {
         self.read()?;
-        // What the group drew while its brake was started is not paid for.
+        // The group is not charged for what it drew while its brake was started.
         self.regulator.restart(rt::now(), self.used);
         let budgets = &self.pool.budgets;
         let mut what = self.regulator.begin(rt::now(), self.used, budgets);
@@ -143,7 +143,7 @@ impl Task {
         }
     }
 
-    /// Asks the regulator, and tells what it said.
+    /// Asks the regulator, and puts the decision on record.
     fn decide(&mut self, woken: Woken, stopped: Option<&Stopped>) -> Result<Verdict, Lost> {
         let overflow = match woken {
             Woken::ByCounter => self.meter.woken().map_err(|_| Lost::Meter)?,
@@ -208,8 +208,8 @@ impl Task {
         Lines(self.shared.budget.load(Ordering::Relaxed))
     }
 
-    /// Whether it cannot draw so much that it would be stopped, as long as its budget stays what it
-    /// is. To look at it once per period would cost it that much, and nothing would come of it.
+    /// Whether this CPU cannot draw enough to be stopped, as long as its budget stays what it is.
+    /// Reading the counter once per period would cost the CPU that much for nothing.
     fn no_limit(&self) -> bool {
         let alone = self.regulator.period().is_none();
         alone
@@ -226,7 +226,7 @@ impl Task {
     fn arm(&mut self, lines: Lines, taken: bool) -> Result<(), Lost> {
         let lines = self.regulator.armed(lines, self.used);
         let arm = (lines, self.used);
-        // Of a CPU that drew nothing since, nothing has to be changed.
+        // A CPU that drew nothing since needs no new arming.
         if taken || self.armed != Some(arm) {
             self.armed = Some(arm);
             self.meter.arm(lines).map_err(|_| Lost::Meter)?;
@@ -234,9 +234,9 @@ impl Task {
         Ok(())
     }
 
-    /// Leaves it to the counter's interrupt to begin further budgets, where it can. A CPU that was
-    /// stopped is counted by the thread until a budget has lasted a period: what it owes is then
-    /// paid for exactly.
+    /// Leaves it to the counter's interrupt to begin further budgets, where it can. After a stop
+    /// the thread counts until a budget has lasted a period. What the CPU owes is then paid for
+    /// exactly.
     fn delegate(&mut self, what: Verdict) -> Result<bool, Lost> {
         let account = match what {
             Verdict::NewPeriod(_) => self.regulator.alone().and_then(|r| r.account()),
@@ -252,7 +252,7 @@ impl Task {
         Ok(delegated)
     }
 
-    /// Goes on where the counter's interrupt arrived, if it decided until now.
+    /// Goes on from where the counter's interrupt arrived, if it decided until now.
     fn take_over(&mut self) -> Result<(), Lost> {
         if let Some((start, base)) = self.meter.recall().map_err(|_| Lost::Meter)?
             && let Some(regulator) = self.regulator.alone()
@@ -262,7 +262,7 @@ impl Task {
         Ok(())
     }
 
-    /// What the counter's interrupt did since it was last asked.
+    /// Adds the budgets that the counter's interrupt began since the last call.
     fn tell_renewed(&self) {
         let stats = &self.shared.stats;
         let renewed = self.meter.renewed();
@@ -272,13 +272,13 @@ impl Task {
             .fetch_add(renewed.saturating_sub(before), Ordering::Relaxed);
     }
 
-    /// Whether the period that this CPU is in goes on.
+    /// Whether the period of this CPU still lasts.
     fn goes_on(&self, period: Period, end: Nanos, now: Nanos) -> bool {
         now < end && self.pool.is_in(period)
     }
 
-    /// Sleeps until the counter overflows, or the period is over. A counter that is taken away does
-    /// neither, so that it is looked at now and then.
+    /// Sleeps until the counter overflows, or the period is over. A counter that is taken away
+    /// wakes nothing, so it is read every [`LOOK`].
     fn sleep(&mut self) -> Result<Woken, Lost> {
         loop {
             if let Some(woken) = self.doze()? {
@@ -293,7 +293,7 @@ impl Task {
         }
     }
 
-    /// The same; `None` after [`LOOK`].
+    /// Sleeps as [`Self::sleep`]; `None` after [`LOOK`].
     fn doze(&self) -> Result<Option<Woken>, Lost> {
         let mut watched: [PollFd<'_>; 1 + MOST_EVENTS] =
             std::array::from_fn(|_| PollFd::new(&self.slot.wake, PollFlags::IN));
@@ -327,8 +327,8 @@ impl Task {
             if self.shared.stop.load(Ordering::Acquire) {
                 return Ok(Some(Woken::ToEnd));
             }
-            // The kernel wakes a thread whose CPU is gone on another one, and budgets that move may
-            // ring more often than we look.
+            // The kernel wakes a thread whose CPU is gone on another CPU. Budgets that move may
+            // ring more often than every [`LOOK`].
             self.here()?;
             match polled {
                 Ok(0) if span == LOOK => return Ok(None),
@@ -359,8 +359,8 @@ impl Task {
         }
     }
 
-    /// Whether it is where it should be. One whose affinity was changed from outside goes back, as
-    /// long as it may.
+    /// Checks that the thread is on its CPU. A thread whose affinity was changed from outside pins
+    /// itself again, as long as it may.
     fn here(&self) -> Result<(), Lost> {
         let there = || rt::current_cpu() == self.cpu;
         if there() || (rt::pin(self.cpu).is_ok() && there()) {
@@ -370,7 +370,7 @@ impl Task {
         }
     }
 
-    /// Keeps the group stopped until `until`, or until there is news.
+    /// Keeps the group stopped until `until`, or until the pool has news.
     fn stop_until(&self, until: Nanos) -> Result<Woken, Lost> {
         let began = rt::now();
         let woken = self.spin_until(until);
@@ -386,7 +386,7 @@ impl Task {
         loop {
             let mut now = rt::now();
             if now.since(gave_way) >= GIVE_WAY {
-                // The kernel asks again who runs: a program outside the group, if one woke, and
+                // The kernel chooses again what runs: a program outside the group, if one woke, and
                 // never the group's tasks.
                 std::thread::yield_now();
                 now = rt::now();

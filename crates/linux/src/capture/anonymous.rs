@@ -1,12 +1,12 @@
-//! What tells more of the host than of the machine, and how a capture goes without it.
+//! What describes the host rather than the machine, and how a capture leaves it out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::File;
 
-/// Lines of `/proc/cpuinfo` that tell what a processor is; not its serial number (Arm), nor its
-/// speed just now.
+/// Lines of `/proc/cpuinfo` that describe the type of a processor. Its serial number (Arm) and its
+/// present speed are left out.
 const CPUINFO: [&str; 15] = [
     "processor",
     "vendor_id",
@@ -25,7 +25,7 @@ const CPUINFO: [&str; 15] = [
     "isa",
 ];
 
-/// Cgroups whose names say nothing about a host.
+/// Cgroup names that say nothing about a host.
 const COMMON: [&str; 7] = [
     "system.slice",
     "user.slice",
@@ -36,7 +36,7 @@ const COMMON: [&str; 7] = [
     "kubepods.slice",
 ];
 
-/// Without what tells of the host.
+/// Returns the files without what describes the host. `host` is the host's name.
 pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<String, File> {
     let mounts: String = text_of(&seen, "/proc/self/mountinfo")
         .lines()
@@ -46,7 +46,7 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
         .lines()
         .filter(|line| line.contains(" - resctrl "))
         .fold(String::new(), |all, line| all + line + "\n");
-    // Every part of a cgroup's path, as it appears in mounts, memberships and in the paths of
+    // The names to replace: every part of a cgroup's path, in mounts, memberships and the paths of
     // files.
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut learn = |path: &str| {
@@ -76,7 +76,7 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
             }
         }
     }
-    // Mount points are common to all hosts, whatever a cgroup is called.
+    // Mount points are the same on all hosts, so the first `keep` parts of a path stay.
     let renamed = |path: &str, keep: usize| {
         let parts: Vec<&str> = path.split('/').collect();
         let new: Vec<&str> = parts
@@ -91,7 +91,7 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
     };
     let mut kept = BTreeMap::new();
     for (path, mut file) in seen {
-        // Groups are named by whoever made them; what there is to divide is in `info`.
+        // Other tools and Quell name control groups. What there is to divide is in `info`.
         if path.starts_with("/sys/fs/resctrl/") && !path.starts_with("/sys/fs/resctrl/info/") {
             continue;
         }
@@ -118,11 +118,11 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
                     let (head, path) = line.rsplit_once(':')?;
                     Some(format!("{head}:{}", renamed(path, 0)))
                 }),
-                // Which other devices there are is the host's affair.
+                // Other devices say nothing about the machine.
                 "/proc/devices" => lines(text, |line| {
                     line.ends_with(" pseudo_lock").then(|| line.to_owned())
                 }),
-                // What was waited for so far is this moment's.
+                // Pressure so far belongs to the moment of the capture.
                 _ if path.starts_with("/proc/pressure/") => lines(text, |line| {
                     let kind = line.split(' ').next()?;
                     Some(format!("{kind} avg10=0.00 avg60=0.00 avg300=0.00 total=0"))
@@ -157,7 +157,7 @@ fn lines(text: &str, each: impl FnMut(&str) -> Option<String>) -> String {
     text.lines().filter_map(each).collect::<Vec<_>>().join("\n")
 }
 
-/// What each processor has that none before it had.
+/// For each processor, the lines that no processor before it had.
 fn cpuinfo(text: &str) -> String {
     let mut seen = BTreeSet::new();
     lines(text, |line| {
@@ -167,7 +167,7 @@ fn cpuinfo(text: &str) -> String {
     })
 }
 
-/// The text with a host's name, where it stands as a word, made `host`.
+/// The text with `host` in place of the host's name, where that stands as a word.
 pub(super) fn without(text: &str, host: &str) -> String {
     if host.len() < 3 || host == "localhost" {
         return text.to_owned();

@@ -1,10 +1,10 @@
-//! A captured machine: the kernel files that the probe reads, and what only trying told, as one
-//! text that a person can read, compare and write by hand. Replayed through the same probe as the
-//! machine we run on.
+//! A captured machine: the kernel files that the probe reads, and what only trying reported. It is
+//! one text that a person can read, compare and write by hand. It is replayed through the same
+//! probe as the machine that Quell runs on.
 //!
 //! ```toml
 //! schema = "quell.capture/1"
-//! [tried]                       # what no file tells
+//! [tried]                       # what no file says
 //! root     = true
 //! counters = ["cpu/LONGEST_LAT_CACHE.MISS"]
 //! [files]                       # what is not listed is not there
@@ -14,13 +14,15 @@
 //! "/proc/irq/{0-1}/smp_affinity_list" = { mode = 0o444 }
 //! ```
 //!
-//! A list in braces stands for that many paths, `{}` in the text for the number of the path. A file
-//! is its text, or a table of `text`, `mode` and `error` (an errno's name). Directories are what
-//! lies below them.
+//! A list in braces stands for that many paths, and `{}` in the text for the number of the path. A
+//! file is its text, or a table of `text`, `mode` and `error` (an errno's name). Directories are
+//! what lies below them.
 //!
-//! What tells more of the host than of the machine is left out when capturing: host name, serial
-//! numbers, mounts that are none of cgroups or resctrl, names of cgroups and of resctrl's groups,
-//! and figures that differ from one moment to the next.
+//! A capture leaves out what describes the host rather than the machine:
+//! - host name and serial numbers
+//! - mounts other than cgroups and resctrl
+//! - names of cgroups and of resctrl's groups
+//! - figures that change from moment to moment
 
 mod anonymous;
 
@@ -40,30 +42,30 @@ use quell_kernel::root::{Files, Kernel, gone};
 
 use crate::probe::{self, Live, Tried};
 
-/// The format's name and version.
+/// Name and version of the format, as in [`Capture::schema`].
 pub const SCHEMA: &str = "quell.capture/1";
 
-/// A machine that may be elsewhere.
+/// The description of a machine, perhaps of another one than Quell runs on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Capture {
-    /// [`SCHEMA`].
+    /// Always [`SCHEMA`]; [`Capture::parse`] refuses any other.
     pub schema: String,
-    /// Where it comes from, for a person.
+    /// Where the capture comes from, for a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// What only trying told.
+    /// What the probe can only learn by trying.
     #[serde(default)]
     pub tried: Tried,
-    /// What was measured.
+    /// Rates and counters measured on that machine. `None` where nothing was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
-    /// The files, by path or pattern.
+    /// The files, by path or by pattern with braces.
     #[serde(default, skip_serializing)]
     files: BTreeMap<String, Entry>,
 }
 
-/// One file as it is written.
+/// One file as the text has it: a plain string, or a table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 enum Entry {
@@ -71,19 +73,18 @@ enum Entry {
     Full(File),
 }
 
-/// One file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    /// Its content, without the last newline.
+    /// Content without the last newline. `None` where it was not read.
     text: Option<String>,
-    /// Permission bits, where they were asked for.
+    /// Permission bits, where the probe asked for them.
     mode: Option<u32>,
-    /// Why it cannot be read.
+    /// Name or number of the errno with which reading fails.
     error: Option<String>,
 }
 
-/// The errors that kernel files are read with, besides those that mean absence.
+/// The errors with which kernel files are read, except those that mean absence.
 const ERRORS: [(&str, i32); 6] = [
     ("EACCES", libc::EACCES),
     ("EPERM", libc::EPERM),
@@ -93,7 +94,7 @@ const ERRORS: [(&str, i32); 6] = [
     ("ENODATA", libc::ENODATA),
 ];
 
-/// Captures the machine we run on.
+/// Captures the machine that Quell runs on.
 ///
 /// # Errors
 /// As the probe.
@@ -109,8 +110,8 @@ pub fn take(measured: Option<Measured>) -> Result<Capture> {
         .seen
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    // Kernels before 6.1 have no such file; without it a capture would take the architecture of
-    // whoever reads it.
+    // Kernels before 6.1 have no such file. Without it a replayed capture would take the
+    // architecture of the machine that replays it.
     seen.entry("/proc/sys/kernel/arch".to_owned())
         .or_default()
         .text = Some(probed.inventory.identity.architecture.clone());
@@ -126,7 +127,7 @@ pub fn take(measured: Option<Measured>) -> Result<Capture> {
 }
 
 impl Capture {
-    /// Reads one.
+    /// Reads the text of a capture.
     ///
     /// # Errors
     /// What is wrong, with its line.
@@ -142,7 +143,7 @@ impl Capture {
         Ok(capture)
     }
 
-    /// The machine, through the same probe as the one we run on.
+    /// The captured machine, through the same probe as the machine that Quell runs on.
     ///
     /// # Errors
     /// As the probe.
@@ -181,7 +182,8 @@ impl Capture {
     }
 }
 
-/// As a file. Every file on its own line, so that two captures can be compared with `diff`.
+/// The text of the capture. Every file begins on its own line, so that two captures can be compared
+/// with `diff`.
 impl std::fmt::Display for Capture {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&toml::to_string(self).map_err(|_| std::fmt::Error)?)?;
@@ -209,7 +211,7 @@ impl std::fmt::Display for Capture {
     }
 }
 
-/// A TOML string; several lines as they are, where they can be.
+/// A TOML string. Several lines are written as they are, where that is possible.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c == '\n' || c == '\t' || !c.is_control();
     if text.contains('\n') && !text.contains("'''") && text.chars().all(plain) {
@@ -226,8 +228,8 @@ fn errno(name: &str) -> Option<i32> {
         .or_else(|| name.parse().ok())
 }
 
-/// `cpu{0-1}/x` → `cpu0/x` with 0, `cpu1/x` with 1. Several braces: every combination, with the
-/// first one's number.
+/// `cpu{0-1}/x` → `cpu0/x` with 0, `cpu1/x` with 1. Several braces give every combination, with the
+/// number of the first.
 fn expand(pattern: &str) -> std::result::Result<Vec<(String, Option<String>)>, String> {
     let Some((before, rest)) = pattern.split_once('{') else {
         return Ok(vec![(pattern.to_owned(), None)]);
@@ -244,8 +246,8 @@ fn expand(pattern: &str) -> std::result::Result<Vec<(String, Option<String>)>, S
     Ok(all)
 }
 
-/// Paths that differ by the number of a CPU or an interrupt only, with the same content, in one
-/// line.
+/// Puts paths with the same content in one line, where they differ only by the number of a CPU or
+/// an interrupt.
 fn folded(seen: BTreeMap<String, File>) -> BTreeMap<String, Entry> {
     let mut groups: BTreeMap<(String, String, File), CpuSet> = BTreeMap::new();
     let mut files = BTreeMap::new();
@@ -297,7 +299,7 @@ fn missing() -> io::Error {
 }
 
 impl Machine {
-    /// Whether something lies below; its names.
+    /// Names of what lies directly below `path`. Empty where nothing does.
     fn below(&self, path: &str) -> BTreeSet<String> {
         let dir = format!("{}/", path.trim_end_matches('/'));
         self.files
@@ -367,7 +369,7 @@ impl Files for Machine {
     }
 }
 
-/// The kernel, with a note of everything that was found there.
+/// The kernel, with a record of every file that was found there.
 struct Recorder<'a> {
     kernel: &'a Kernel,
     seen: Mutex<BTreeMap<String, File>>,
@@ -415,7 +417,7 @@ impl Files for Recorder<'_> {
 
     fn exists(&self, path: &str) -> bool {
         let there = self.kernel.exists(path);
-        // A directory is there by what lies below it.
+        // A directory is in the capture by what lies below it.
         if there && self.kernel.list(path).is_err() {
             self.note(path, |_| {});
         }

@@ -1,8 +1,8 @@
 //! CPU affinity, thread by thread: the core partition of machines without a cpuset hierarchy.
 //! `sched_setaffinity(2)`.
 //!
-//! Weaker than a cpuset: a task may change its own affinity at any time. Children inherit it, so
-//! that newborns are covered once their parents are.
+//! It is weaker than a cpuset: a task may change its own affinity at any time. Children inherit it,
+//! so newborn tasks are covered once their parents are.
 
 use std::collections::BTreeSet;
 
@@ -18,19 +18,19 @@ use crate::change::JournaledWriter;
 use crate::fault;
 use crate::group_cgroups::GroupCgroups;
 
-/// Rounds of looking for threads born meanwhile.
+/// The most passes over all threads, to find those born meanwhile.
 const ROUNDS: u32 = 20;
 
-/// Who is not to be confined with the rest.
+/// What is not confined with the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Keep<'a> {
-    /// Groups with homes of their own (their cgroups are left alone).
+    /// Groups with cgroups of their own. Tasks there are not changed.
     pub homes: &'a [&'a GroupCgroups],
-    /// Processes that stay where they are: the main process, whose brakes run on the groups' CPUs.
+    /// Processes that are not changed: the main process, whose brakes run on the groups' CPUs.
     pub processes: &'a BTreeSet<u32>,
 }
 
-/// Lets every thread of `processes` run on `cpus` only. Returns what a person should know.
+/// Lets every thread of `processes` run only on `cpus`. Returns notes for a person.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -60,8 +60,8 @@ pub fn confine(
     Ok(note(&refused))
 }
 
-/// Lets every task outside of the kept groups run on `cpus` only; those that only had other CPUs,
-/// too.
+/// Lets every task outside of the kept groups run only on `cpus`. A task that could run only on
+/// other CPUs is moved to all of `cpus`.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -115,7 +115,7 @@ fn kept(files: &dyn Files, keep: Keep<'_>) -> BTreeSet<u32> {
     kept
 }
 
-/// One write to the journal for all of them, then one call each.
+/// Pins threads with one journal write for all, then one call for each.
 fn pin_all(
     writer: &mut JournaledWriter<'_>,
     tasks: &[(TaskId, String)],
@@ -151,7 +151,7 @@ fn pin_all(
         match writer.files.set_affinity(tid, &new) {
             Ok(()) => fault::boundary(),
             Err(e) if gone(&e) => {}
-            // Bound by the kernel, or confined to other CPUs by its cpuset.
+            // The kernel has bound it to a CPU, or its cpuset confines it to other CPUs.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                 refused.insert(comm.clone());
             }

@@ -1,5 +1,5 @@
-//! Regulated CPUs: how their brakes are started, what the record has been told of each, and budgets
-//! that are split again by demand.
+//! Regulated CPUs: how their brakes are started, what the record has of each, and budgets that are
+//! split again by demand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -36,22 +36,23 @@ use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
 use crate::pool::Pool;
 use crate::session::Session;
 
-/// A regulated CPU.
+/// A regulated CPU of a group, with its brake.
 struct Regulated {
     group: String,
     brake: Brake,
-    /// What it was started with.
+    /// The regulation that the brake was started with.
     regulation: Regulation,
-    /// What the record has been told of it: overflows, throttles, time, lines.
+    /// What the record has of it so far: overflows, throttles, throttled nanoseconds, lines.
     told: [u64; 4],
     told_pooled: Pooled,
-    /// Decisions taken out of its ring and not told yet, and how many were told to be lost.
+    /// Decisions taken from its ring and not yet on record. `missed` is how many are on record as
+    /// lost.
     decisions: Vec<Decision>,
     missed: u64,
 }
 
 impl Regulated {
-    /// Empties the ring.
+    /// Moves the decisions out of the ring, which then has room again.
     fn take(&mut self) {
         self.brake.stats().decisions.drain(&mut self.decisions);
     }
@@ -68,7 +69,7 @@ impl Regulated {
     }
 }
 
-/// A CPU of a regulated group without a brake, for now.
+/// A CPU of a regulated group that has no brake for now.
 struct Absent {
     group: String,
     regulation: Regulation,
@@ -76,7 +77,7 @@ struct Absent {
 }
 
 impl Absent {
-    /// Ends the brake.
+    /// Ends the brake and keeps what is needed to start another.
     fn of(regulated: Regulated) -> Self {
         Self {
             cpu: regulated.brake.cpu,
@@ -86,7 +87,7 @@ impl Absent {
     }
 }
 
-/// A group's budget that is split again by what its CPUs draw.
+/// The budget of a group, which is split again by what its CPUs draw.
 struct Splits {
     group: String,
     cpus: CpuSet,
@@ -103,14 +104,14 @@ impl Splits {
         Self { group, cpus, by }
     }
 
-    /// So many lines for each CPU, which together are what is split from the next time on.
+    /// Sets the lines per CPU. Their sum is what is split from the next time on.
     fn set_budget(&mut self, each: Lines) {
         let total = each.0.saturating_mul(self.cpus.len() as u64);
         self.by.set_total(Lines(total));
     }
 
-    /// Splits it, when it is time. A CPU that has not used a budget up since it was last looked at
-    /// has drawn nothing, as far as is known.
+    /// Splits the budget when it is time. A CPU that used up no budget since the last split counts
+    /// as having drawn nothing.
     fn again(&mut self, brakes: &[Regulated], now: Nanos) {
         if now < self.by.next() {
             return;
@@ -131,13 +132,13 @@ impl Splits {
     }
 }
 
-/// The mechanism: the brakes of all groups.
+/// The brakes of all groups.
 #[derive(Default)]
 pub(crate) struct Brakes {
     brakes: Vec<Regulated>,
-    /// Where there is none for now.
+    /// CPUs that have no brake for now.
     absent: Vec<Absent>,
-    /// What they share.
+    /// What the brakes of one hold share. `None` until the first brake starts.
     pool: Option<Arc<Pool>>,
     splits: Vec<Splits>,
 }
@@ -151,7 +152,7 @@ impl Enforcer for Brakes {
         Ok(Some(note.into_iter().collect()))
     }
 
-    /// One whose brake has ended is not moved: that was told when it was found.
+    /// A brake that has ended gets no new budget. Its end was reported when it was found.
     fn act(&mut self, _: &mut Host, action: &Action) -> Result<()> {
         let Action::Budget {
             group,
@@ -196,7 +197,7 @@ impl Enforcer for Brakes {
 }
 
 impl Brakes {
-    /// Holds a group's budgets: a brake for each of its CPUs. Returns what a person should know.
+    /// Holds a group's budgets with a brake on each of its CPUs. Returns a note for a person.
     fn regulate(
         &mut self,
         host: &mut Host,
@@ -232,7 +233,7 @@ impl Brakes {
         }))
     }
 
-    /// Starts the brake of one of a group's CPUs.
+    /// Starts the brake of one CPU of a group.
     fn throttle(
         &mut self,
         host: &mut Host,
@@ -295,7 +296,7 @@ impl Brakes {
         Ok(())
     }
 
-    /// What the brakes of this hold share.
+    /// The pool that the brakes of this hold share. Makes it if there is none.
     fn pool(&mut self, host: &mut Host) -> Result<Arc<Pool>> {
         if let Some(pool) = &self.pool {
             return Ok(Arc::clone(pool));
@@ -305,7 +306,7 @@ impl Brakes {
         Ok(Arc::clone(self.pool.insert(new)))
     }
 
-    /// Several times a second: shows what they did, and splits budgets again.
+    /// Shows what the brakes did, and splits budgets again. Called several times a second.
     pub fn beat(&mut self, session: &Session, now: Nanos) {
         publish(session, &self.brakes);
         self.brakes.iter_mut().for_each(Regulated::take);
@@ -314,12 +315,11 @@ impl Brakes {
         }
     }
 
-    /// Ends all brakes.
     pub fn stop(&mut self) {
         self.brakes.clear();
     }
 
-    /// Tells what the brakes did since the last time, before anything else seen meanwhile.
+    /// Reports what the brakes did since the last time, ahead of all else in `seen`.
     pub fn account(&mut self, seen: &mut Observation) {
         for regulated in &mut self.brakes {
             let now = regulated.totals();
@@ -349,8 +349,8 @@ impl Brakes {
         }
     }
 
-    /// Brakes that ended by themselves, each told. One whose counter was taken away is followed by
-    /// one that counts CPU time.
+    /// Reports brakes that ended by themselves. If a counter was taken away, a brake that counts
+    /// CPU time replaces it.
     fn replace_ended(&mut self, host: &mut Host, seen: &mut Observation) {
         let all = std::mem::take(&mut self.brakes).into_iter();
         let (ended, mut going): (Vec<Regulated>, Vec<Regulated>) =
@@ -358,8 +358,8 @@ impl Brakes {
         let pooled = |r: &Regulated| r.regulation.pooling.is_some();
         let killed = |r: &Regulated| r.brake.lost() == Some(Lost::Killed);
         if ended.iter().any(|r| pooled(r) && killed(r)) {
-            // It could not leave the pool, where the others would wait for it: all begin anew in
-            // another one.
+            // A killed brake could not leave the pool, where other brakes would wait for it. So all
+            // pooled brakes start again, in another pool.
             let (anew, stay) = going.into_iter().partition(pooled);
             going = stay;
             self.pool = None;
@@ -367,7 +367,7 @@ impl Brakes {
             self.absent.extend(anew.into_iter().map(Absent::of));
         }
         self.brakes = going;
-        // The last that `quell status` hears of them.
+        // `quell status` gets their last figures.
         if let Some(session) = host.session.as_ref().filter(|_| !ended.is_empty()) {
             publish(session, &ended);
         }
@@ -383,7 +383,7 @@ impl Brakes {
                 continue;
             };
             drop(brake);
-            // What is left of a group's CPUs keeps what it has.
+            // The group's remaining CPUs keep the budgets that they have.
             self.splits
                 .retain(|s| s.group != group || !s.cpus.contains(cpu));
             let regulation = Regulation {
@@ -429,7 +429,7 @@ impl Brakes {
         }
     }
 
-    /// Brakes where they were killed, and for CPUs that were taken away and are back.
+    /// Starts brakes again where they were killed, and on CPUs that were taken away and are back.
     fn brake_again(&mut self, host: &mut Host, seen: &mut Observation) {
         let mut back = Vec::new();
         for absent in std::mem::take(&mut self.absent) {
@@ -452,20 +452,20 @@ impl Brakes {
         }
     }
 
-    /// Whether no program is left in a group that is braked in a cgroup that is not ours.
+    /// Whether no program is left in a group that is braked in a cgroup that Quell did not make.
     fn is_vacant(&self, files: &dyn Files, group: &Group) -> bool {
         let brakes: BTreeSet<u32> = self.brakes.iter().filter_map(|r| r.brake.pid()).collect();
         let mut theirs = group.home.places.iter().filter(|p| p.braked && !p.ours);
         theirs.any(|place| {
-            // Of a domain with threaded children it lists the processes of all.
+            // For a domain with threaded children this file lists the processes of all of them.
             let all = files.read(&format!("{}/cgroup.procs", place.dir));
             listed(&all.unwrap_or_default()).all(|pid| brakes.contains(&pid))
         })
     }
 
-    /// Ends the brakes of groups of which no program is left in a cgroup that is not ours: its
-    /// owner waits until it is empty, or removes it. [`Self::brake_again`] starts them when a
-    /// program comes.
+    /// Ends the brakes of groups that have no program left in a cgroup that Quell did not make. The
+    /// owner of that cgroup waits until it is empty, or removes it. [`Self::brake_again`] starts
+    /// the brakes when a program comes.
     fn leave_vacant(&mut self, host: &Host, seen: &mut Observation) {
         let groups = host.groups.of.iter();
         let vacant = groups.filter(|(_, group)| self.is_vacant(&host.files, group));
@@ -490,7 +490,7 @@ impl Brakes {
     }
 }
 
-/// Hardware events in `scope`, as the meter wants them.
+/// Opens hardware events in `scope`, of the kind that is wanted.
 fn event_meter(
     wanted: MeterKind,
     scope: Scope<'_>,
@@ -510,7 +510,7 @@ fn event_meter(
 
 /// Writes what the brakes did into the lease's page, for `quell status`.
 fn publish(session: &Session, brakes: &[Regulated]) {
-    // Of several groups on a CPU the sums.
+    // Sums over the groups on each CPU, and whether all their brakes run.
     let mut of_cpu: BTreeMap<CpuId, ([u64; 4], bool)> = BTreeMap::new();
     for regulated in brakes {
         let (sums, all) = of_cpu.entry(regulated.brake.cpu).or_insert(([0; 4], true));

@@ -1,7 +1,7 @@
-//! Parts of caches and of memory bandwidth (resctrl): mounting, groups, who gets what, and whose
-//! tasks and CPUs they are.
+//! Shares of caches and of memory bandwidth (resctrl): mounting, control groups, what each group
+//! gets, and which tasks and CPUs are in it.
 //!
-//! None of them takes the lock (`lock`): several changes belong together.
+//! No function here takes the lock (`lock`), because several changes belong together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,11 +17,11 @@ use quell_types::journal::Undo;
 use crate::change::JournaledWriter;
 use crate::fault;
 
-/// How often tasks are looked for outside before they are said to multiply too fast.
+/// The most searches for tasks outside, before they are said to multiply too fast.
 const ROUNDS: usize = 50;
 
-/// The mount that is there, whatever its options; else one of ours, at the usual place and with
-/// these options, taken away at the end.
+/// The resctrl mount that exists, whatever its options. Otherwise mounts it at the usual place with
+/// these options, to be unmounted at the end.
 ///
 /// # Errors
 /// [`Error::File`] when it cannot be mounted.
@@ -35,7 +35,7 @@ pub fn adopt_or_mount(writer: &mut JournaledWriter<'_>, options: &str) -> Result
     })?;
     let mounted = writer.files.mount("resctrl", USUAL, options);
     if mounted.is_err() {
-        // Whoever mounts it meanwhile: it is not ours to take away.
+        // Another program may mount it meanwhile. Quell must not unmount that.
         writer.journal.retract(mark)?;
     }
     let found = Resctrl::find(writer.files)?;
@@ -52,11 +52,11 @@ pub fn adopt_or_mount(writer: &mut JournaledWriter<'_>, options: &str) -> Result
     }
 }
 
-/// Makes a control group (`name`) or a monitor group (`PARENT/mon_groups/NAME`). One that is there
-/// already is somebody else's.
+/// Makes a control group (`name`) or a monitor group (`PARENT/mon_groups/NAME`). A group that
+/// exists already belongs to another program.
 ///
 /// # Errors
-/// [`Error::File`] with the kernel's words: no class of service or monitoring id is free;
+/// [`Error::File`] with the kernel's words: no class of service or monitoring id is free.
 /// [`Error::Refused`] when the name is taken.
 pub fn make(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, name: &str) -> Result<Group> {
     let group = resctrl.group(name);
@@ -70,11 +70,12 @@ pub fn make(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, name: &str) -> 
     ))
 }
 
-/// Gives a group these parts; what `wanted` does not name stays as it is.
+/// Writes a group's `schemata`. Lines that `wanted` does not name stay as they are. Returns whether
+/// something was changed.
 ///
 /// # Errors
-/// [`Error::Refused`] before anything is written, where a mask is not possible or somebody else's;
-/// [`Error::File`] with the kernel's words.
+/// [`Error::Refused`] before anything is written, where a mask is not possible or belongs to
+/// another group. [`Error::File`] with the kernel's words.
 pub fn allocate(
     writer: &mut JournaledWriter<'_>,
     resctrl: &Resctrl,
@@ -106,8 +107,8 @@ pub fn allocate(
     resctrl.explained(files, || writer.set(&path, &wanted.to_string()))
 }
 
-/// Gives a group what the kernel gives a new one: every way that no other has to itself, and all
-/// bandwidth. What is the most of bandwidth that is not linear is not told: that stays.
+/// Gives a group what the kernel gives a new one: every way that no other group has to itself, and
+/// all bandwidth. Bandwidth that is not linear stays as it is, because its maximum is not known.
 ///
 /// # Errors
 /// [`Error::File`] with the kernel's words.
@@ -139,7 +140,7 @@ pub fn widen(
             }
             _ => {}
         }
-        // Each by itself: a step that sets one of them stands for this one.
+        // One entry per resource. A step that sets one of them replaces its entry.
         let files = writer.files;
         let path = group.file("schemata");
         resctrl.explained(files, || writer.set(&path, &wide.to_string()))?;
@@ -147,7 +148,7 @@ pub fn widen(
     Ok(())
 }
 
-/// Lets others have some of a group's ways, or not.
+/// Makes a group's ways shareable or exclusive. Returns whether something was changed.
 ///
 /// # Errors
 /// [`Error::File`] with the kernel's words.
@@ -161,11 +162,11 @@ pub fn set_mode(
     resctrl.explained(files, || writer.set(&group.file("mode"), mode.as_str()))
 }
 
-/// Moves the threads that `find` finds into a group, again and again until none is found outside:
-/// those born meanwhile are covered. Returns how many were moved.
+/// Moves the threads that `find` finds into a group, again and again until none is outside. So
+/// threads born meanwhile are covered. Returns how many were moved.
 ///
 /// # Errors
-/// What `find` and the kernel answer; [`Error::Refused`] when threads are born faster than they can
+/// What `find` and the kernel return. [`Error::Refused`] when threads are born faster than they can
 /// be moved.
 pub fn take(
     writer: &mut JournaledWriter<'_>,
@@ -208,7 +209,8 @@ fn enter(
             continue;
         };
         let (control, monitor) = homes.of(writer.files, *tid)?;
-        // Taken back in reverse: into the control group first, then into its monitor group.
+        // The journal is reverted backwards: into the control group first, then into its monitor
+        // group.
         entries.extend(monitor.map(|from| Undo::Move {
             task: stat.id,
             from,
@@ -249,10 +251,10 @@ fn enter(
 }
 
 /// Makes a group of this name and locks memory in the ways of one cache (`what`). All other groups
-/// have left them before.
+/// have left these ways before.
 ///
 /// # Errors
-/// [`Error::File`] with the kernel's words; [`Error::Refused`] when the name is taken, or nothing
+/// [`Error::File`] with the kernel's words. [`Error::Refused`] when the name is taken, or nothing
 /// was locked after all.
 pub fn lock_memory(
     writer: &mut JournaledWriter<'_>,
@@ -262,7 +264,7 @@ pub fn lock_memory(
 ) -> Result<Region> {
     let group = make(writer, resctrl, name)?;
     let files = writer.files;
-    // Of a group of ours that goes as a whole nothing else has to be recorded.
+    // The group is removed as a whole, so nothing else in it has to be recorded.
     let put = |file: &str, text: &str| {
         resctrl.explained(files, || files.put(&group.file(file), text))?;
         fault::boundary();
@@ -287,10 +289,11 @@ pub fn lock_memory(
     })
 }
 
-/// Where threads are.
+/// Finds the groups that threads are in.
 struct Homes<'a> {
     resctrl: &'a Resctrl,
-    /// Of threads that are not in the default group, where the kernel does not tell it by thread.
+    /// Directories of threads outside the default group. Filled only where the kernel has no
+    /// `cpu_resctrl_groups` file.
     listed: BTreeMap<u32, String>,
 }
 
@@ -306,7 +309,7 @@ impl<'a> Homes<'a> {
         Ok(Self { resctrl, listed })
     }
 
-    /// The folders of a thread's control group and, if it is in one, of its monitor group.
+    /// The directories of a thread's control group and, if it is in one, of its monitor group.
     fn of(&self, files: &dyn Files, tid: u32) -> Result<(String, Option<String>)> {
         let root = &self.resctrl.root;
         let Some(told) = membership(files, tid)? else {

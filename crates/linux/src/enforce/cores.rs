@@ -1,13 +1,15 @@
-//! The core partition: which CPUs and memory nodes a group gets, and that everybody else stays off
+//! The core partition: which CPUs and memory nodes a group gets, and how all other tasks stay off
 //! them.
 //!
 //! Documentation/admin-guide/cgroup-v1/cpusets.rst, cgroup-v2.rst ("Cpuset").
 //!
 //! v2: an exclusive group becomes a *partition root*. `quell.slice` is none itself, so the group's
-//! is a remote partition, which kernels since 6.7 offer through `cpuset.cpus.exclusive`, set on the
-//! group and on every cgroup above it. The kernel then keeps everybody else off. Where that cannot
-//! be had, and in v1, everybody else is narrowed: existing cgroups in place, and the tasks that sit
-//! in the root cgroup, whose CPUs cannot be changed, by moving them to `quell.slice/rest`.
+//! is a remote partition. Kernels since 6.7 offer that through `cpuset.cpus.exclusive`, set on the
+//! group and on every cgroup above it. The kernel then keeps all other tasks off.
+//!
+//! Where that is not available, and on v1, all other tasks are narrowed. Existing cgroups are
+//! changed in place. The CPUs of the root cgroup cannot be changed, so its tasks are moved to
+//! `quell.slice/rest`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,10 +30,10 @@ use crate::fault;
 use crate::group_cgroups::{self, CgroupDir, GroupCgroups};
 use crate::host::Host;
 
-/// How often newborn tasks of the root cgroup are looked for again.
+/// The most passes over newborn tasks of the root cgroup.
 const ROUNDS: u32 = 20;
 
-/// The mechanism.
+/// Carries out the core partition.
 pub(crate) struct Cores;
 
 impl Enforcer for Cores {
@@ -64,7 +66,7 @@ impl Enforcer for Cores {
     }
 }
 
-/// Keeps everybody who is in no group on `cpus`, and this thread.
+/// Keeps all tasks that are in no group on `cpus`, and this thread.
 fn keep_off(host: &mut Host, cpus: &CpuSet) -> Result<Vec<String>> {
     let mut processes: BTreeSet<u32> = [std::process::id()].into();
     let (mut writer, cgroups, groups) = host.changes()?;
@@ -75,12 +77,12 @@ fn keep_off(host: &mut Host, cpus: &CpuSet) -> Result<Vec<String>> {
     };
     let mut notes = confine_rest(&mut writer, cgroups, keep, cpus)?;
     groups.rest = Some(cpus.clone());
-    // Our own process stays free, so that brakes can be pinned anywhere; this thread keeps off.
+    // The process stays free, so that brakes can be pinned anywhere. This thread keeps off.
     if let Some(session) = &host.session {
         session.stay_on(&host.files, cpus);
     }
     let quiet = host.all_cpus()?.difference(cpus);
-    // Who was put there is not left there.
+    // Tasks of groups are there on purpose.
     for place in host.groups.of.values().flat_map(|g| &g.home.places) {
         processes.extend(below::tasks(&host.files, &place.dir));
     }
@@ -88,12 +90,12 @@ fn keep_off(host: &mut Host, cpus: &CpuSet) -> Result<Vec<String>> {
     Ok(notes)
 }
 
-/// What confining a group came to.
+/// The result of confining a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Confined {
-    /// The kernel itself keeps everybody else off (a valid v2 partition).
+    /// Whether the kernel itself keeps all other tasks off (a valid v2 partition).
     pub partition: bool,
-    /// What a person should know.
+    /// Sentences for a person.
     pub notes: Vec<String>,
 }
 
@@ -157,8 +159,8 @@ pub fn confine(
     Ok(confined)
 }
 
-/// Makes a v2 cgroup a partition root. The inner error is the kernel's reason; everything is as
-/// before then.
+/// Makes a v2 cgroup a partition root. The inner error is the kernel's reason; everything is then
+/// as before.
 fn partition(
     writer: &mut JournaledWriter<'_>,
     place: &CgroupDir,
@@ -189,7 +191,7 @@ fn partition(
     let why = match tried {
         Ok(state) if state == "root" => return Ok(Ok(())),
         Ok(state) => state,
-        // Refused values (EINVAL, ERANGE) are an answer; anything else is a failure.
+        // A refused value (EINVAL, ERANGE, EACCES) is an answer. Anything else is a failure.
         Err(e) if matches!(e.errno(), Some(libc::EINVAL | libc::ERANGE | libc::EACCES)) => {
             e.to_string()
         }
@@ -217,15 +219,15 @@ fn ancestors(mount: &str, dir: &str) -> Vec<String> {
         .collect()
 }
 
-/// The files by which a group's brakes enter cgroups (write `0`): that of the brakes next to its
-/// tasks, where it may stop them. A brake has to get onto `cpus`. Where neither that cgroup nor the
-/// one that this process was started in has them, there are two other ways. A group whose CPUs are
-/// a partition has them to itself, so that a brake that only counts lies among its tasks. Otherwise
-/// this process moves to a cgroup of ours that has what the machine's top has.
+/// The files by which a group's brakes enter cgroups (write `0`). Where brakes may stop the group,
+/// this is the cgroup next to its tasks. A brake has to get onto `cpus`. Where neither that cgroup
+/// nor this process's own has them, there are two other ways. A group whose CPUs are a partition
+/// has them to itself. A brake that only counts then lies among its tasks. Otherwise this process
+/// moves to a cgroup of Quell that has all CPUs of the root cgroup.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Refused`] when not even the top has them: they belong to a partition
-/// of somebody else.
+/// [`Error::File`]; [`Error::Refused`] when not even the root cgroup has them: they belong to
+/// another program's partition.
 pub fn doors(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
@@ -272,7 +274,7 @@ pub fn doors(
     Ok(doors)
 }
 
-/// Keeps everybody who is in no group of ours on `cpus`. Returns what a person should know.
+/// Keeps all tasks that are in no group on `cpus`. Returns notes for a person.
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] when tasks are born faster than they can be moved.
@@ -315,8 +317,8 @@ pub fn confine_rest(
 }
 
 /// Moves the tasks of the root cgroup to `rest`, again and again until none is left that can be
-/// moved. The first move waits for the kernel's grace period (about 10 ms); those that follow at
-/// once do not.
+/// moved. The first move waits for the kernel's grace period (about 10 ms). Moves right after it do
+/// not.
 fn move_root(
     writer: &mut JournaledWriter<'_>,
     rest: &CgroupDir,
@@ -350,7 +352,7 @@ fn move_root(
             match writer.files.write(&file, &task.to_string()) {
                 Ok(()) => fault::boundary(),
                 Err(e) if gone(&e) => {}
-                // Kernel threads that became bound since they were read.
+                // A kernel thread that became bound since it was read.
                 Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                     unmovable.insert(task, name);
                 }
@@ -377,14 +379,14 @@ fn move_root(
 #[derive(Default)]
 struct Batch {
     entries: Vec<Undo>,
-    /// File, task, name.
+    /// File to write to, task, and the task's name for messages.
     writes: Vec<(String, u32, String)>,
-    /// Tasks with an affinity of their own.
+    /// Names and affinities of tasks whose affinity is not the default.
     custom: Vec<(String, CpuSet)>,
 }
 
-/// The tasks directly in the root cgroup that can be moved: not those the kernel binds, nor those
-/// that are to stay.
+/// The tasks directly in the root cgroup that can be moved. Not among them are tasks that the
+/// kernel binds, or that are to stay.
 fn movable(
     files: &dyn Files,
     rest: &CgroupDir,
@@ -418,7 +420,7 @@ fn movable(
         let Some(leader) = procfs::stat(files, pid)? else {
             continue;
         };
-        // kthreadd (2) begets the kernel's threads: the kernel refuses to move it.
+        // kthreadd (2) starts the kernel's threads, and the kernel refuses to move it.
         if leader.bound() || (leader.kernel_thread() && pid == 2) {
             continue;
         }
@@ -459,7 +461,7 @@ fn movable(
             batch.writes.push((whole.clone(), pid, leader.comm));
         }
     }
-    // Affinities are set back after the moves are undone.
+    // The journal is reverted backwards: affinities are restored after the moves.
     batch.entries.append(&mut moves);
     Ok(batch)
 }

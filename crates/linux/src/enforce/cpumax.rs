@@ -16,7 +16,7 @@ use crate::host::Host;
 const SHORTEST_US: u64 = 1_000;
 const LONGEST_US: u64 = 1_000_000;
 
-/// The mechanism.
+/// Carries out CPU-time quotas.
 pub(crate) struct CpuMax;
 
 impl Enforcer for CpuMax {
@@ -29,16 +29,16 @@ impl Enforcer for CpuMax {
     }
 }
 
-/// A quota as the kernel takes it.
+/// A quota and a period that the kernel accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// CPU time per period, over all CPUs, microseconds.
+    /// CPU time per period, over all CPUs, in microseconds.
     pub quota_us: u64,
-    /// The period, microseconds.
+    /// Length of the period in microseconds, 1000 to 1000000.
     pub period_us: u64,
 }
 
-/// The quota for a share (100 % = one CPU), with the period nearest to the wanted one that the
+/// The quota for a share (100 % = one CPU), with the period closest to the wanted one that the
 /// kernel accepts.
 ///
 /// # Errors
@@ -49,7 +49,7 @@ pub fn quota(share: Share, period: Nanos) -> Result<Quota> {
             "a CPU-time limit of 0 % would stop the group",
         ));
     }
-    // The quota, too, has a minimum: a small share needs a longer period.
+    // The quota has a minimum, too, so a small share needs a longer period.
     let needed = (SHORTEST_US * Share::WHOLE.0).div_ceil(share.0);
     let period_us = (period.0 / 1_000).max(SHORTEST_US).max(needed);
     if period_us > LONGEST_US && needed > LONGEST_US {
@@ -69,11 +69,11 @@ pub fn quota(share: Share, period: Nanos) -> Result<Quota> {
     })
 }
 
-/// Limits a group's CPU time. Returns what a person should know.
+/// Limits a group's CPU time. Returns notes for a person.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Refused`] where no `cpu` controller is to be had, or the group lives
-/// in several cgroups, whose quotas would add up.
+/// [`Error::File`]; [`Error::Refused`] where no `cpu` controller is available, or where the group
+/// lives in several cgroups, whose quotas would add up.
 pub fn limit(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
@@ -116,8 +116,8 @@ pub fn limit(
             )?;
         }
         Version::V1 => {
-            // A period alone would change the share, which parents and children bound: no quota
-            // while it changes.
+            // A new period alone would change the share, which parents and children bound. So there
+            // is no quota while it changes.
             let quota_file = format!("{}/cpu.cfs_quota_us", place.dir);
             writer.set(&quota_file, "-1")?;
             writer.set(

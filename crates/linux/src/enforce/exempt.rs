@@ -1,6 +1,6 @@
-//! Tasks of limited groups that the fair scheduler does not schedule (they turned so, or were
-//! born so), and cgroups of braked groups that others changed. A group's promise is lost with
-//! the first, and stays lost: what ran was not limited.
+//! Tasks of limited groups that the fair scheduler does not schedule, and cgroups of braked groups
+//! that other programs changed. Such a task was born so or turned so. The group's promise is then
+//! lost, and stays lost: what ran was not limited.
 
 use quell_kernel::fair;
 use quell_plan::Setting;
@@ -12,7 +12,7 @@ use quell_types::mechanism::Level;
 use super::{Applied, Enforcer, threaded};
 use crate::host::{Host, limits};
 
-/// The mechanism: it is looked for, whatever limits a group.
+/// Checks all limited groups, whatever limits them.
 pub(crate) struct Exempt;
 
 impl Enforcer for Exempt {
@@ -47,7 +47,7 @@ impl Enforcer for Exempt {
                     },
                 },
             };
-            // What the watchdog has taken back was changed by nobody else.
+            // The watchdog may have reverted it. Then no other program changed it.
             if !host.still_held() {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Files that a keeper holds in memory, charged to their group.
+//! Files that a keeper process holds in memory, charged to their group.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{Applied, Enforcer};
 use crate::host::Host;
 use crate::resident::Keeper;
 
-/// The mechanism, and the keeper of each group.
+/// The keeper process of each group.
 #[derive(Default)]
 pub(crate) struct LockedFiles {
     keepers: BTreeMap<String, Keeper>,
@@ -24,7 +24,8 @@ impl Enforcer for LockedFiles {
             return Ok(None);
         };
         host.extend(group, &[Controller::Memory])?;
-        // Into cgroups that are changed in place, too: pages are charged to where they are touched.
+        // Also into cgroups that are changed in place: pages are charged to the cgroup that touches
+        // them.
         let places = &host.groups.one(group)?.home.places;
         let doors: Vec<String> = places
             .iter()

@@ -1,5 +1,5 @@
-//! Stopping a cgroup whole: `cgroup.freeze` (v2), `freezer.state` (v1). cgroup-v2.rst
-//! ("cgroup.freeze"), cgroup-v1/freezer-subsystem.rst. What is frozen in v2 can still be killed;
+//! Freezing a whole cgroup: `cgroup.freeze` (v2), `freezer.state` (v1). cgroup-v2.rst
+//! ("cgroup.freeze"), cgroup-v1/freezer-subsystem.rst. On v2 frozen tasks can still be killed, and
 //! children born meanwhile are frozen, too.
 
 use quell_kernel::cgroup::Version;
@@ -12,7 +12,7 @@ use crate::change::JournaledWriter;
 use crate::fault;
 use crate::group_cgroups::CgroupDir;
 
-/// How a cgroup is frozen.
+/// The file that freezes a cgroup, and what to write to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Freezer {
     path: String,
@@ -21,7 +21,8 @@ pub struct Freezer {
 }
 
 impl Freezer {
-    /// That of a place; `None` where it has none (the root, a v1 hierarchy without the freezer).
+    /// The freezer of a cgroup. `None` where it has none (the root, a v1 hierarchy without the
+    /// freezer).
     #[must_use]
     pub fn of(files: &dyn Files, place: &CgroupDir) -> Option<Self> {
         let freezer = match place.hierarchy.version {
@@ -39,13 +40,14 @@ impl Freezer {
         files.exists(&freezer.path).then_some(freezer)
     }
 
-    /// The file it is told by.
+    /// The file that freezes, thaws and reports.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Whether it is told to be frozen, by whomever. (A v1 cgroup may read `FREEZING` for a while.)
+    /// Whether its file says frozen, whichever program froze it. A v1 cgroup may read `FREEZING`
+    /// for a while.
     ///
     /// # Errors
     /// [`quell_kernel::error::Error::File`].
@@ -54,7 +56,8 @@ impl Freezer {
         Ok(text.is_some_and(|text| is_frozen(&text)))
     }
 
-    /// Freezes it, journaled. Whether we did: one that somebody else froze is left to them.
+    /// Freezes the cgroup, journaled. Returns whether this call did it. A cgroup that another
+    /// program froze is left to that program.
     ///
     /// # Errors
     /// [`quell_kernel::error::Error::File`].
@@ -72,7 +75,7 @@ impl Freezer {
         Ok(true)
     }
 
-    /// Lets it go on. One that was removed meanwhile is no error.
+    /// Thaws the cgroup. One that was removed meanwhile is no error.
     ///
     /// # Errors
     /// [`quell_kernel::error::Error::File`].

@@ -1,5 +1,5 @@
-//! Which tasks are in a group's cgroups: cgroups of ours that they are moved to, or those that they
-//! are in already.
+//! Which tasks are in a group's cgroups. They are moved to cgroups that Quell makes, or stay in
+//! their own.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use super::{Applied, Enforcer, late, threaded};
 use crate::group_cgroups::{CgroupDir, GroupCgroups, Layout};
 use crate::host::{BOUND, Group, Host, finding};
 
-/// The mechanism.
+/// Gathers the tasks of groups.
 pub(crate) struct Gather;
 
 impl Enforcer for Gather {
@@ -109,8 +109,8 @@ fn gather(
     Ok(notes)
 }
 
-/// Refuses a group whose brakes would have to be in a cgroup that is not ours and cannot.
-/// Changes nothing.
+/// Refuses a group whose brakes would have to be in another owner's cgroup and cannot. Changes
+/// nothing.
 fn check_in_place(host: &Host, name: &str, cgroups: &BTreeSet<String>) -> Result<()> {
     let refused =
         |why: &str| Error::refused_with(format!("group {name}: {why}"), threaded::INSTEAD);

@@ -1,4 +1,4 @@
-//! Programs that the OOM killer leaves alone.
+//! Programs that the OOM killer must not kill.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +13,14 @@ use quell_types::mechanism::Mechanism;
 use super::{Applied, Enforcer, memory};
 use crate::host::{Host, finding};
 
-/// The mechanism, and its groups.
+/// The names of the groups that are immune.
 #[derive(Default)]
 pub(crate) struct Immunity {
     of: BTreeSet<String>,
 }
 
 impl Immunity {
-    /// Makes whoever is in a group immune from the OOM killer, if that is to be.
+    /// Makes all processes in a group immune from the OOM killer, if the plan wants that.
     fn immunise(&self, host: &mut Host, name: &str) -> Result<()> {
         let Some(group) = host.groups.of.get(name).filter(|_| self.of.contains(name)) else {
             return Ok(());
@@ -29,7 +29,8 @@ impl Immunity {
         let Some(dir) = dirs.first().cloned() else {
             return Ok(());
         };
-        // Processes, in v1 too: of a thread that ends nobody would know whose it was.
+        // Processes, on v1 too: after a thread has ended, nothing says which process it belonged
+        // to.
         let mut inside = Vec::new();
         for dir in &dirs {
             below::processes(&host.files, dir, |pid| inside.push(pid));
@@ -68,7 +69,7 @@ impl Enforcer for Immunity {
         }
     }
 
-    /// The first of its tasks; those it has begotten meanwhile are found with the newborn.
+    /// The first process of a group. Its children are found with other newborn tasks.
     fn launched(&mut self, host: &mut Host, group: &str, _: Option<&CpuSet>) -> Result<()> {
         self.immunise(host, group)
     }

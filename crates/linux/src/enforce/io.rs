@@ -1,4 +1,5 @@
-//! Disks: `io.max`, `io.latency` and `io.weight` of cgroup v2. cgroup-v2.rst, "IO Interface Files".
+//! Disks: `io.max`, `io.latency` and `io.weight` of cgroup v2 (cgroup-v2.rst, "IO Interface
+//! Files").
 //!
 //! A limit and a target are set for every disk ([`disks`]).
 
@@ -13,10 +14,10 @@ use crate::disks::{Disk, disks};
 use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::Host;
 
-/// The highest weight that the scheduler BFQ takes; the kernel's own takes ten times as much.
+/// The highest weight that the BFQ scheduler takes. `io.weight` takes ten times as much.
 const BFQ_HIGHEST: u32 = 1_000;
 
-/// The mechanism.
+/// Carries out limits, targets and weights of disks.
 pub(crate) struct Io;
 
 impl Enforcer for Io {
@@ -31,7 +32,7 @@ impl Enforcer for Io {
     }
 }
 
-/// Whether a setting is one of disks.
+/// Whether a setting is about disks.
 pub(super) const fn is_own(set: &Setting) -> bool {
     matches!(
         set,
@@ -54,7 +55,7 @@ pub(super) fn set(
     }
 }
 
-/// The group's cgroup in the hierarchy of disks.
+/// The group's cgroup in the hierarchy of the io controller.
 fn place(cgroups: &Cgroups, home: &GroupCgroups) -> Result<CgroupDir> {
     let mut places = home.dirs(cgroups, Controller::Io);
     match (places.next(), places.next()) {
@@ -93,7 +94,7 @@ pub fn limit(
         let now = now.unwrap_or_default();
         let mut line = number;
         for (key, most) in wanted {
-            // What somebody has limited further stays so.
+            // A stricter limit that is set already stays.
             let theirs = now
                 .split(' ')
                 .find_map(|w| w.strip_prefix(&format!("{key}=")));
@@ -109,8 +110,8 @@ pub fn limit(
     Ok(())
 }
 
-/// Our cgroups from the top down to a group's: the kernel compares siblings, so that each of them
-/// needs what the group does.
+/// Quell's cgroups from the top down to a group's. The kernel compares siblings, so each of these
+/// cgroups needs what the group does.
 fn ours(place: &CgroupDir) -> Vec<String> {
     let mut at = place.hierarchy.mount.clone();
     let below = place.dir.strip_prefix(&at).unwrap_or_default().to_owned();
@@ -126,8 +127,8 @@ fn ours(place: &CgroupDir) -> Vec<String> {
         .collect()
 }
 
-/// Has the kernel hold others back while the group's requests take longer than `target` at the
-/// mean.
+/// Sets the target of a group's mean request time. While its requests take longer, the kernel
+/// throttles other cgroups.
 ///
 /// # Errors
 /// As [`limit`].
@@ -141,7 +142,7 @@ pub fn target(
     for dir in ours(&place) {
         let path = format!("{dir}/io.latency");
         for Disk { number, .. } in disks(writer.files) {
-            // Of several groups in a slice, the strictest.
+            // Of several groups in a slice, the strictest target counts.
             let now = writer.files.text(&path)?;
             let set = now
                 .lines()
@@ -154,7 +155,7 @@ pub fn target(
     Ok(())
 }
 
-/// Gives the group a weight where several cgroups want the same disk.
+/// Sets a group's weight, for when several cgroups want the same disk.
 ///
 /// # Errors
 /// As [`limit`].
@@ -171,7 +172,8 @@ pub fn weigh(
             let Some(now) = writer.files.optional(&path)? else {
                 continue;
             };
-            // Of several groups in a slice, the highest; 100 is what every cgroup has.
+            // Of several groups in a slice the highest weight counts. 100 is every cgroup's
+            // default.
             let now = now.lines().next().and_then(|l| l.strip_prefix("default "));
             let now = now.and_then(|w| w.trim().parse().ok()).unwrap_or(100);
             let raised = if dir == place.dir || now == 100 {

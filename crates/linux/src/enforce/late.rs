@@ -1,5 +1,5 @@
-//! Cgroups that a group's tables name and that appear while it is held: a unit that is started, a
-//! container that comes.
+//! Cgroups named by a group's match tables that appear while the group is held: a unit that is
+//! started, a container that comes.
 
 use std::collections::BTreeSet;
 
@@ -18,13 +18,13 @@ use crate::host::{Host, finding};
 /// The controllers that a group is gathered with.
 const GATHERED: [Controller; 3] = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
 
-/// Gives the cgroups of a group that have appeared since it was gathered what the plan sets for it.
-/// Each is tried once.
+/// Applies the plan's settings of a group to cgroups that have appeared since it was gathered. Each
+/// cgroup is tried once.
 pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Result<()> {
     let group = host.groups.one(name)?;
     let in_place = group.matching.iter().filter(|m| m.in_place());
     let in_place: Vec<TaskMatch> = in_place.cloned().collect();
-    // A brake needs its cgroup from the beginning; without one such a group was refused.
+    // A brake needs its cgroup from the beginning. Without one such a group was refused.
     if in_place.is_empty() || group.layout.braked {
         return Ok(());
     }
@@ -52,7 +52,7 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
         late.adopt(&mut writer, cgroups, cgroup, &GATHERED)?;
     }
     late.places.retain(|place| !known.contains(&place.dir));
-    // Before anything can fail: what fails is said once, not every second.
+    // Added before anything can fail, so that a failure is reported once, not every second.
     group.home.places.extend(late.places.iter().cloned());
     let mut without = Vec::new();
     let mut notes = Vec::new();

@@ -1,5 +1,5 @@
-//! Protections and limits of a cgroup's memory, who the kernel kills first, and the machine-wide
-//! settings.
+//! Protections and limits of a cgroup's memory, the order in which the OOM killer chooses, and the
+//! machine-wide settings.
 
 use std::os::unix::fs::FileExt;
 
@@ -20,7 +20,7 @@ use crate::fault;
 use crate::group_cgroups::{GroupCgroups, Layout};
 use crate::host::{BOUND, Bound, Host};
 
-/// The mechanism.
+/// Carries out settings of memory.
 pub(crate) struct Accounts;
 
 impl Enforcer for Accounts {
@@ -28,7 +28,7 @@ impl Enforcer for Accounts {
         match set {
             Setting::ProtectMemory { size } => {
                 let memory = account(host, group)?;
-                // What is measured is protected once it was.
+                // A measured protection is set once it was measured.
                 if let Some(size) = size {
                     protect(&mut host.writer()?, &memory, (Bytes(0), *size), false)?;
                 }
@@ -49,7 +49,7 @@ impl Enforcer for Accounts {
     }
 }
 
-/// The memory of a group, which is given the controller.
+/// Enables the memory controller for a group and returns its memory files.
 fn account(host: &mut Host, group: &str) -> Result<Memory> {
     host.extend(group, &[Controller::Memory])?;
     match host.memory_place(group)? {
@@ -61,7 +61,7 @@ fn account(host: &mut Host, group: &str) -> Result<Memory> {
     }
 }
 
-/// Puts a limit around all groups that are gathered from now on, and programs of none.
+/// Puts a limit around all groups that are gathered from now on, and around programs in no group.
 fn around(host: &mut Host, most: Bytes) -> Result<()> {
     let (mut writer, cgroups, groups) = host.changes()?;
     let home = GroupCgroups::internal(&mut writer, cgroups, "bound", &BOUND)?;
@@ -75,11 +75,11 @@ fn around(host: &mut Host, most: Bytes) -> Result<()> {
     Ok(())
 }
 
-/// The cgroup's protection moves from `from` to `to`, and that of every ancestor by as much.
-/// `steered`: a loop moves it again and again. `memory.low` goes a quarter beyond `memory.min`.
+/// Changes the cgroup's protection from `from` to `to`, and that of every ancestor by as much.
+/// `memory.low` is a quarter more than `memory.min`. `steered`: a loop moves it again and again.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Refused`] in v1, which has none.
+/// [`Error::File`]; [`Error::Refused`] on v1, which has no protection.
 pub fn protect(
     writer: &mut JournaledWriter<'_>,
     memory: &Memory,
@@ -97,7 +97,7 @@ pub fn protect(
         for dir in memory.chain() {
             let path = format!("{dir}/{name}");
             let text = writer.files.text(&path)?;
-            // All of it is protected already.
+            // No number: all memory is protected already.
             let Some(now) = amount(&path, &text)? else {
                 continue;
             };
@@ -113,11 +113,11 @@ pub fn protect(
     Ok(())
 }
 
-/// Lets the cgroup have as much as if it were a machine of its own: beyond it the kernel reclaims
-/// in it, and kills in it where there is nothing.
+/// Limits the cgroup as if it were a machine of `most` bytes. Beyond that the kernel reclaims in
+/// it. Where nothing can be reclaimed, it kills in it.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Refused`] where what is below would not count (v1 before Linux 5.11).
+/// [`Error::File`]; [`Error::Refused`] where cgroups below would not count (v1 before Linux 5.11).
 pub fn bound(writer: &mut JournaledWriter<'_>, memory: &Memory, most: Bytes) -> Result<()> {
     let counts = writer
         .files
@@ -136,12 +136,12 @@ pub fn bound(writer: &mut JournaledWriter<'_>, memory: &Memory, most: Bytes) -> 
     Ok(())
 }
 
-/// Limits the cgroup for good. `kills`: beyond it the kernel may kill in the cgroup, and allows no
-/// more; else (v2 alone) it only slows it down. Reclaiming what is beyond takes as long as it
-/// takes; the heart beats meanwhile.
+/// Limits the cgroup for good. With `kills`, the kernel allows no more than `most` and may kill in
+/// the cgroup. Without it (v2 only), the kernel only slows the cgroup down. Reclaiming the excess
+/// takes its time; heartbeats go on meanwhile.
 ///
 /// # Errors
-/// [`Error::File`] (EBUSY in v1, where not as much can be reclaimed); [`Error::Refused`] where the
+/// [`Error::File`] (EBUSY on v1, where not as much can be reclaimed); [`Error::Refused`] where the
 /// version cannot.
 pub fn limit(
     writer: &mut JournaledWriter<'_>,
@@ -151,7 +151,7 @@ pub fn limit(
 ) -> Result<()> {
     match (memory.version, kills) {
         (Version::V2, true) => {
-            // Who grows slowly is slowed down before it is killed.
+            // A group that grows slowly is slowed down before it is killed.
             let high = Bytes(most.0 - most.0 / 16);
             writer.set_slowly(&format!("{}/memory.high", memory.dir), &high.0.to_string())?;
             writer.set_slowly(&format!("{}/memory.max", memory.dir), &most.0.to_string())?;
@@ -175,9 +175,9 @@ pub fn limit(
     Ok(())
 }
 
-/// Sets what is added to a process's score, journaled; `dir` is the cgroup in which its children
-/// will be found. Nothing happens where it is so already, or the process has ended. Whether
-/// something was changed.
+/// Sets the adjustment of a process's OOM score, journaled. `dir` is the cgroup in which its
+/// children will be found. Returns whether something was changed: nothing is where the process has
+/// that adjustment already, or has ended.
 ///
 /// # Errors
 /// [`Error::File`]: EACCES where it may not be lowered (CAP_SYS_RESOURCE).
@@ -190,8 +190,8 @@ pub fn oom_score(
     let Some(old) = oom::adjustment(writer.files, task.pid)?.filter(|old| *old != new) else {
         return Ok(false);
     };
-    // The file first, the start time second: an open file of a process that has ended is nobody
-    // else's.
+    // The file first, the start time second: an open file of a process that has ended never refers
+    // to another process.
     let file = match writer.files.open(&oom::path(task.pid), Access::Write) {
         Ok(file) => file,
         Err(e) if gone(&e) => return Ok(false),
@@ -227,9 +227,9 @@ pub fn oom_score(
     }
 }
 
-/// Changes a machine-wide setting of memory management, journaled. Whether it was another value
-/// before. A ratio in whose place a number of bytes is in force stays: writing it would set that to
-/// none, and writing it back would leave neither.
+/// Changes a machine-wide setting of memory management, journaled. Returns whether it had another
+/// value before. A ratio stays as it is where a number of bytes is active in its place. Writing the
+/// ratio would clear the bytes, and restoring it would leave neither.
 ///
 /// # Errors
 /// [`Error::File`]: EINVAL for a value that the kernel refuses.

@@ -1,6 +1,6 @@
-//! What changes the machine: one file for each mechanism. Each change goes through a
+//! The code that changes the machine: one file for each mechanism. Each change goes through a
 //! [`JournaledWriter`](crate::change::JournaledWriter), which records it first, so that it can be
-//! taken back. [`Enforcers::new`] lists the mechanisms.
+//! reverted. [`Enforcers::new`] lists the mechanisms.
 
 use std::fs::File;
 
@@ -34,29 +34,28 @@ pub mod stop;
 pub mod threaded;
 pub mod weight;
 
-/// What a person should know of a step that was carried out; `None` where the step is another
-/// mechanism's.
+/// Notes for a person about a step that was carried out. `None` where the step belongs to another
+/// mechanism.
 type Applied = Result<Option<Vec<String>>>;
 
-/// A mechanism, and what it keeps while a plan is held.
+/// A mechanism, and its state while a plan is held.
 pub(crate) trait Enforcer {
-    /// Carries out a step of a group.
     fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied;
 
-    /// Does what a loop has decided, if that is this mechanism's.
+    /// Carries out what a loop has decided, if that concerns this mechanism.
     fn act(&mut self, _: &mut Host, _: &Action) -> Result<()> {
         Ok(())
     }
 
-    /// The slow duties, once a second: newborn tasks, and what others have changed.
+    /// The slow duties, once a second: newborn tasks, and changes by other programs.
     fn look(&mut self, _: &mut Host, _: &mut Observation) {}
 
-    /// A program is about to be launched in a group.
+    /// Called before a program is launched in a group.
     fn launch(&mut self, _: &mut Launch<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// A program was launched in a group, on these CPUs if it was given some.
+    /// Called after a program was launched in a group, on these CPUs if it was given some.
     fn launched(&mut self, _: &mut Host, _group: &str, _: Option<&CpuSet>) -> Result<()> {
         Ok(())
     }
@@ -65,20 +64,19 @@ pub(crate) trait Enforcer {
     fn release(&mut self, _: &mut Host) {}
 }
 
-/// A program that is about to be launched.
 pub(crate) struct Launch<'a> {
     pub group: &'a str,
     pub id: SubjectId,
-    /// Those launched before.
+    /// The programs launched before it.
     pub subjects: &'a [Subject],
-    /// The files through which it enters its group before it executes.
+    /// The files through which it enters its group's cgroups before it executes.
     pub doors: Vec<String>,
     pub env: Vec<(String, String)>,
-    /// Files it inherits.
+    /// Open files that it inherits.
     pub files: Vec<File>,
 }
 
-/// All mechanisms: those that are asked by others by name, and the rest.
+/// All mechanisms. The backend calls some of them by name.
 pub(crate) struct Enforcers {
     pub brakes: brakes::Brakes,
     pub classes: classes::Classes,
@@ -87,13 +85,13 @@ pub(crate) struct Enforcers {
 }
 
 impl Enforcers {
-    /// None of them has done anything yet.
+    /// All mechanisms, before the first step of a plan.
     pub fn new() -> Self {
         Self {
             brakes: brakes::Brakes::default(),
             classes: classes::Classes::default(),
             pressure: pressure::Pressure::default(),
-            // In the order in which they look after a hold.
+            // In the order of their slow duties.
             others: vec![
                 Box::new(gather::Gather),
                 Box::new(exempt::Exempt),
@@ -109,7 +107,6 @@ impl Enforcers {
         }
     }
 
-    /// Each of them.
     pub fn each(&mut self) -> impl Iterator<Item = &mut (dyn Enforcer + 'static)> {
         let others = self.others.iter_mut().map(|e| &mut **e);
         let first: &mut (dyn Enforcer + 'static) = &mut self.brakes;
@@ -117,23 +114,23 @@ impl Enforcers {
         std::iter::once(first).chain(others).chain(last)
     }
 
-    /// Carries out a step of a group. Returns what a person should know.
+    /// Carries out a step of a group. Returns notes for a person.
     ///
     /// # Errors
-    /// As the mechanism's own; [`Error::Refused`] for what is not built for Linux.
+    /// As the mechanism's own; [`Error::Refused`] for a step that is not built for Linux.
     pub fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Result<Vec<String>> {
         for enforcer in self.each() {
             if let Some(notes) = enforcer.apply(host, group, set)? {
                 return Ok(notes);
             }
         }
-        // No plan for this machine has it: it does not say that it could.
+        // No plan for Linux has such a step, because the inventory does not offer it.
         Err(Error::refused(format!(
             "group {group}: this step is not built for Linux yet"
         )))
     }
 
-    /// The slow duties of a hold, as long as it is ours.
+    /// The slow duties of a hold, as long as the run still holds the machine.
     pub fn look(&mut self, host: &mut Host, seen: &mut Observation) {
         for enforcer in self.each() {
             if host.still_held() {

@@ -1,4 +1,4 @@
-//! Narrowing the cpusets of everybody else, in place.
+//! Narrows the cpusets of all tasks that are in no group, in place.
 
 use quell_kernel::below::tasks_in;
 use quell_kernel::cgroup::{Hierarchy, Version};
@@ -10,7 +10,7 @@ use quell_types::ids::REST;
 use crate::change::JournaledWriter;
 use crate::group_cgroups::{LOW_SLICE, SLICE};
 
-/// Narrows every cgroup directly below the root, and in our slices, that is not kept.
+/// Narrows every cgroup directly below the root, and in Quell's slices, that is not kept.
 pub fn others(
     writer: &mut JournaledWriter<'_>,
     hierarchy: &Hierarchy,
@@ -44,7 +44,7 @@ pub fn others(
     Ok(())
 }
 
-/// In v2 children inherit: narrowing the highest cgroup that has no kept one below it suffices.
+/// On v2 children inherit. Narrowing the highest cgroup that has no kept one below it is enough.
 fn narrow_v2(
     writer: &mut JournaledWriter<'_>,
     dir: &str,
@@ -70,7 +70,6 @@ fn narrow_v2(
     Ok(())
 }
 
-/// The cgroups directly below one.
 fn children(files: &dyn Files, dir: &str) -> Result<Vec<String>> {
     let names = files.names(dir)?;
     Ok(names
@@ -80,7 +79,7 @@ fn children(files: &dyn Files, dir: &str) -> Result<Vec<String>> {
         .collect())
 }
 
-/// One cpuset to be narrowed: parents before children.
+/// A cpuset to be narrowed, in a list with parents before children.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Narrow {
     path: String,
@@ -88,9 +87,9 @@ pub struct Narrow {
     target: CpuSet,
 }
 
-/// What narrowing a v1 tree to `cpus` comes to. A child has to stay within its parent, so a cpuset
-/// that has none of the allowed CPUs gets all that its parent keeps. Trees with a kept cpuset in
-/// them keep their tops.
+/// The changes that narrow a v1 tree to `cpus`. A child has to stay within its parent. So a cpuset
+/// that has none of the allowed CPUs gets all that its parent keeps. A cpuset with a kept one below
+/// it is not narrowed itself.
 pub fn narrowing(
     files: &dyn Files,
     dir: &str,
@@ -106,7 +105,7 @@ pub fn narrowing(
         let path = format!("{dir}/cpuset.cpus");
         let now = files.cpus(&path)?.unwrap_or_default();
         if now.is_empty() {
-            // Never given CPUs: it has no tasks, nor have its children.
+            // It was never given CPUs, so neither it nor its children have tasks.
             continue;
         }
         let below = children(files, &dir)?;
@@ -125,8 +124,8 @@ pub fn narrowing(
 }
 
 /// Widens from the top where a target is not within what a cpuset has, then narrows from the
-/// bottom: no value in between breaks the rule that a child stays within its parent, neither on the
-/// way there nor, in reverse, on the way back.
+/// bottom. So no intermediate value breaks the rule that a child stays within its parent. That
+/// holds in reverse, too, when the changes are reverted.
 pub fn apply(writer: &mut JournaledWriter<'_>, tree: &[Narrow]) -> Result<()> {
     for node in tree.iter().filter(|n| !n.target.is_subset(&n.now)) {
         writer.set(&node.path, &node.now.union(&node.target).to_string())?;

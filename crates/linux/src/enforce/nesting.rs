@@ -1,11 +1,12 @@
-//! Who may not be held back: whoever holds back a cgroup holds back all that lives in it and below.
+//! Cgroups that must not be acted upon: limiting, freezing or killing a cgroup affects all that
+//! lives in it and below.
 
 use quell_kernel::error::{Error, Result};
 use quell_kernel::root::Files;
 
 use crate::group_cgroups::{CgroupDir, GroupCgroups};
 
-/// Whoever holds back a cgroup above himself holds back himself.
+/// Refuses a cgroup that Quell itself runs in.
 pub(super) fn not_ours(files: &dyn Files, group: &str, place: &CgroupDir) -> Result<()> {
     let own = place.hierarchy.dir_of(files, std::process::id())?;
     if own.is_some_and(|own| place.holds(&own)) {
@@ -20,7 +21,7 @@ pub(super) fn not_ours(files: &dyn Files, group: &str, place: &CgroupDir) -> Res
     Ok(())
 }
 
-/// Whoever holds back a cgroup holds back those below it.
+/// Refuses a best-effort group whose cgroup has a critical group in it.
 pub(super) fn apart(neighbour: &GroupCgroups, critical: &GroupCgroups) -> Result<()> {
     for above in &neighbour.places {
         let inside = |p: &&CgroupDir| above.holds(&p.dir);

@@ -1,6 +1,6 @@
-//! Memory while a plan holds: what is looked at every interval, with files kept open; and what is
-//! done, each change recorded first. Limits and reclaim are written by a thread of their own: the
-//! kernel may take seconds over them.
+//! Memory while a plan holds. Every interval a sample is taken, from files kept open. What the
+//! controller decides is done, each change recorded first. A separate thread writes limits and
+//! reclaims, because the kernel may take seconds over them.
 
 mod account;
 
@@ -35,18 +35,18 @@ use crate::session::Session;
 use crate::writer::Writer;
 use account::{Account, v2_place, waited};
 
-/// Processes of one group that are looked at: who has more is a fork bomb, and its newest are as
-/// good as its oldest.
+/// The most processes of one group in a sample. A group with more is a fork bomb, and its newest
+/// processes are as good as its oldest.
 const PROCESSES: usize = 256;
-/// Where nobody counts what a group reads and writes, waiting for it stands in: so many nanoseconds
-/// for a byte, as on a disk of 100 MB/s.
+/// Where nothing counts a group's I/O, the time it waits for I/O stands in. This is nanoseconds per
+/// byte, as on a disk of 100 MB/s.
 const NANOSECONDS_PER_BYTE: u64 = 10;
 
-/// The mechanism.
+/// Memory under pressure. `watch` is `None` until a plan with a controller is held.
 #[derive(Default)]
 pub(crate) struct Pressure {
     watch: Option<Watch>,
-    /// Groups of which is looked at how long they wait for memory.
+    /// Groups that memory pressure is measured of.
     watched: BTreeSet<String>,
 }
 
@@ -83,7 +83,7 @@ impl Enforcer for Pressure {
         match (action, &mut self.watch) {
             (Action::Memory(act), Some(watch)) => watch.act(&mut host.writer()?, act),
             (Action::Memory(_), None) => Err(Error::refused("memory is not watched")),
-            // Who is frozen or stopped could not end.
+            // Frozen or stopped programs could not end.
             (Action::Stop(_), Some(watch)) => {
                 if let Ok(mut journaled) = host.writer() {
                     watch.let_go(&mut journaled);
@@ -94,7 +94,7 @@ impl Enforcer for Pressure {
         }
     }
 
-    /// Who looks every few milliseconds does so from elsewhere.
+    /// Quell samples memory every few milliseconds, so its threads move off the program's CPUs.
     fn launched(&mut self, host: &mut Host, group: &str, on: Option<&CpuSet>) -> Result<()> {
         if let (true, Some(cpus), Some(session)) = (self.watched.contains(group), on, &host.session)
         {
@@ -112,7 +112,7 @@ impl Enforcer for Pressure {
 }
 
 impl Pressure {
-    /// Looks at everything under a plan from now on.
+    /// Opens the files of all groups of a plan, for sampling from now on.
     pub fn begin(&mut self, host: &mut Host, plan: &Pressured) -> Result<()> {
         let member = |name: &String| {
             let home = host.groups.one(name)?.home.clone();
@@ -125,16 +125,16 @@ impl Pressure {
         };
         let files: Arc<dyn Files> = Arc::new(host.files.clone());
         let lease = Arc::clone(host.session()?.0.lease());
-        // What reacts must not wait for memory itself.
+        // A controller that reacts to shortage must not wait for memory itself.
         let _ = rt::lock_memory();
         let watch = Watch::open(&files, &mut host.writer()?, &lease, (plan, &members))?;
         self.watch = Some(watch);
         Ok(())
     }
 
-    /// Looks; at the neighbours' processes, too, if `processes`.
+    /// Takes a sample, with the processes of best-effort groups if `processes`.
     pub fn read(&mut self, host: &mut Host, processes: bool, look: &mut Look) -> Result<()> {
-        // Whoever must never be touched: our watchdog. (We ourselves are known by our number.)
+        // The watchdog must never be stopped or killed. Quell itself is known by its process id.
         let watchdog = host.session.as_ref().and_then(Session::watchdog_pid);
         let (Some(watch), Ok(mut journaled)) = (self.watch.as_mut(), host.writer()) else {
             return Err(Error::refused("memory is not watched"));
@@ -144,7 +144,7 @@ impl Pressure {
     }
 }
 
-/// Everything that is looked at.
+/// The files of the machine and of all groups in a plan.
 struct Watch {
     meminfo: CachedFile,
     marks: Watermarks,
@@ -152,32 +152,32 @@ struct Watch {
     above: Above,
     critical: Vec<Account>,
     neighbours: Vec<Hold>,
-    /// Processes that we stopped.
+    /// Processes that Quell has stopped.
     stopped: Vec<TaskId>,
 }
 
-/// Where the groups live, in the order of the plan, each with its one cgroup that has the memory
+/// Cgroups of the groups, in the order of the plan, each with its one cgroup that has the memory
 /// controller.
 struct Members {
     critical: Vec<(GroupCgroups, Option<CgroupDir>)>,
     neighbours: Vec<(GroupCgroups, Option<CgroupDir>)>,
 }
 
-/// A group that may be acted upon.
+/// A best-effort group that the controller may act upon.
 struct Hold {
     account: Account,
     io: Option<CachedFile>,
     events: Option<CachedFile>,
-    /// Where its processes are, those below included.
+    /// The cgroup with its processes, those below it included.
     tasks: Option<String>,
     freezer: Option<Freezer>,
-    /// We froze it.
+    /// Whether Quell has frozen it.
     frozen: bool,
     writer: Option<Writer>,
 }
 
 impl Watch {
-    /// Opens all files; a group whose limit may be moved gets a thread that writes it.
+    /// Opens all files. A group whose limit may be moved gets a thread that writes it.
     fn open(
         files: &Arc<dyn Files>,
         journaled: &mut JournaledWriter<'_>,
@@ -191,8 +191,8 @@ impl Watch {
         let (mut places, mut told) = (Vec::new(), Vec::new());
         for (Watched { group, .. }, (home, memory)) in plan.critical.iter().zip(&members.critical) {
             let account = Account::open(files, group, home, memory.as_ref())?;
-            // The planner has seen that groups are told of; somebody may have switched it off for
-            // this one.
+            // The planner has seen that pressure is reported. It may be switched off for this
+            // cgroup.
             if account.memory_stall.is_none() && plan.controller != PressureController::Latd {
                 return Err(Error::refused_with(
                     format!("group {group}: its cgroup does not tell how long it waits for memory"),
@@ -236,7 +236,7 @@ impl Watch {
                 io: kept("io.stat")?,
                 events: kept("cgroup.events")?,
                 tasks,
-                // v2's where there are both: what it has frozen can still be killed.
+                // v2's freezer where there are both: frozen tasks can still be killed there.
                 freezer: v2
                     .and_then(|p| Freezer::of(files, p))
                     .or_else(|| freezers.next_back()),
@@ -320,7 +320,7 @@ impl Hold {
         let stat = self.account.stat(files)?;
         let mut thawed = false;
         if self.account.stat.as_mut().is_some_and(CachedFile::renewed) {
-            // Made again, it has no limit, and nobody froze it.
+            // A cgroup that was made again has no limit, and is not frozen.
             thawed = self.made_anew(journaled)?;
             if let Some(writer) = &self.writer {
                 writer.again()?;
@@ -392,8 +392,8 @@ impl Hold {
 }
 
 impl Hold {
-    /// Whether it was frozen by us, and in the cgroup that stands in its place nobody is: nor is
-    /// that ours to thaw.
+    /// Whether Quell froze it and the cgroup that has replaced it is not frozen. Quell must not
+    /// thaw the new one.
     fn made_anew(&mut self, journaled: &mut JournaledWriter<'_>) -> Result<bool> {
         let Some(freezer) = self.freezer.as_ref().filter(|_| self.frozen) else {
             return Ok(false);
@@ -439,7 +439,7 @@ impl Watch {
                     }
                 }
             }
-            // What somebody else froze stays theirs.
+            // A group that another program froze is not thawed here.
             Act::Thaw { neighbour } => self.hold(neighbour)?.thaw(journaled)?,
             Act::Stop(task) => {
                 if !stop::stop(journaled, task)? {
@@ -462,8 +462,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Lets everybody go on whom we stopped: who is to end must be able to. What fails is in the
-    /// journal still.
+    /// Thaws and resumes all that Quell froze or stopped, so that it can end. A failure stays in
+    /// the journal.
     fn let_go(&mut self, journaled: &mut JournaledWriter<'_>) {
         for hold in &mut self.neighbours {
             let _ = hold.thaw(journaled);

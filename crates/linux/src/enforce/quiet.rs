@@ -10,7 +10,7 @@ use super::{Applied, Enforcer};
 use crate::change::JournaledWriter;
 use crate::host::Host;
 
-/// The mechanism.
+/// Moves interrupts and unbound kernel work off CPUs.
 pub(crate) struct Quiet;
 
 impl Enforcer for Quiet {
@@ -29,17 +29,17 @@ impl Enforcer for Quiet {
     }
 }
 
-/// What moving interrupts came to.
+/// The result of moving interrupts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Interrupts moved.
+    /// Number of interrupts that were moved.
     pub moved: u32,
-    /// Numbers of those that may still arrive on the CPUs to be kept quiet.
+    /// Numbers of the interrupts that may still arrive on the CPUs to be kept quiet.
     pub fixed: Vec<u32>,
 }
 
 impl Moved {
-    /// What a person should know; `None` when nothing is left.
+    /// A sentence for a person. `None` when no interrupt is left.
     #[must_use]
     pub fn note(&self, from: &CpuSet) -> Option<String> {
         if self.fixed.is_empty() {
@@ -56,10 +56,10 @@ impl Moved {
     }
 }
 
-/// Sends interrupts that could arrive on `from` to `to`; those registered later, too.
+/// Sends interrupts that could arrive on `from` to `to`, also those registered later.
 ///
 /// # Errors
-/// [`Error::File`]; what the kernel refuses to move is no error.
+/// [`Error::File`]. An interrupt that the kernel refuses to move is no error.
 pub fn interrupts(writer: &mut JournaledWriter<'_>, from: &CpuSet, to: &CpuSet) -> Result<Moved> {
     if to.is_empty() || !to.intersection(from).is_empty() {
         return Err(Error::refused(format!(
@@ -76,7 +76,7 @@ pub fn interrupts(writer: &mut JournaledWriter<'_>, from: &CpuSet, to: &CpuSet) 
     }
     for number in irq::numbers(writer.files)? {
         let path = format!("{}/{number}/smp_affinity_list", irq::DIR);
-        // Interrupts come and go; one that is gone needs no moving.
+        // Interrupts come and go. One that is gone needs no moving.
         let Some(now) = writer.files.cpus(&path)? else {
             continue;
         };
@@ -101,7 +101,7 @@ pub fn interrupts(writer: &mut JournaledWriter<'_>, from: &CpuSet, to: &CpuSet) 
     Ok(moved)
 }
 
-/// Lets unbound kernel work run on `cpus` only. Returns whether something was changed.
+/// Lets unbound kernel work run only on `cpus`. Returns whether something was changed.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -109,8 +109,8 @@ pub fn kernel_work(writer: &mut JournaledWriter<'_>, cpus: &CpuSet) -> Result<bo
     writer.set(workqueue::MASK, &format_mask(cpus))
 }
 
-/// The affinity without `from`, otherwise as it was: a group that takes its interrupts itself keeps
-/// them. `to` where nothing is left; `None` where nothing is to be done.
+/// The affinity without `from`, otherwise as it was: a group that handles its interrupts itself
+/// keeps them. It is `to` where nothing is left, and `None` where nothing is to be done.
 fn away(now: &CpuSet, from: &CpuSet, to: &CpuSet) -> Option<CpuSet> {
     if now.intersection(from).is_empty() {
         return None;

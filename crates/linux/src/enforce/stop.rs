@@ -1,4 +1,4 @@
-//! Stopping single processes by SIGSTOP, for as long as a run holds them back.
+//! Stopping single processes by SIGSTOP, while a run holds the machine.
 
 use quell_kernel::error::{Error, Result};
 use quell_kernel::pidfd::stopped;
@@ -10,8 +10,8 @@ use quell_types::task::TaskId;
 use crate::change::JournaledWriter;
 use crate::fault;
 
-/// Stops a process (SIGSTOP), journaled. Whether it was stopped: one that is stopped already, or
-/// has ended, is left as it is, and never continued by us.
+/// Stops a process (SIGSTOP), journaled. Returns whether this call stopped it. A process that is
+/// stopped already, or has ended, is left as it is, and Quell never resumes it.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -42,7 +42,7 @@ pub fn stop(writer: &mut JournaledWriter<'_>, task: TaskId) -> Result<bool> {
     }
 }
 
-/// Lets a process go on that [`stop`] stopped. One that has ended meanwhile is no error.
+/// Resumes a process that [`stop`] stopped. One that has ended meanwhile is no error.
 ///
 /// # Errors
 /// [`Error::File`].

@@ -1,13 +1,14 @@
-//! Room for brakes in a cgroup that is not ours: threaded children of it. cgroup-v2.rst, "Threads".
+//! Room for brakes in a cgroup that Quell did not make: threaded children of it. cgroup-v2.rst,
+//! "Threads".
 //!
 //! ```text
-//! G           of its owner, which sees it become "domain threaded"
+//! G           its owner's; becomes "domain threaded"
 //! ├── work    threaded, cpu.idle = 1: all threads of G's programs
 //! └── stop    threaded, the highest weight: the brakes
 //! ```
 //!
-//! A domain with processes of its own can have threaded children and no others. A program that
-//! enters G later lies in G itself, next to `work`, until [`GroupCgroups::gather`] moves it.
+//! A domain with processes of its own can have only threaded children. A program that enters G
+//! later lies in G itself, next to `work`, until [`GroupCgroups::gather`] moves it.
 
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::error::{Error, Result};
@@ -17,10 +18,10 @@ use quell_kernel::root::Files;
 use crate::change::JournaledWriter;
 use crate::group_cgroups::{CgroupDir, GroupCgroups, STOP, WORK};
 
-/// Controllers that work between threads. A cgroup with threaded children can enable no others.
+/// Controllers that work between threads. A cgroup with threaded children can enable only these.
 const BETWEEN_THREADS: [&str; 4] = ["cpu", "cpuset", "perf_event", "pids"];
 
-/// What to do instead of a brake in a cgroup of somebody else.
+/// Remedy that is offered where a brake in another owner's cgroup is refused.
 pub const INSTEAD: &str =
     "write mechanisms.bandwidth = \"any\" to have the limit held by cpu.max there";
 
@@ -35,7 +36,8 @@ pub fn check(files: &dyn Files, group: &str, dir: &str) -> Result<()> {
             INSTEAD,
         ))
     };
-    // The root has no such file, nor has a cgroup that is gone. Adopting them is refused.
+    // The root has no such file, and neither has a cgroup that is gone. Adopting those is refused
+    // elsewhere.
     let Some(kind) = files.optional(&format!("{dir}/cgroup.type"))? else {
         return Ok(());
     };
@@ -70,8 +72,8 @@ pub fn check(files: &dyn Files, group: &str, dir: &str) -> Result<()> {
     }
 }
 
-/// Gives the cgroup that a group stays in the children for its tasks and its brakes. [`check`]
-/// comes first.
+/// Makes the children for tasks and brakes in the cgroup that a group stays in. [`check`] comes
+/// first.
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] where another program makes such a child meanwhile.
@@ -100,7 +102,8 @@ pub fn divide(
     Ok(())
 }
 
-/// Why the brakes of a group do not hold it any more, where its cgroups are not as they were made.
+/// Why the brakes of a group do not hold it any more, where its cgroups were changed. `None` while
+/// they do.
 #[must_use]
 pub fn lost(files: &dyn Files, home: &GroupCgroups) -> Option<String> {
     let mut braked = home.places.iter().filter(|p| p.braked);

@@ -2,7 +2,7 @@
 //! since Linux 5.15). cgroup-v2.rst, "CPU Interface Files"; sched-design-CFS.rst.
 //!
 //! Setting `cpu.idle` loses the weight, and clearing it leaves the default one. So `cpu.idle` is
-//! set in cgroups of ours only, which go as a whole.
+//! only set in cgroups that Quell made, which are removed as a whole.
 
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::error::{Error, Result};
@@ -20,10 +20,10 @@ use crate::host::Host;
 const USUAL_SHARES: u64 = 1024;
 /// The least and the most that `cpu.shares` takes.
 const SHARES: (u64, u64) = (2, 1 << 18);
-/// The highest weight.
+/// The highest value of `cpu.weight`.
 const HIGHEST: u32 = 10_000;
 
-/// The mechanism.
+/// Carries out weights of CPU time.
 pub(crate) struct Weight;
 
 impl Enforcer for Weight {
@@ -36,7 +36,7 @@ impl Enforcer for Weight {
     }
 }
 
-/// The file and the value of a weight.
+/// The file of a weight, and the value to write.
 fn setting(version: Version, dir: &str, weight: u32) -> (String, u64) {
     match version {
         Version::V2 => (format!("{dir}/cpu.weight"), u64::from(weight)),
@@ -58,10 +58,10 @@ fn set(writer: &mut JournaledWriter<'_>, version: Version, dir: &str, weight: u3
     writer.set(&path, &value.to_string()).map(|_| ())
 }
 
-/// Gives a group its weight. Returns what a person should know.
+/// Gives a group its weight. Returns notes for a person.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Refused`] where a cgroup that is not ours is to be idle.
+/// [`Error::File`]; [`Error::Refused`] where a cgroup that Quell did not make is to be idle.
 pub fn give(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
@@ -104,7 +104,7 @@ pub fn give(
     Ok(notes)
 }
 
-/// The slice of low weights gets the largest weight of the groups in it.
+/// Gives the slice of low weights the largest weight of the groups in it.
 fn raise_slice(
     writer: &mut JournaledWriter<'_>,
     place: &CgroupDir,
@@ -151,8 +151,8 @@ fn idle(writer: &mut JournaledWriter<'_>, dir: &str) -> Result<()> {
     writer.set(&path, "1").map(|_| ())
 }
 
-/// Makes a group that was gathered with room for brakes one that they can stop: its tasks run only
-/// while no brake does.
+/// Makes a group stoppable by its brakes: its tasks run only while no brake does. It was gathered
+/// with room for brakes.
 ///
 /// # Errors
 /// As [`give`].

@@ -1,4 +1,4 @@
-//! The groups of a plan that were gathered: their cgroups, and whose tasks are in them.
+//! The groups of a plan that were gathered: their cgroups, and which tasks are in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,36 +18,35 @@ use super::{Host, finding};
 use crate::group_cgroups::{CgroupDir, GroupCgroups, Layout};
 use crate::session::Session;
 
-/// The hierarchies in which a limit is around all groups: there it is held, and told how long they
+/// The controllers of the limit around all groups: one holds it, the other reports how long they
 /// wait.
 pub const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
 
-/// A group.
 pub struct Group {
     pub home: GroupCgroups,
     pub layout: Layout,
     pub matching: Vec<TaskMatch>,
     pub cpus: CpuSet,
-    /// The most that its limit is worth: less than planned once something was found that it does
-    /// not hold.
+    /// The highest level of its limit. Lower than planned once something was found that the limit
+    /// does not hold.
     pub limit_most: Level,
-    /// What its threads have spent; none any more once it could not be told.
+    /// What its threads have spent. `None` once that could not be read.
     pub ledger: Option<Ledger>,
 }
 
-/// What is around all groups and programs of none.
+/// The cgroups with the limit around all groups and around programs of no group.
 pub struct Bound {
     pub home: GroupCgroups,
-    /// Below it: where programs of no group are.
+    /// Child of `home` for programs that are in no group.
     pub loose: GroupCgroups,
 }
 
-/// All of them.
+/// The gathered groups by name, and what is around and outside them.
 #[derive(Default)]
 pub struct Groups {
     pub of: BTreeMap<String, Group>,
     pub bound: Option<Bound>,
-    /// Where tasks of no group are confined to, while they are.
+    /// The CPUs that tasks of no group are confined to. `None` while they are not confined.
     pub rest: Option<CpuSet>,
 }
 
@@ -66,9 +65,8 @@ fn ungathered(name: &str) -> Error {
 }
 
 impl Host {
-    /// Gives a group that is gathered further controllers: those of its cgroups that it has
-    /// already, or cgroups in further hierarchies. Controllers that this machine does not have are
-    /// left out.
+    /// Adds controllers to a gathered group. They are enabled for its cgroups, or it gets cgroups
+    /// in further hierarchies. Controllers that this machine does not have are left out.
     pub fn extend(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
         let group = self.groups.one(name)?;
         let in_place = group.matching.iter().filter(|m| m.in_place());
@@ -93,7 +91,7 @@ impl Host {
         self.collect(name)
     }
 
-    /// Makes cgroups for a group: below what is around all of them, if anything is.
+    /// Makes cgroups for a group, below the limit around all groups if there is one.
     pub fn home(
         &mut self,
         name: &str,
@@ -105,7 +103,7 @@ impl Host {
         GroupCgroups::create_as(&mut writer, (cgroups, above), name, controllers, layout)
     }
 
-    /// The group's one cgroup with the memory controller; `None` without a controller.
+    /// The group's one cgroup with the memory controller. `None` where no hierarchy has that.
     pub fn memory_place(&self, name: &str) -> Result<Option<&CgroupDir>> {
         let home = &self.groups.one(name)?.home;
         let places: Vec<&CgroupDir> = home.dirs(&self.cgroups, Controller::Memory).collect();
@@ -129,7 +127,7 @@ impl Host {
             .collect()
     }
 
-    /// Processes of ours that no group gets, whatever it matches.
+    /// Processes of Quell that no group gets, whatever it matches.
     fn never(&self) -> BTreeSet<u32> {
         let watchdog = self.session.as_ref().and_then(Session::watchdog_pid);
         watchdog.into_iter().chain(self.brakes.clone()).collect()
@@ -156,7 +154,7 @@ impl Host {
         Ok(())
     }
 
-    /// Tells what the groups' threads have spent since the last time.
+    /// Reports what the groups' threads have spent since the last time.
     pub fn tell_spent(&mut self, seen: &mut Observation) {
         for (name, group) in &mut self.groups.of {
             let Some(ledger) = group.ledger.as_mut() else {
@@ -164,11 +162,11 @@ impl Host {
             };
             let dirs = group.home.tasks_dirs();
             match ledger.look(&self.files, &dirs) {
-                // Nobody is there.
+                // The group has no thread.
                 Ok(Some(spent)) if spent == Spent::default() => {}
                 Ok(Some(spent)) => {
                     let group = name.clone();
-                    // Before anything that ends the hold.
+                    // Ahead of anything that ends the hold.
                     seen.insert(0, Seen::Event(Event::Spent { group, spent }));
                 }
                 Ok(None) => group.ledger = None,

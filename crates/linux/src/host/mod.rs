@@ -27,24 +27,25 @@ use crate::session::{Session, WatchdogCommand};
 pub use groups::{BOUND, Bound, Group, Groups};
 pub use worth::{finding, limits};
 
-/// What the backend needs of the rest of the program.
+/// What the backend needs from the rest of the program.
 pub struct Tools {
     /// The command that serves a generator on a CPU with these caches.
     pub generator: fn(&Workload, &Caches) -> Vec<String>,
-    /// Whether two CPUs share a cache now.
+    /// Whether two CPUs share a cache now. 1: a line of the other CPU is as near as its own. 0: it
+    /// is as far as memory. `None` where it cannot be measured.
     pub shared_cache: fn(CpuId, CpuId) -> std::io::Result<Option<f64>>,
-    /// Measures rates on CPUs.
+    /// Measures the memory rates of CPUs. The size is that of the last-level cache.
     pub rates: fn(&CpuSet, Bytes) -> std::io::Result<Measured>,
-    /// Prepares a stream far larger than a last-level cache of this size, that reads or writes
-    /// (`true`), for counters to be checked with.
+    /// Prepares a stream far larger than a last-level cache of this size, to check counters with.
+    /// `true` makes it write, `false` read.
     pub traffic: fn(bool, Bytes) -> std::io::Result<Traffic>,
-    /// How the watchdog is started.
+    /// The command that starts the watchdog.
     pub watchdog: WatchdogCommand,
-    /// How the keeper of a group's files is started.
+    /// The command that starts the keeper of a group's files.
     pub keeper: KeeperCommand,
 }
 
-/// What is known of the machine.
+/// What is known of the machine so far.
 #[derive(Default)]
 struct Known {
     measured: Option<Measured>,
@@ -52,7 +53,7 @@ struct Known {
     counting: Vec<Counting>,
 }
 
-/// The machine and the hold on it.
+/// The machine, and the hold on it.
 pub struct Host {
     pub files: Kernel,
     pub cgroups: Cgroups,
@@ -67,7 +68,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// The machine we run on, not held yet.
+    /// This machine, not held yet.
     pub fn new(run_root: &Path, tools: Tools) -> Result<Self> {
         let files = Kernel::new()?;
         Ok(Self {
@@ -83,10 +84,10 @@ impl Host {
         })
     }
 
-    /// What an earlier run measured on this machine.
+    /// Takes over what an earlier run measured on this machine.
     pub fn measured(&mut self, measured: Measured) {
         self.known.measured = Some(measured);
-        // Which events meter depends on it.
+        // Which events can meter depends on it.
         self.known.inventory = None;
     }
 
@@ -107,7 +108,8 @@ impl Host {
             .ok_or_else(|| Error::refused("the machine could not be read"))
     }
 
-    /// The events that count memory traffic on a CPU, once the machine was looked at.
+    /// The events that count memory traffic on a CPU. `None` where none do, and before the
+    /// inventory was made.
     pub fn counting(&self, cpu: CpuId) -> Option<&Counting> {
         pmu::of_cpu(&self.known.counting, cpu)
     }
@@ -116,14 +118,14 @@ impl Host {
         Ok(self.inventory()?.cpu_set())
     }
 
-    /// The caches of the CPU given, or of the first.
+    /// The caches of the given CPU, or of the first one.
     pub fn caches(&mut self, cpu: Option<CpuId>) -> Result<Caches> {
         let machine = self.inventory()?;
         let first = machine.cpus.first().map_or(0, |c| c.id);
         Ok(machine.data_caches(cpu.unwrap_or(first)))
     }
 
-    /// The rates, and whether counters count right. Changes nothing.
+    /// Measures the rates, and whether counters count right. Changes nothing.
     pub fn measure(&mut self) -> Result<Measured> {
         let (cpus, llc) = (self.all_cpus()?, self.caches(None)?.llc);
         let refused = |e| {
@@ -138,7 +140,7 @@ impl Host {
         Ok(measured)
     }
 
-    /// The session, begun where none is, and what a person should know of that.
+    /// The session, begun where there is none, with notes for a person.
     pub fn session(&mut self) -> Result<(&mut Session, Vec<String>)> {
         let mut notes = Vec::new();
         if self.session.is_none() {
@@ -174,7 +176,7 @@ impl Host {
         Ok((session, notes))
     }
 
-    /// What changes the machine, and the groups.
+    /// A writer for changes, with the cgroups and groups that it is used on.
     pub fn changes(&mut self) -> Result<(JournaledWriter<'_>, &Cgroups, &mut Groups)> {
         let session = self
             .session
@@ -184,23 +186,24 @@ impl Host {
         Ok((writer, &self.cgroups, &mut self.groups))
     }
 
-    /// What changes the machine.
+    /// A writer that records each change first. Fails without a session.
     pub fn writer(&mut self) -> Result<JournaledWriter<'_>> {
         Ok(self.changes()?.0)
     }
 
-    /// What changes the machine, and one of the groups.
+    /// A writer for changes, with one of the groups.
     pub fn of(&mut self, group: &str) -> Result<(JournaledWriter<'_>, &Cgroups, &mut Group)> {
         let (writer, cgroups, groups) = self.changes()?;
         Ok((writer, cgroups, groups.one_mut(group)?))
     }
 
-    /// Whether the run is still ours, in the middle of slow work; if so the heart beats.
+    /// Whether the run still holds the machine, asked during slow work. If so, renews the
+    /// heartbeat.
     pub fn still_held(&self) -> bool {
         self.session.as_ref().is_some_and(Session::still_held)
     }
 
-    /// Lets the heart beat in the middle of slow work, as long as the run is ours.
+    /// Renews the heartbeat when called, as long as the run is not revoked. For slow work.
     pub fn heart(&self) -> impl FnMut() + use<> {
         let lease = self.session.as_ref().map(|s| Arc::clone(s.lease()));
         move || {

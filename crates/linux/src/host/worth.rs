@@ -1,4 +1,4 @@
-//! What promises are worth once something that holds them is gone.
+//! What promises are still worth once something is gone that holds them.
 
 use quell_plan::Setting;
 use quell_record::about::About;
@@ -14,15 +14,15 @@ pub fn limits(set: &Setting) -> bool {
     matches!(set, Setting::Regulate(_) | Setting::CpuMax { .. })
 }
 
-/// Something that a person should know, of a group or of all.
+/// A finding for a person, about one group or about all.
 pub fn finding(about: About, what: String, group: Option<&str>) -> Seen {
     Seen::Event(Event::finding(about, what, group))
 }
 
 impl Host {
-    /// Tells what the promises that rest on such steps of a group are worth from now on: its own
-    /// ones at most `most`, and those of others nothing where that is less than planned. Where no
-    /// promise rests on them, that it happened.
+    /// Reports the level of the promises that rest on such steps of a group from now on. The
+    /// group's own promises get at most `most`. Promises of other groups get none, unless `most` is
+    /// [`Level::Enforced`]. Where no promise rests on these steps, reports the cause alone.
     pub fn worth(
         &self,
         group: &str,
@@ -50,7 +50,7 @@ impl Host {
         vec![finding(About::Lost { because }, what, Some(group))]
     }
 
-    /// The same of a group's limit, which is worth no more than that until the end.
+    /// The same for a group's limit, which keeps that level at most until the end.
     pub fn spoil_limit(&mut self, group: &str, most: Level, because: &Cause) -> Vec<Seen> {
         if let Some(group) = self.groups.of.get_mut(group) {
             group.limit_most = group.limit_most.min(most);

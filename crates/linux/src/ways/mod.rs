@@ -1,10 +1,10 @@
-//! Looks at who may fill which ways: what resctrl tells, and what the registers say, for `quell
-//! ways`. Nothing is changed.
+//! Samples which classes may fill which ways, for `quell ways`: what resctrl reports, and what the
+//! registers say. Nothing is changed.
 //!
-//! A look reads each class's files, and `/proc` of the threads in classes other than the root's and
-//! of their processes: on a machine where nobody divides anything that is a handful of files.
-//! Threads of processes that are all in the root's class are not looked at, except those of a
-//! program that is watched.
+//! A sample reads each class's files, and `/proc` of the threads in classes other than the root's
+//! and of their processes. On a machine where nothing is divided that is a handful of files.
+//! Threads of processes that are wholly in the root's class are not read, except those of a watched
+//! program.
 
 pub mod registers;
 
@@ -20,19 +20,19 @@ use quell_kernel::root::Files;
 use quell_kernel::{procfs, topology};
 use registers::Registers;
 
-/// Looks again and again.
+/// Takes samples again and again.
 #[derive(Debug)]
 pub struct Looker {
     resctrl: Resctrl,
     caches: Vec<Cache>,
     registers: Option<Registers>,
-    /// Processes that are watched whatever their class.
+    /// Processes whose threads are read whatever their class.
     watched: BTreeSet<u32>,
 }
 
 impl Looker {
-    /// Finds what there is to look at. `registers`: those of the processor, too, where they can be
-    /// read.
+    /// Finds what there is to sample. `registers` includes the processor's registers, where they
+    /// can be read.
     ///
     /// # Errors
     /// Where resctrl is not mounted, naming what would help.
@@ -63,18 +63,18 @@ impl Looker {
         &self.caches
     }
 
-    /// Whether registers are looked at, too.
+    /// Whether registers are read, too.
     #[must_use]
     pub const fn sees_registers(&self) -> bool {
         self.registers.is_some()
     }
 
-    /// Looks at the threads of a process, and of what it starts, whatever their class.
+    /// Includes the threads of a process, and of its children, whatever their class.
     pub fn watch(&mut self, pid: u32) {
         self.watched.insert(pid);
     }
 
-    /// One look.
+    /// Takes one sample.
     ///
     /// # Errors
     /// When files cannot be read that have to be there. What ends meanwhile is no error.
@@ -124,7 +124,7 @@ impl Looker {
                 }
                 let class = match classes.get(&tid) {
                     Some(class) => class.clone(),
-                    // The root's, or born since the classes were listed.
+                    // In the root's class, or born since the classes were listed.
                     None => match membership(files, tid)?.map(|m| m.control) {
                         Some(class) if !class.is_empty() => class,
                         _ => ROOT.to_owned(),
@@ -143,7 +143,7 @@ impl Looker {
     }
 }
 
-/// A class; `None` where it is gone.
+/// Reads a class. `None` where it is gone.
 fn class(files: &dyn Files, group: &Group, root: bool) -> Result<Option<Class>> {
     let schemata = group.schemata(files)?;
     if schemata.0.is_empty() {
@@ -172,7 +172,7 @@ fn class(files: &dyn Files, group: &Group, root: bool) -> Result<Option<Class>> 
             Values::Other(_) => {}
         }
     }
-    // The root's are all that no other class has.
+    // The root's CPUs are all that no other class has.
     if !root {
         class.cpus = group.cpus(files)?;
     }
@@ -182,7 +182,7 @@ fn class(files: &dyn Files, group: &Group, root: bool) -> Result<Option<Class>> 
             occupancy: count("llc_occupancy"),
             traffic: count("mbm_total_bytes"),
         };
-        // Parts of a cache that are counted by themselves are summed up by the kernel.
+        // The kernel sums up parts of a cache that are counted by themselves.
         if data.part.is_none() && figures != Figures::default() {
             class
                 .figures
@@ -192,7 +192,7 @@ fn class(files: &dyn Files, group: &Group, root: bool) -> Result<Option<Class>> 
     Ok(Some(class))
 }
 
-/// The caches whose ways can be divided.
+/// The caches whose ways can be divided, one entry per resource.
 fn caches(files: &dyn Files, resctrl: &Resctrl, info: &Info) -> Result<Vec<Cache>> {
     let machine = topology::read(files, None)?;
     let schemata = resctrl.default_group().schemata(files)?;

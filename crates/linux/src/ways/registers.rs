@@ -1,10 +1,10 @@
 //! The processor's own registers (`/dev/cpu/N/msr`, msr(4)): masks, delays and associations that
-//! somebody has set behind the kernel's back. Intel's numbers (Software Developer's Manual, volume
+//! were set behind the kernel's back. The numbers are Intel's (Software Developer's Manual, volume
 //! 3B, "Intel Resource Director Technology").
 //!
-//! Which register belongs to which class the kernel tells only when resctrl is mounted with `debug`
-//! (`ctrl_hw_id`). Else the root's is known, and another class's is the only one that holds its
-//! mask; where several do, nothing is said of it until its mask is one of a kind.
+//! The kernel says which register belongs to which class only when resctrl is mounted with `debug`
+//! (`ctrl_hw_id`). Otherwise the root's register is known, and another class's is the only one that
+//! holds its mask. Where several hold it, the class is left out until its mask is unique.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -24,8 +24,8 @@ const L3_MASKS: u32 = 0xc90;
 const L2_MASKS: u32 = 0xd10;
 const DELAYS: u32 = 0xd50;
 
-/// The masks of a cache: its first CPU, how many classes there are, and where the class's registers
-/// are.
+/// The mask registers of a cache: the CPU to read them on, the number of classes, the first
+/// register, and the step between classes.
 #[derive(Debug)]
 struct Masks {
     place: Place,
@@ -35,21 +35,21 @@ struct Masks {
     step: u32,
 }
 
-/// Registers that can be read.
+/// The registers of all divided caches, opened for reading.
 #[derive(Debug)]
 pub struct Registers {
     files: BTreeMap<CpuId, File>,
     masks: Vec<Masks>,
-    /// Delays of memory bandwidth are percentages that are left out.
+    /// Whether delays of memory bandwidth are 100 minus the percentage.
     percent: bool,
     /// The number of each class, as far as it is known.
     numbers: BTreeMap<String, u32>,
-    /// What differed in the last look.
+    /// Registers that differed in the last sample.
     differed: BTreeSet<Register>,
 }
 
 impl Registers {
-    /// Opens them; `None` where there are none (no `msr` module, no Intel processor).
+    /// Opens the registers. `None` where there are none (no `msr` module, no Intel processor).
     ///
     /// # Errors
     /// When they are there and may not be read.
@@ -82,7 +82,7 @@ impl Registers {
                 _ => return None,
             };
             let classes = info.resources.iter().find(|r| r.name == resource)?.classes;
-            // With code and data apart they take turns, data first.
+            // With code and data separate they alternate, data first.
             let apart = *resource != cache.place.counted().resource;
             Some(Masks {
                 place: cache.place.clone(),
@@ -102,9 +102,9 @@ impl Registers {
         }))
     }
 
-    /// The registers that differ from what the kernel told, in this look and the last one alike:
-    /// what the kernel sets between reading its files and reading these is in the files the next
-    /// time.
+    /// The registers that differ from what the kernel reported, both in this sample and in the last
+    /// one. What the kernel sets between the reading of its files and of these registers is in its
+    /// files the next time.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -162,7 +162,7 @@ impl Registers {
                 continue;
             };
             for (place, percent) in class.throttles.iter().filter(|(p, _)| p.resource == "MB") {
-                // Memory is allocated where the last level of the same number is.
+                // Memory bandwidth is allocated at the last-level cache of the same number.
                 let cpu = self.masks.iter().find(|m| m.place.id == place.id);
                 let Some(cpu) = cpu.map(|m| m.cpu) else {
                     continue;
@@ -183,8 +183,8 @@ impl Registers {
         Ok(())
     }
 
-    /// CPUs in a class that the kernel does not know. Which of the known ones it is at this moment
-    /// nobody but the kernel can tell.
+    /// CPUs in a class that the kernel does not know. For known classes, only the kernel knows
+    /// which one a CPU is in at this moment.
     fn associations(&self, seen: &Snapshot, differ: &mut BTreeSet<Register>) -> Result<()> {
         if seen.classes.keys().any(|c| !self.numbers.contains_key(c)) {
             return Ok(());
@@ -264,7 +264,8 @@ mod tests {
             (of("a"), of("b"))
         };
         assert_eq!(known(&[0xffff, 0x00f0, 0x000f, 0xffff]), (Some(2), Some(1)));
-        // What somebody else has written is nobody's; what two registers hold neither.
+        // A mask that was written behind the kernel's back belongs to no class. Nor does a mask
+        // that two registers hold.
         assert_eq!(known(&[0xffff, 0x0ff0, 0x000f, 0xffff]), (Some(2), None));
         assert_eq!(known(&[0xffff, 0x000f, 0x000f, 0x00f0]), (None, Some(3)));
     }

@@ -11,8 +11,8 @@ use quell_linux::brake::Decides;
 use quell_linux::meter::{Meter, TimeMeter};
 use quell_types::units::{Lines, Nanos};
 
-/// A time meter for which no budget is too large to be counted, and which may be kept from deciding
-/// in the interrupt.
+/// A time meter that can be kept from deciding in the interrupt. No budget is too large for it to
+/// be counted.
 pub struct Counted {
     pub meter: TimeMeter,
     pub decides: Decides,

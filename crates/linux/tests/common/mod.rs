@@ -1,5 +1,5 @@
-//! What the tests on the running kernel share: the machine-wide lock, a picture of everything Quell
-//! may change, and helpers that never leave anything behind.
+//! Shared by the tests on the running kernel: the machine-wide lock, and a picture of everything
+//! that Quell may change. The helpers never leave anything behind.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(
@@ -22,7 +22,7 @@ use quell_linux::lock::{Lock, RUN_ROOT};
 use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskId;
 
-/// The running kernel, alone; or `None`, said aloud.
+/// The running kernel, held by the lock. `None` where the test is skipped, with the reason printed.
 pub fn machine(test: &str) -> Option<(Kernel, Lock)> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED {test}: needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)");
@@ -54,7 +54,7 @@ pub fn header(kernel: &Kernel) -> Header {
     }
 }
 
-/// A journal that undoes on drop: a failing test leaves nothing behind.
+/// A journal that undoes on drop, so that a failing test leaves nothing behind.
 pub struct Guard {
     pub kernel: Kernel,
     pub journal: Journal,
@@ -97,7 +97,7 @@ impl Program {
             .args(&command[1..])
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // SAFETY: between fork and exec nothing but one system call is made.
+        // SAFETY: between fork and exec only one system call is made.
         unsafe { program.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
         loop {
             match program.spawn() {
@@ -154,8 +154,8 @@ impl Picture {
                     .filter(|m| changed_by_us(m))
                     .map(|m| format!("{:?}{}", m.controllers, m.path))
                     .collect();
-                // Kernel threads bound by the kernel are its own affair: a workqueue's rescuer
-                // takes the mask of the pool it has helped out.
+                // Threads that the kernel binds are its own affair: a workqueue's rescuer takes the
+                // mask of the pool that it has helped.
                 let affinity = files.affinity(tid).ok().filter(|_| !stat.bound());
                 tasks.insert(stat.id, (stat.comm, places, affinity));
             }
@@ -189,8 +189,8 @@ impl Picture {
         }
     }
 
-    /// What differs now. Tasks that came or went are no difference, unless they are in a cgroup of
-    /// ours.
+    /// What differs now, a sentence each. Tasks that came or went do not count, unless they are in
+    /// a cgroup that Quell made.
     pub fn differences(&self, kernel: &Kernel) -> Vec<String> {
         let now = Self::take(kernel);
         let mut found = Vec::new();
@@ -233,8 +233,8 @@ impl Picture {
     }
 }
 
-/// The hierarchies that Quell moves tasks in; what others do in the rest is no business of these
-/// tests.
+/// Whether a membership is in a hierarchy that Quell moves tasks in. Other hierarchies do not
+/// matter here.
 fn changed_by_us(place: &Membership) -> bool {
     place.hierarchy == 0
         || place
@@ -243,8 +243,7 @@ fn changed_by_us(place: &Membership) -> bool {
             .any(|c| ["cpuset", "cpu", "freezer", "perf_event"].contains(&c.as_str()))
 }
 
-/// Waits until `done`; gives up after a minute, which only a machine that is busy beyond reason
-/// reaches.
+/// Waits until `done`. Fails after a minute, which only an unreasonably busy machine needs.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
@@ -256,7 +255,7 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The members of a cgroup of ours in the hierarchy of a controller.
+/// The members of one of Quell's cgroups, in the hierarchy of a controller.
 pub fn members(kernel: &Kernel, controller: Controller, group: &str) -> Vec<u32> {
     let cgroups = Cgroups::discover(kernel).unwrap();
     let hierarchy = cgroups.of(controller).unwrap();

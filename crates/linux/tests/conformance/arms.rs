@@ -1,4 +1,4 @@
-//! The arms a body runs on, and what each of them can do.
+//! The machines that a body runs on, and what each of them can do.
 
 use std::collections::BTreeMap;
 
@@ -16,27 +16,26 @@ use crate::common::{Picture, Program, eventually, machine};
 /// What a body needs of a machine.
 pub trait Arm {
     fn files(&self) -> &dyn Files;
-    /// Starts a process with so many children, and answers its number.
+    /// Starts a process with that many children, and returns its process id.
     fn start(&mut self, children: usize) -> u32;
     /// Waits for a process that was killed.
     fn wait(&mut self, pid: u32);
-    /// Starts a process that opens the device of what is locked in a cache, and answers its number.
+    /// Starts a process that opens the device of a locked region, and returns its process id.
     fn opens(&mut self, region: &str) -> u32;
-    /// It ends.
+    /// Ends the process that [`Self::opens`] started.
     fn closes(&mut self, pid: u32);
-    /// From here on everything is to stay, or to come back, as it is.
+    /// Takes a picture of everything. From here on it has to stay so, or be restored.
     fn remember(&mut self);
-    /// What is not as it was.
+    /// What differs from the remembered picture, a sentence each.
     fn differences(&self) -> Vec<String>;
 }
 
-/// The model.
 pub struct FakeArm {
     pub fake: Fake,
     before: BTreeMap<String, String>,
 }
 
-/// A model with everything that Quell changes in it.
+/// A model with one of everything that Quell changes.
 pub fn furnished(spec: &Spec) -> Fake {
     let fake = Fake::new(spec);
     fake.with(|m| {
@@ -72,7 +71,7 @@ pub fn v2() -> FakeArm {
     FakeArm::new(Flavour::V2, "6.12.0")
 }
 
-/// A processor that can be divided, under a kernel of this release.
+/// A model of a processor that can be divided, under a kernel of this release.
 pub fn divided(rdt: Rdt, release: &'static str) -> FakeArm {
     FakeArm::of(&Spec {
         release,
@@ -143,7 +142,7 @@ impl Arm for FakeArm {
     }
 }
 
-/// The kernel this runs on.
+/// The kernel that this test runs on.
 pub struct LiveArm {
     kernel: Kernel,
     _lock: Lock,
@@ -162,7 +161,7 @@ pub fn live(test: &str) -> Option<LiveArm> {
     })
 }
 
-/// The same where resctrl may be unmounted: in a virtual machine that says so.
+/// The same where resctrl may be unmounted: in a virtual machine that permits it.
 pub fn live_divided(test: &str) -> Option<LiveArm> {
     if std::env::var_os("QUELL_TEST_RESCTRL").is_none() {
         eprintln!(
@@ -222,15 +221,15 @@ impl Arm for LiveArm {
 
     fn differences(&self) -> Vec<String> {
         let mut found = self.before.differences(&self.kernel);
-        // A v2 partition that comes or goes widens the threads of threaded interrupts, which follow
-        // their interrupt again when that is next moved: the kernel's own affair (seen with Linux
-        // 6.12).
+        // A v2 partition that comes or goes widens the threads of threaded interrupts. They follow
+        // their interrupt again when that is next moved. This is the kernel's own affair (seen with
+        // Linux 6.12).
         found.retain(|what| !what.starts_with("irq/"));
         found
     }
 }
 
-/// A journal that undoes on drop: a failing body leaves nothing behind on a live machine.
+/// A journal that undoes on drop, so that a failing body leaves nothing behind on a live machine.
 pub struct Held<'a> {
     pub files: &'a dyn Files,
     pub journal: Journal,
@@ -256,7 +255,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// What was changed, which the caller undoes.
+    /// Returns the recorded changes, which the caller undoes.
     pub fn let_go(mut self) -> Vec<Undo> {
         self.let_go = true;
         self.journal.entries().to_vec()

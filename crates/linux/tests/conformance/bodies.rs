@@ -1,5 +1,5 @@
-//! The bodies: each a promise of `home`, `cpuset`, `tasks`, `cgroup`, `irq`, `workqueue`, `cpumax`,
-//! `affinity`, `undo`.
+//! The bodies: each a promise of `group_cgroups`, `cpuset`, `tasks`, `cgroup`, `irq`, `workqueue`,
+//! `cpumax`, `affinity`, `undo`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn by_pid(pid: u32) -> TaskMatch {
     }
 }
 
-/// Gathers a process and its descendants in a home of the test's.
+/// Gathers a process and its descendants in the cgroups of the test's group.
 pub fn gather(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
@@ -44,7 +44,7 @@ pub fn gather(
     home
 }
 
-/// The same with a journal of its own.
+/// The same with its own journal.
 pub fn gathered<'a>(
     files: &'a dyn Files,
     pid: u32,
@@ -57,7 +57,6 @@ pub fn gathered<'a>(
     (cgroups, held, home)
 }
 
-/// A process and its descendants.
 pub fn family(files: &dyn Files, pid: u32) -> quell_kernel::error::Result<Vec<procfs::Stat>> {
     let matcher = Matcher::new(files, GROUP, &[by_pid(pid)])?;
     let mut found = assign(files, &[matcher], &BTreeSet::new())?;
@@ -177,21 +176,20 @@ pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
         (read(), notes),
         (vec!["40000".to_owned(), "100000".to_owned()], none())
     );
-    // A period that is ten times as long, and one that is far shorter: no value in between is
-    // refused.
+    // A period that is ten times as long, and a far shorter one: no value in between is refused.
     cpumax::limit(&mut writer, &cgroups, &home, Share::percent(10), ms(1000)).unwrap();
     let notes = cpumax::limit(&mut writer, &cgroups, &home, Share::percent(10), ms(1)).unwrap();
     assert_eq!(read(), ["1000", "10000"]);
     assert!(notes[0].contains("10ms instead of 1ms"), "{notes:?}");
     assert_eq!(held.journal.undo_to(files, mark).left, none());
-    // In a cgroup of ours that stays, the quota itself is back.
+    // The cgroup stays, so the quota itself is restored.
     assert_eq!(read(), fresh);
     held.journal.undo_all(files);
     drop(held);
     assert_eq!(arm.differences(), none());
 }
 
-/// What the cpu controller says of a cgroup: its weight and whether it is idle.
+/// The weight of a cgroup, and whether it is idle.
 pub fn weighs(files: &dyn Files, dir: &str) -> (String, String) {
     let read = |names: &[&str]| {
         let mut texts = names.iter().map(|n| files.read(&format!("{dir}/{n}")));
@@ -235,7 +233,7 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
     let inside = tasks_in(files, &format!("{group}/work")).unwrap();
     assert!(inside.contains(&pid), "{inside:?}");
     assert_eq!(home.stop_doors(), [format!("{group}/stop/cgroup.procs")]);
-    // A larger weight of another group is the slice's, a smaller one is not.
+    // The slice takes over a larger weight of another group, but not a smaller one.
     for (other, weight, slices) in [
         ("a", 20, if v2 { "20" } else { "205" }),
         ("b", 2, if v2 { "20" } else { "205" }),
@@ -273,7 +271,7 @@ pub fn a_weight_of_disks_is_the_groups_and_its_slices_and_goes_back(arm: &mut dy
             assert_eq!(text.trim(), "default 700");
             let slice = dir.strip_suffix(&format!("/{GROUP}")).unwrap();
             assert_eq!(weight(slice).unwrap().trim(), "default 700");
-            // A smaller weight of another group is not the slice's.
+            // The slice does not take over a smaller weight of another group.
             let other =
                 GroupCgroups::create(&mut writer, &cgroups, "other", &[controller]).unwrap();
             io::weigh(&mut writer, &cgroups, &other, 300).unwrap();
@@ -296,7 +294,7 @@ pub fn a_weight_in_place_goes_back_and_an_idle_cgroup_is_left(arm: &mut dyn Arm)
     let cpu = cgroups.of(Controller::Cpu).unwrap();
     let mut made = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut made.journal);
-    // A cgroup that stands for somebody else's.
+    // This cgroup stands for one that another program made.
     let theirs = GroupCgroups::create(&mut writer, &cgroups, GROUP, &[Controller::Cpu]).unwrap();
     let dir = theirs.places[0].dir.clone();
     let path = dir.strip_prefix(&cpu.mount).unwrap().to_owned();
@@ -311,7 +309,7 @@ pub fn a_weight_in_place_goes_back_and_an_idle_cgroup_is_left(arm: &mut dyn Arm)
     let before = weighs(files, &dir);
     weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(5)).unwrap();
     assert_ne!(weighs(files, &dir), before);
-    // To make it idle would lose its weight.
+    // Making it idle would lose its weight.
     let why = weight::give(&mut writer, &cgroups, &home, CpuWeight::Idle).unwrap_err();
     assert!(why.to_string().contains("would lose the weight"), "{why}");
     held.journal.undo_all(files);
@@ -361,7 +359,8 @@ pub fn a_task_moved_by_somebody_else_stays_there(arm: &mut dyn Arm) {
         .unwrap();
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    // What others put into a home is put out of it with it; what they took out is theirs.
+    // Programs that were put into the group's cgroups are moved out with it. Programs that were
+    // taken out are left alone.
     let home = gather(
         &mut writer,
         &cgroups,
@@ -385,8 +384,7 @@ pub fn a_group_of_ours_is_killed_whole(arm: &mut dyn Arm) {
     let pid = arm.start(2);
     let files = arm.files();
     let cgroups = Cgroups::discover(files).unwrap();
-    // A kernel that has no `cgroup.kill` kills by signals, which no process of the model can
-    // receive.
+    // A kernel without `cgroup.kill` kills by signals, which no process of the model can receive.
     let Some(_) = cgroups.v2() else { return };
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
@@ -515,7 +513,7 @@ pub fn a_cgroup_is_confined_in_place_and_nobody_is_moved(arm: &mut dyn Arm) {
     let hierarchy = cgroups.of(Controller::Cpuset).unwrap();
     let place = format!("{}/quell-test-service", hierarchy.mount);
     let all = quell_kernel::topology::online(files).unwrap();
-    // Somebody's service: its cgroup, with what a v1 cpuset needs.
+    // The cgroup of a service, with what a v1 cpuset needs.
     let mut outer = Held::new(files);
     JournaledWriter::new(files, &mut outer.journal)
         .make(&place, &hierarchy.mount)

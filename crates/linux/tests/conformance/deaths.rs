@@ -1,5 +1,4 @@
-//! A death at every journal boundary: what the journal says suffices to bring the whole picture
-//! back.
+//! A death at every journal boundary: the journal is enough to restore the whole picture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +25,7 @@ use crate::arms::{Held, compare, furnished};
 use crate::bodies::{ALL, ends, gather};
 use crate::in_place::braked_in_place;
 
-/// A machine with a service in a cgroup of its own, a process with threads and children, and one
+/// A machine with a service in its own cgroup, a process with threads and children, and a process
 /// that is pinned.
 fn busy(spec: &Spec) -> (Fake, u32) {
     let fake = furnished(spec);
@@ -73,7 +72,7 @@ fn busy(spec: &Spec) -> (Fake, u32) {
     (fake, victim)
 }
 
-/// Everything a hold does to a machine.
+/// Makes every kind of change that a hold makes.
 fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     let files: &dyn Files = fake;
     let (first, last) = ends(files);
@@ -124,7 +123,7 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     }
 }
 
-/// A part of the cache, and a newborn in it.
+/// Divides the cache, with a newborn in one part.
 fn divide(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, info: &Info, victim: u32) {
     let files = writer.files;
     let ours = cache::make(writer, resctrl, "quell.ours").unwrap();
@@ -145,7 +144,7 @@ fn divide(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, info: &Info, vict
     assert!(ours.tasks(files).unwrap().contains(&victim));
 }
 
-/// Memory locked in ways that everybody leaves.
+/// Locks memory in ways that every other group leaves.
 fn lock(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, info: &Info) {
     let files = writer.files;
     let theirs = resctrl.group("theirs");
@@ -159,7 +158,7 @@ fn lock(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, info: &Info) {
     assert_eq!(region.cpus.to_string(), "2-3");
 }
 
-/// What is done about memory, with somebody stopped at the end, and somebody who was let go on.
+/// Makes every change about memory. At the end one process is stopped, and another one was resumed.
 fn memory(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, victim: u32) {
     let files = writer.files;
     let home = gather(
@@ -195,8 +194,8 @@ fn memory(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, victim: u32) {
     freezer.freeze(writer).unwrap();
 }
 
-/// A v2 cpuset with tasks that was not set cannot be unset again: all that there is stands in for
-/// nothing.
+/// A v2 cpuset with tasks that was not set cannot be unset again. All that there is stands in for
+/// the empty value.
 fn comparable(mut dump: BTreeMap<String, String>) -> BTreeMap<String, String> {
     for (path, text) in &mut dump {
         let all = [("/cpuset.cpus", "0-3\n"), ("/cpuset.mems", "0\n")];
@@ -211,7 +210,7 @@ fn comparable(mut dump: BTreeMap<String, String>) -> BTreeMap<String, String> {
 }
 
 /// Dies at the `n`-th boundary of the hold and, if `again`, at the `again`-th of the first undoing.
-/// Whether it died at all.
+/// Returns whether it died at all.
 fn die(spec: &Spec, exclusive: bool, n: u64, again: u64) -> bool {
     let (fake, victim) = busy(spec);
     let before = comparable(fake.dump());

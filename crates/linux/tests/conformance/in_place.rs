@@ -1,4 +1,4 @@
-//! Groups that are braked in a cgroup of somebody else, by threaded children of it.
+//! Groups that are braked in another owner's cgroup, by threaded children of it.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +51,7 @@ pub fn braked_in_place(
 }
 
 pub fn a_cgroup_is_braked_in_place_and_put_back(arm: &mut dyn Arm) {
-    // The child lives elsewhere.
+    // The child lives in another cgroup.
     let (pid, newcomer) = (arm.start(1), arm.start(0));
     let files = arm.files();
     let cgroups = Cgroups::discover(files).unwrap();
@@ -86,7 +86,7 @@ pub fn a_cgroup_is_braked_in_place_and_put_back(arm: &mut dyn Arm) {
     let mut processes = Vec::new();
     below::processes(files, &work, |pid| processes.push(pid));
     assert_eq!(processes, [pid]);
-    // Whoever enters it later lies next to `work`, and follows.
+    // A program that enters it later lies next to `work`, and is moved there.
     enter(newcomer).unwrap();
     assert_eq!(cpu.dir_of(files, newcomer).unwrap(), Some(service.clone()));
     home.gather(&mut writer, &mut |files| residents(files, name))
@@ -104,7 +104,7 @@ pub fn a_cgroup_is_braked_in_place_and_put_back(arm: &mut dyn Arm) {
     }
 }
 
-/// A service with a thread beside its first, in a cgroup of its own.
+/// A service with a second thread, in its own cgroup.
 fn service(fake: &Fake) -> (u32, String) {
     let files: &dyn Files = fake;
     let dir = "/sys/fs/cgroup/service".to_owned();

@@ -1,4 +1,5 @@
-//! What others do at exactly the wrong moment, and what the kernel refuses: on the model alone.
+//! What other programs do at exactly the wrong moment, and what the kernel refuses. On the model
+//! only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,7 +33,7 @@ fn children_born_while_their_parents_are_moved_are_collected() {
         let before = fake.dump();
         let births = Arc::new(AtomicU32::new(0));
         let count = Arc::clone(&births);
-        // Just before a move arrives its task has forked, and the child is still outside.
+        // Just before a move arrives, its task has forked, and the child is still outside.
         fake.meanwhile(move |m, op, path, _| {
             if op == Op::Read
                 && path.ends_with(&format!("/proc/{pid}/cgroup"))
@@ -79,7 +80,7 @@ fn a_fork_bomb_is_given_up_on_and_taken_back() {
         let outside = fake.with(|m| m.spawn("fuse"));
         fake.meanwhile(move |m, op, path, _| {
             if op == Op::Write && path.contains(GROUP) && path.ends_with("cgroup.procs") {
-                // Born of one outside, and a child of the bomb only for a moment.
+                // Born of a process outside, and a child of the bomb only for a moment.
                 let child = m.fork(outside);
                 m.adopt(child, pid);
             }
@@ -122,7 +123,7 @@ fn a_task_that_ends_while_it_is_moved_is_no_error() {
     }
 }
 
-/// A large program that ends gives its memory back for a while, and no write moves it: it is not
+/// A large program that ends gives its memory back for a while, and no write moves it. It is not
 /// waited for.
 #[test]
 fn tasks_that_are_about_to_end_are_left_where_they_are() {
@@ -209,8 +210,8 @@ fn interrupts_that_cannot_be_moved_are_told() {
     );
 }
 
-/// Refusals arrive as errors that name the file, what was tried, the reason and, where one is
-/// known, the remedy.
+/// Refusals are errors that name the file, the content tried, the reason and, where it is known,
+/// the remedy.
 #[test]
 fn refusals_name_path_reason_and_remedy() {
     let cases = [
@@ -288,7 +289,7 @@ fn refusals_name_path_reason_and_remedy() {
 
 #[test]
 fn a_partition_that_the_kernel_does_not_make_leaves_nothing_and_says_why() {
-    // A sibling that has the CPU for itself.
+    // A sibling that has the CPU to itself.
     let fake = machine(Flavour::V2);
     let files: &dyn Files = &fake;
     let pid = fake.with(|m| m.spawn("victim"));
@@ -389,8 +390,8 @@ fn newborns_of_the_root_are_kept_off_too_and_bound_kernel_threads_are_left() {
     }
 }
 
-/// Linux 6.12 keeps the CPUs of a remote partition that a sibling made invalid, and loses them with
-/// its cgroup.
+/// Linux 6.12 keeps the CPUs of a remote partition that a sibling made invalid. It loses them with
+/// the partition's cgroup.
 #[test]
 fn a_partition_made_invalid_by_somebody_else_gives_its_cpus_back() {
     let fake = machine(Flavour::V2);
@@ -428,7 +429,7 @@ fn a_cgroup_that_somebody_else_makes_first_is_not_ours_to_remove() {
         let mount = cgroups.of(Controller::Cpuset).unwrap().mount.clone();
         let slice = format!("{mount}/quell.slice");
         let target = slice.clone();
-        // Between our looking and our making.
+        // Between the check and the making.
         fake.meanwhile(move |m, op, path, _| {
             if op == Op::Read && path == target {
                 let _ = m.somebody_makes(&target);

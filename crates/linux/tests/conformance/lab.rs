@@ -1,5 +1,5 @@
-//! The bodies of resctrl under real kernels, in the lab: this program, in a virtual machine with an
-//! emulated processor.
+//! The bodies of resctrl under real kernels, in the lab: this program runs in a virtual machine
+//! with an emulated processor.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Memory locked in a cache, as the kernel does it and as `quell_kernel::resctrl` uses it: one body
-//! each, on the model shaped like the lab's `goldmont` and, in the lab, on the kernel. Whether what
-//! is locked stays is for `crates/cli/tests/locked.rs`.
+//! Memory locked in a cache, as the kernel does it and as `quell_kernel::resctrl` uses it. Each
+//! body runs on the model shaped like the lab's `goldmont` and, in the lab, on the kernel.
+//! `crates/cli/tests/locked.rs` tests whether locked memory stays.
 
 use quell_kernel::resctrl::locked::{holders, possible};
 use quell_kernel::resctrl::{Mode, Resctrl, Schemata};
@@ -13,7 +13,7 @@ use quell_types::partition::Mask;
 use crate::arms::{Arm, Held};
 use crate::resctrl::{ROOT, errno, fresh, make};
 
-/// The two lowest ways of the first cache, which everybody leaves.
+/// The two lowest ways of the first cache, which every group leaves.
 const WAYS: Mask = Mask(0x3);
 const LEFT: u64 = 0xfffc;
 
@@ -133,7 +133,8 @@ pub fn the_kernel_locks_and_refuses_and_says_why(arm: &mut dyn Arm) {
         bad,
         "CBM overlaps with pseudo-locked region",
     );
-    // Another one near to it is refused; a new group leaves it out; the class is free again.
+    // Another region close to it is refused. A new group leaves it out, and the class is free
+    // again.
     make(files, "b");
     let b = resctrl.group("b").schemata(files).unwrap();
     assert_eq!(b.masks_of("L2").unwrap()[&0], Mask(LEFT));
@@ -211,7 +212,7 @@ pub fn what_is_open_stays_locked_until_it_is_closed(arm: &mut dyn Arm) {
         files.unmount(ROOT).unwrap();
     }
     arm.remember();
-    // Mounted by us, so that it is to go, too, and later.
+    // Quell mounted it, so it has to be unmounted, too, and later.
     let entries = {
         let files = arm.files();
         let mut held = Held::new(files);

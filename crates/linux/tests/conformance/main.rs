@@ -1,7 +1,7 @@
-//! One body per promise, run on every arm: the model of the kernel as v1 and as v2 (no root
-//! needed), and the kernel this runs on (root, else skipped aloud). What needs somebody else to
-//! interfere at an exact moment, or a death at an exact point, runs on the model alone
-//! (`interference`, `deaths`); `model` holds the model to what kernels were seen to do.
+//! One body per promise, run on every arm. The arms are the model of the kernel as v1 and as v2,
+//! and the running kernel. The last needs root, and is otherwise skipped with the reason printed.
+//! Interference at an exact moment, or a death at an exact point, runs on the model only
+//! (`interference`, `deaths`). `model` compares the model with what kernels were seen to do.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ mod partitions;
 mod parts;
 mod resctrl;
 
-/// A body as a test for each arm.
+/// Makes a body a test for each arm.
 macro_rules! on_every_arm {
     ($from:ident: $($body:ident)*) => {$(
         mod $body {
@@ -93,7 +93,7 @@ on_every_arm! { memory:
 mod divided {
     use super::{arms, resctrl};
 
-    /// A body on the modelled processors, and on the kernel this runs on.
+    /// Runs a body on the modelled processors, and on the running kernel.
     macro_rules! on_every_processor {
         ($($body:ident)*) => {$(
             mod $body {
@@ -140,7 +140,7 @@ mod divided {
 mod pseudo_locked {
     use super::{arms, locked};
 
-    /// A body on the modelled processor, and on the kernel this runs on.
+    /// Runs a body on the modelled processor, and on the running kernel.
     macro_rules! where_memory_is_locked {
         ($($body:ident)*) => {$(
             mod $body {

@@ -27,7 +27,7 @@ fn state(files: &dyn Files, pid: u32) -> char {
     procfs::stat(files, pid).unwrap().unwrap().state
 }
 
-/// Until a signal has taken effect: the kernel's word comes before.
+/// Waits until a signal has taken effect, which comes after the kernel accepted it.
 fn becomes(files: &dyn Files, pid: u32, stopped: bool) {
     crate::common::eventually("the process stops or goes on", || {
         pidfd::stopped(state(files, pid)) == stopped
@@ -99,7 +99,7 @@ pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
         assert_eq!(read(dir, "memory.min"), (8 * MIB).to_string(), "{dir}");
         assert_eq!(read(dir, "memory.low"), (10 * MIB).to_string(), "{dir}");
     }
-    // A loop moves it: what others had of it in the ancestor stays theirs.
+    // A loop moves it. The protection that other groups had in the ancestor stays.
     files
         .put(&format!("{slice}/memory.min"), &(12 * MIB).to_string())
         .unwrap();
@@ -123,7 +123,7 @@ pub fn a_moved_limit_goes_back_whatever_it_reads(arm: &mut dyn Arm) {
     let Some(hierarchy) = cgroups.of(Controller::Memory) else {
         return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
     };
-    // Somebody's service, changed in place.
+    // The cgroup of a service, changed in place.
     let service = format!("{}/quell-test-service", hierarchy.mount);
     let mut outer = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut outer.journal);
@@ -184,7 +184,7 @@ pub fn a_group_is_frozen_and_thawed_and_nobody_elses_is(arm: &mut dyn Arm) {
             recorded,
             "a pair leaves nothing"
         );
-        // Frozen when the run ends: thawed by whoever undoes it.
+        // Frozen when the run ends: undoing thaws it.
         assert!(freezer.freeze(&mut writer).unwrap());
     }
     assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
@@ -201,7 +201,7 @@ pub fn what_we_let_go_on_and_others_stop_stays_stopped(arm: &mut dyn Arm) {
     assert!(stop::stop(&mut writer, task).unwrap());
     becomes(files, pid, true);
     assert!(!stop::stop(&mut writer, task).unwrap(), "not twice");
-    // Something else is recorded in between, so that the pair stays in the journal.
+    // Another change is recorded in between, so that the pair stays in the journal.
     assert!(stop::stop(&mut writer, idle).unwrap());
     becomes(files, other, true);
     stop::resume(&mut writer, task).unwrap();
@@ -242,7 +242,7 @@ pub fn an_oom_score_comes_back_for_children_too(arm: &mut dyn Arm) {
     assert!(enforce::memory::oom_score(&mut writer, task, 2000, &dir).is_err());
     assert_eq!(oom::adjustment(files, pid).unwrap(), Some(ours));
     assert!(oom::score(files, pid).unwrap().unwrap() > 0);
-    // As a child born meanwhile would have it.
+    // A child born meanwhile would have it, too.
     for child in family(files, pid).unwrap() {
         files
             .put(&oom::path(child.id.pid), &ours.to_string())
@@ -257,7 +257,7 @@ pub fn an_oom_score_comes_back_for_children_too(arm: &mut dyn Arm) {
     assert_eq!(arm.differences(), Vec::<String>::new());
 }
 
-/// Those that a plan sets.
+/// The settings that a plan changes.
 const SYSCTLS: [&str; 5] = [
     "swappiness",
     "dirty_ratio",
@@ -329,10 +329,10 @@ pub fn the_machines_memory_is_told(arm: &mut dyn Arm) {
     assert!(marks.min < marks.low && marks.low <= marks.high && marks.high < memory.total);
 }
 
-/// What the kernel gives a number to next comes after the one in this file.
+/// The number that the kernel gives out next comes after the one in this file.
 const LAST: &str = "/proc/sys/kernel/ns_last_pid";
 
-/// On this kernel alone: the model gives no number twice.
+/// Only on the running kernel: the model gives no number twice.
 mod a_later_process_of_a_number_is_left_as_it_is {
     use super::*;
 
@@ -350,7 +350,7 @@ mod a_later_process_of_a_number_is_left_as_it_is {
         becomes(&kernel, first, true);
         kernel.signal(task, libc::SIGKILL).unwrap();
         arm.wait(first);
-        // Born in the same tick it would be the same one.
+        // Born in the same tick it would have the same start time.
         std::thread::sleep(std::time::Duration::from_millis(30));
         let again = (0..50).any(|_| {
             std::fs::write(LAST, (first - 1).to_string()).is_ok() && arm.start(0) == first

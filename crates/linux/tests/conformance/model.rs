@@ -1,7 +1,7 @@
-//! The model against what kernels were seen to do: Linux 6.18 with v1 on hardware, 6.12 and 6.1
-//! with v2 in a virtual machine; managed interrupts against their documentation; resctrl has bodies
-//! of its own (`resctrl`). What can be tried on this kernel without harm is
-//! (`v1_answers_are_the_kernels`).
+//! The model compared with what kernels were seen to do. These were Linux 6.18 with v1 on hardware,
+//! and 6.12 and 6.1 with v2 in a virtual machine. Managed interrupts are compared with their
+//! documentation. resctrl has its own bodies (`resctrl`). What can be tried without harm is also
+//! tried on the running kernel (`v1_answers_are_the_kernels`).
 
 use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
 use quell_kernel::root::Files;
@@ -150,7 +150,7 @@ fn v1_answers_are_the_models() {
     v1_quota(&fake, "/sys/fs/cgroup/cpu");
 }
 
-/// The same on this kernel, where it has v1.
+/// The same on the running kernel, where it has v1.
 #[test]
 fn v1_answers_are_the_kernels() {
     let Some((kernel, _lock)) = machine("v1 answers") else {

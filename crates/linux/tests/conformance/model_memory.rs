@@ -1,4 +1,4 @@
-//! The model's memory, triggers and OOM scores against what kernels were seen to do.
+//! The model's memory, triggers and OOM scores compared with what kernels were seen to do.
 
 use quell_kernel::fake::{Fake, Flavour, Spec};
 use quell_kernel::psi::{self, Windows};
@@ -32,7 +32,7 @@ fn memory_is_reclaimed_and_then_killed_for() {
             ("memory.max", "3M", 0),
         ],
     );
-    // What was its own could not be reclaimed: it was killed, and with it went the memory.
+    // Its anonymous memory could not be reclaimed: it was killed, and its memory went with it.
     reads(
         files,
         a,
@@ -62,7 +62,7 @@ fn memory_is_reclaimed_and_then_killed_for() {
     reads(files, &dir, &[("memory.limit_in_bytes", "5120000")]);
 }
 
-/// A v1 cgroup that uses 4 MiB of its own and as much of files.
+/// A v1 cgroup that uses 4 MiB of anonymous memory and as much of files.
 fn fake_v1_memory() -> (Fake, String) {
     let fake = fake(Flavour::V1);
     let dir = "/sys/fs/cgroup/memory/a".to_owned();

@@ -1,11 +1,11 @@
-//! v2 cpusets of the model against what Linux 6.12 and 6.1 were seen to do in a virtual machine,
-//! step by step.
+//! v2 cpusets of the model compared, step by step, with what Linux 6.12 and 6.1 were seen to do in
+//! a virtual machine.
 
 use quell_kernel::root::Files;
 
 use crate::model::{TOP, answers, reads, v2};
 
-/// A row of what a virtual machine with Linux 6.12 showed.
+/// One row of the recorded states: partition, effective CPUs, effective exclusive CPUs.
 fn state(files: &dyn Files, group: &str) -> [String; 3] {
     [
         "cpuset.cpus.partition",

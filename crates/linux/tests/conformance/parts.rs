@@ -1,4 +1,4 @@
-//! What others do to resctrl while a run has parts of it: on the model alone.
+//! What other programs do to resctrl while a run has parts of it. On the model only.
 
 use std::collections::BTreeSet;
 
@@ -68,7 +68,7 @@ fn an_idle_group_that_is_taken_is_as_a_new_one_and_goes_back() {
     cache::widen(&mut writer, &resctrl, &info, &idle).unwrap();
     let wide = Schemata::parse("L3:0=ff\nMB:0=100");
     assert_eq!(idle.schemata(files).unwrap(), wide);
-    // So that a step on one of them stands for it, and the other is still looked after.
+    // So a step on one of them replaces its entry, and the other is still checked for drift.
     let written = held.journal.entries().iter().map(|e| match e {
         Undo::Write { new, .. } => new.clone(),
         other => format!("{other:?}"),

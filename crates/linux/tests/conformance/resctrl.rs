@@ -1,6 +1,6 @@
-//! resctrl as the kernel has it, and as `quell_kernel::resctrl` uses it: one body each, on the
-//! model (shaped like two of the lab's processors, as Linux 6.12 and 7.2) and on the kernel this
-//! runs on. That one is asked only where `QUELL_TEST_RESCTRL` is set, as `lab` does in the virtual
+//! resctrl as the kernel has it, and as `quell_kernel::resctrl` uses it. Each body runs on the
+//! model (shaped like two of the lab's processors, as Linux 6.12 and 7.2) and on the running
+//! kernel. That is used only where `QUELL_TEST_RESCTRL` is set, as `lab` does in the virtual
 //! machine: the bodies unmount whatever is mounted.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use crate::arms::{Arm, Held};
 
 pub const ROOT: &str = "/sys/fs/resctrl";
 
-/// Mounted as nobody has touched it.
+/// Mounts resctrl again, so that nothing in it has been changed.
 pub fn fresh(files: &dyn Files, options: &str) -> (Resctrl, Info) {
     if Resctrl::find(files).unwrap().is_some() {
         files.unmount(ROOT).unwrap();
@@ -34,14 +34,14 @@ pub fn errno<T>(answer: std::io::Result<T>) -> i32 {
     answer.map_or_else(|e| e.raw_os_error().unwrap(), |_| 0)
 }
 
-/// The third level's ways, halved.
+/// The ways of the third level, in two halves.
 fn halves(info: &Info) -> (u64, u64) {
     let (_, ways) = info.ways(3).next().unwrap();
     let low = ways.all.0 >> (ways.all.count() / 2);
     (low, ways.all.0 & !low)
 }
 
-/// Everything of it that a run may change.
+/// Everything of resctrl that a run may change.
 fn picture(files: &dyn Files, pids: &[u32]) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let Some(resctrl) = Resctrl::find(files).unwrap() else {
@@ -72,8 +72,8 @@ fn family(files: &dyn Files, pid: u32) -> BTreeSet<u32> {
     found
 }
 
-/// Makes a group. Monitoring ids of those before are free again only when their lines have left the
-/// caches.
+/// Makes a group. Monitoring ids of earlier groups are free again only when their lines have left
+/// the caches.
 pub fn make(files: &dyn Files, name: &str) {
     let begun = Instant::now();
     loop {
@@ -222,7 +222,8 @@ pub fn the_kernel_refuses_and_says_why(arm: &mut dyn Arm) {
         ("size", "1", libc::EACCES, "ok"),
         ("info/L3/cbm_mask", "1", libc::EACCES, "ok"),
     ] {
-        // As root opens what is read only and is refused at the write, not at the door.
+        // Root may open a read-only file and is refused at the write. Other users are refused at
+        // the open.
         let answer = errno(files.write(&format!("{ROOT}/{file}"), text));
         let answer = if answer == libc::EPERM {
             libc::EACCES
@@ -238,7 +239,7 @@ pub fn the_kernel_refuses_and_says_why(arm: &mut dyn Arm) {
             "'{text}' to {file}"
         );
     }
-    // All lines or none.
+    // Either all lines are accepted or none.
     let a = resctrl.group("a").schemata(files).unwrap();
     assert!(a.holds(&Schemata::parse(&format!("{all}\nMB:0=20"))), "{a}");
     for (file, text, error, said) in [
@@ -252,7 +253,7 @@ pub fn the_kernel_refuses_and_says_why(arm: &mut dyn Arm) {
             error,
             "{text}"
         );
-        // Older kernels keep what was said before.
+        // Older kernels keep the earlier status text.
         assert!(
             resctrl
                 .last_status(files)
@@ -278,7 +279,7 @@ pub fn the_kernel_refuses_and_says_why(arm: &mut dyn Arm) {
         [libc::EPERM, libc::ENODEV].contains(&info_dir),
         "{info_dir}"
     );
-    // A task of a goes to a monitor group of a, and of nobody else.
+    // A task of `a` enters a monitor group of `a`, and of no other group.
     let of = |dir: &str| errno(files.write(&format!("{ROOT}/{dir}/tasks"), &pid.to_string()));
     assert_eq!((of("mon_groups/m"), of("a/mon_groups/m")), (bad, 0));
     let home = membership(files, pid).unwrap().unwrap();
@@ -296,7 +297,7 @@ pub fn the_kernel_refuses_and_says_why(arm: &mut dyn Arm) {
     ] {
         assert_eq!(errno(files.rmdir(&format!("{ROOT}/{dir}"))), error, "{dir}");
     }
-    // Its tasks and CPUs are everybody's again.
+    // Its tasks and CPUs are in the default group again.
     assert!(resctrl.default_group().tasks(files).unwrap().contains(&pid));
     assert!(resctrl.default_group().cpus(files).unwrap().contains(1));
 }
@@ -311,8 +312,8 @@ pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
     let said = || resctrl.last_status(files).unwrap_or_default();
     make(files, "a");
     assert_eq!(mask(&resctrl.group("a")), ways.all);
-    // Ways that devices fill cannot be anybody's own, nor can those of another level that all
-    // share.
+    // Ways that devices fill cannot be exclusive. Nor can a group that shares the ways of another
+    // level.
     let own = high & !ways.shareable.0;
     assert_eq!(put("schemata", format!("L3:0={low:x}")), 0);
     assert_eq!(put("a/schemata", format!("L3:0={own:x}")), 0);
@@ -336,14 +337,13 @@ pub fn new_groups_get_what_nobody_has_to_himself(arm: &mut dyn Arm) {
         assert_eq!(said(), "Overlaps with other group");
     }
     make(files, "b");
-    // The first piece that is not a's own; where masks may have holes, newer kernels give every
-    // piece.
+    // The first piece that is not a's own. With sparse masks, newer kernels give every piece.
     let (pieces, found) = (Mask(low | ways.shareable.0), mask(&resctrl.group("b")));
     assert!(
         found == Mask(low) || (ways.sparse && found == pieces),
         "{found}"
     );
-    // We say the same, before the kernel does, and name whose they are.
+    // Quell reports the same before the kernel does, and names the group that has them.
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let wanted = Schemata::masks("L3", [0], ways.all);
@@ -418,7 +418,7 @@ pub fn a_part_is_given_followed_and_taken_back(arm: &mut dyn Arm) {
     let files = arm.files();
     let (resctrl, info) = fresh(files, "");
     let (low, high) = halves(&info);
-    // One of them lives in a group, and a monitor group of it, that somebody else has made.
+    // One of them lives in a group, and a monitor group of it, that another program has made.
     make(files, "theirs");
     make(files, "theirs/mon_groups/m");
     files
@@ -455,7 +455,8 @@ pub fn a_part_is_given_followed_and_taken_back(arm: &mut dyn Arm) {
         )
         .unwrap()
     );
-    // The hardware's steps are not ours: what the kernel makes of it is no change by others.
+    // The hardware has steps of its own. The value that the kernel makes of it is no change by
+    // another program.
     let slow = Schemata::numbers("MB", [0], 15);
     assert!(cache::allocate(&mut writer, &resctrl, &info, &ours, &slow).unwrap());
     let mut find = |files: &dyn Files| -> Result<BTreeSet<u32>> {
@@ -567,8 +568,8 @@ pub fn code_and_data_apart_are_divided_alike(arm: &mut dyn Arm) {
     assert_eq!(said(), "Unknown or unsupported resource name 'L3'");
     assert_eq!(put("a/mode", "pseudo-locksetup"), libc::EINVAL);
     assert_eq!(said(), "CDP enabled");
-    // One group's code over another's data is an overlap, too: the kernel says it late, we say it
-    // before.
+    // One group's code over another's data is an overlap, too. The kernel reports it late, and
+    // Quell before.
     let own = high & !info.ways(3).next().unwrap().1.shareable.0;
     for (file, text) in [
         ("schemata", format!("L3CODE:0={low:x}")),

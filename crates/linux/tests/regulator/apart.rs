@@ -1,6 +1,6 @@
-//! Two budgets on one CPU, with counters that every kernel has: a fault that touches a page counts
-//! once as a fault, which stands for a line that comes in, and once as a minor one, which stands
-//! for a line written back.
+//! Two budgets on one CPU, with counters that every kernel has. A fault that touches a page counts
+//! once as a fault, which stands for a line that comes in. It also counts once as a minor fault,
+//! which stands for a line written back.
 
 use quell_linux::meter::ApartMeter;
 
@@ -8,7 +8,7 @@ use super::*;
 
 const PERIOD: Nanos = Nanos::millis(5);
 
-/// `PERF_COUNT_SW_PAGE_FAULTS`: minor and major ones.
+/// `PERF_COUNT_SW_PAGE_FAULTS`: minor and major faults.
 const FAULTS: EventCode = EventCode {
     kind: TYPE_SOFTWARE,
     config: 2,
@@ -19,8 +19,7 @@ const MINOR: EventCode = EventCode {
     config: SW_MINOR_FAULTS,
 };
 
-/// A program that touches pages for the first time, on and on, in the place of the shell loop; it
-/// says how many.
+/// A program that touches pages for the first time, on and on, in place of the shell loop.
 const TOUCH: &str = "import mmap
 n = 0
 while True:
@@ -53,7 +52,7 @@ fn whichever_of_two_budgets_is_smaller_holds() {
     sleep(Duration::from_millis(300));
     let free = touched();
     let per_period = free / 100;
-    // With page faults of this size the events wake no sooner than 256 of them.
+    // The events wake no sooner than every 256 page faults.
     if per_period < 1_000 {
         eprintln!("SKIPPED: a page fault takes too long here, {free} of them in {span:?}");
         return;

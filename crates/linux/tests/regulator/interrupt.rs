@@ -7,8 +7,8 @@ use super::*;
 
 const PERIOD: Nanos = Nanos::millis(1);
 
-/// Throttles to a share of the CPU, 100 % and more included; `None` where the interrupt cannot
-/// decide.
+/// Throttles to a share of the CPU, in percent, which may be 100 or more. `None` where the
+/// interrupt cannot decide.
 fn throttle(busy: &Busy, percent: u64, decides: Decides) -> Option<Brake> {
     let dir = perf::cgroup_dir(&busy.dir).unwrap();
     let meter = Counted {
@@ -27,7 +27,7 @@ fn throttle(busy: &Busy, percent: u64, decides: Decides) -> Option<Brake> {
     Some(brake)
 }
 
-/// Per period.
+/// Lines per period for a share of the CPU.
 fn lines(percent: u64) -> Lines {
     let period = Lines::at(PEAK, PERIOD).0;
     Lines(period * percent / 100)
@@ -42,12 +42,12 @@ fn below_its_budget_the_thread_sleeps_on() {
     let Some(busy) = Busy::start("sleeps-on") else {
         return;
     };
-    // A quarter more than it can draw.
+    // A budget a quarter above what it can draw.
     let Some(brake) = throttle(&busy, 125, Decides::Interrupt) else {
         return;
     };
     // Where the host takes the CPU away for longer than a quarter of a period, the thread debits
-    // that, and may stop it.
+    // that, and may stop the group.
     let mut seen = Vec::new();
     for _ in 0..5 {
         let stats = brake.stats();
@@ -107,15 +107,15 @@ fn a_budget_changed_while_the_interrupt_decides_holds() {
     sleep(Duration::from_millis(20));
     let held = busy.share_above(0.2, Duration::from_millis(300));
     assert!(held > 0.2 && held < 0.36, "{held}");
-    // And back, where the interrupt decides again.
+    // Back to the large budget, where the interrupt decides again.
     brake.set_budget(lines(125));
     let before = load(&brake.stats().renewed);
     sleep(Duration::from_millis(900));
     assert!(load(&brake.stats().renewed) > before + 100);
 }
 
-/// The CPU's clock stands for a hardware event: a page fault would overflow at the first one after
-/// each arming.
+/// The CPU's clock stands for a hardware event. A page fault would overflow at the first fault
+/// after each arming.
 #[test]
 fn one_event_is_decided_about_in_its_interrupt() {
     let Some(busy) = Busy::start("one-event") else {

@@ -1,4 +1,4 @@
-//! Brakes that are moved, exiled from their CPU, killed, or lose their counter.
+//! Brakes that are moved, lose their CPU, are killed, or lose their counter.
 
 use super::*;
 
@@ -61,7 +61,8 @@ fn eventually_lost(brake: &Brake) {
     }
 }
 
-/// One that counts nothing, whose counter is taken away at some moment: it does not wake for that.
+/// A meter that counts nothing. Its counter is taken away at some moment, which does not wake the
+/// brake.
 struct Taken(Arc<AtomicBool>);
 
 impl Meter for Taken {
@@ -107,7 +108,7 @@ fn a_throttler_whose_counter_is_taken_away_ends_though_nothing_wakes_it() {
     assert_eq!(brake.lost(), Some(Lost::Meter));
 }
 
-/// A cpuset without the brake's CPU; it goes at the end.
+/// A cpuset without the brake's CPU, removed on drop.
 pub(super) struct Exile(Option<PathBuf>);
 
 impl Drop for Exile {
@@ -126,7 +127,7 @@ impl Drop for Exile {
 }
 
 impl Busy {
-    /// A CPU that is not its own.
+    /// A CPU other than the regulated one.
     fn other_cpu(&self) -> Option<usize> {
         let all = rustix::thread::sched_getaffinity(None).unwrap();
         (0..1024).find(|c| all.is_set(*c) && *c != self.cpu as usize)
@@ -137,8 +138,7 @@ impl Busy {
         fs::read_to_string(stop).unwrap().trim().parse().unwrap()
     }
 
-    /// As a shrunk cpuset or a CPU going offline would do it: the brake may not run on its CPU any
-    /// more.
+    /// Takes the brake's CPU away from it, as a shrunk cpuset or a CPU going offline would.
     pub(super) fn exile_brake(&self, other: usize) -> Exile {
         let kernel = Kernel::new().unwrap();
         let cgroups = Cgroups::discover(&kernel).unwrap();

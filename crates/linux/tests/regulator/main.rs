@@ -1,8 +1,8 @@
-//! The brake on this machine's kernel: a busy process in a cgroup of its own, stopped on its CPU,
-//! and what it got counted by the kernel's accounting of the process itself
-//! (`/proc/PID/schedstat`).
+//! The brake on this machine's kernel. A busy process in its own cgroup is stopped on its CPU. The
+//! kernel's own accounting says how much the process got (`/proc/PID/schedstat`).
 //!
-//! Needs root and cgroup hierarchies that carry cpu and perf_event; skipped aloud otherwise.
+//! Needs root and cgroup hierarchies that carry cpu and perf_event. Otherwise it is skipped, with
+//! the reason printed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -45,7 +45,7 @@ const PEAK: Rate = Rate(64_000_000_000);
 
 struct Busy {
     child: Child,
-    /// Where its CPU time is counted.
+    /// The cgroup in which its CPU time is counted.
     dir: PathBuf,
     /// Its cgroup in the hierarchy of the `cpu` controller, with `work` and `stop` in it.
     group: PathBuf,
@@ -54,13 +54,13 @@ struct Busy {
 }
 
 impl Busy {
-    /// A shell loop on the highest CPU, in a perf_event cgroup of its own; or `None` with the
-    /// reason said.
+    /// Starts a shell loop on the highest CPU, in its own perf_event cgroup. `None` where that is
+    /// not possible, with the reason printed.
     fn start(name: &str) -> Option<Self> {
         Self::several(name, 1)?.pop()
     }
 
-    /// The same on so many CPUs, the highest ones.
+    /// The same on several CPUs, the highest ones.
     fn several(name: &str, cpus: usize) -> Option<Vec<Self>> {
         let skip = |why: &str| {
             eprintln!("SKIPPED {name}: {why}");
@@ -108,7 +108,7 @@ impl Busy {
             fs::create_dir(group.join(child)).unwrap();
         }
         fs::write(group.join("work/cpu.idle"), "1").unwrap();
-        // The group goes before whatever else runs here, too.
+        // The group is preferred to whatever else runs here, too.
         for dir in [&group, &group.join("stop")] {
             fs::write(dir.join("cpu.shares"), "262144")
                 .or_else(|_| fs::write(dir.join("cpu.weight"), "10000"))
@@ -141,7 +141,7 @@ impl Busy {
         busy
     }
 
-    /// Another program takes the place of the loop.
+    /// Replaces the loop by another program.
     fn becomes(&mut self, command: &[&str]) -> std::io::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -161,13 +161,13 @@ impl Busy {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// CPU time the kernel says the process has had.
+    /// CPU time that the process has had, by the kernel's account.
     fn cpu_time(&self) -> Nanos {
         let text = fs::read_to_string(format!("/proc/{}/schedstat", self.child.id())).unwrap();
         Nanos(text.split_whitespace().next().unwrap().parse().unwrap())
     }
 
-    /// Waits until it has had `more` CPU time; at most ten seconds.
+    /// Waits until it has had `more` CPU time, at most ten seconds.
     fn ran(&self, more: Nanos) {
         let had = self.cpu_time();
         let began = rt::now();
@@ -181,8 +181,8 @@ impl Busy {
         }
     }
 
-    /// The greatest share of a CPU it gets over one of ten spans, or the first above `wanted`:
-    /// others, and the host, may take the CPU away in some.
+    /// The greatest share of a CPU that it gets over one of ten spans, or the first one above
+    /// `wanted`. Other programs and the host may take the CPU away in some spans.
     fn share_above(&self, wanted: f64, span: Duration) -> f64 {
         let mut most = 0.0_f64;
         for _ in 0..10 {
@@ -212,13 +212,13 @@ impl Busy {
         }
     }
 
-    /// Limits it to a share of the CPU, for as long as `permit` says.
+    /// Limits it to a share of the CPU, as long as `permit` allows.
     fn throttle_while(&self, share: Share, period: Nanos, permit: Permit) -> Brake {
         let regulation = self.regulation(share, period);
         self.brake(&regulation, self.meter(), permit, &pool())
     }
 
-    /// A brake that has entered its cgroup.
+    /// Starts a brake, which enters its cgroup.
     fn brake(
         &self,
         regulation: &Regulation,
@@ -235,7 +235,7 @@ impl Busy {
         self.throttle_while(share, period, Arc::new(|_| true))
     }
 
-    /// The share of a CPU it gets over `span`.
+    /// The share of a CPU that it gets over `span`.
     fn share_over(&self, span: Duration) -> f64 {
         let (from, began) = (self.cpu_time(), rt::now());
         sleep(span);
@@ -243,7 +243,7 @@ impl Busy {
     }
 }
 
-/// Of a hold of its own.
+/// A pool for one test's brakes.
 fn pool() -> Arc<Pool> {
     Arc::new(Pool::new(1024))
 }
@@ -265,15 +265,14 @@ impl Drop for Busy {
     }
 }
 
-/// The part of a budget that the switch to the group takes: the kernel charges 10 µs of it to the
-/// group's first task, before the group's own clock runs (up to 17 µs were seen in virtual machines
-/// on AMD's processors).
+/// The part of a budget that the switch to the group takes. The kernel charges 10 µs of it to the
+/// group's first task, before the group's own clock runs. Up to 17 µs were seen in virtual machines
+/// on AMD's processors.
 fn switch(share: Share, period: Nanos) -> f64 {
     10e-6 / (share.as_f64() * period.as_secs_f64())
 }
 
-/// The shortest period with which a brake holds a share: five stops of 30 µs, as the planner has
-/// it.
+/// The shortest period with which a brake holds a share: five stops of 30 µs, as in the planner.
 fn held_by(share: Share, period: Nanos) -> Nanos {
     Nanos(150_000 * Share::WHOLE.0 / share.0).max(period)
 }
@@ -297,10 +296,10 @@ fn a_braked_process_gets_its_cap() {
     ] {
         let share = Share::ratio(permille, 1000);
         let period = held_by(share, period);
-        // A period more or less may fall into the span; the host may take the CPU, so that too
-        // little says nothing.
+        // A period more or less may fall into the span. The host may take the CPU, so too small a
+        // share proves nothing.
         let (least, most) = (0.95 - period.as_secs_f64(), 1.05 + period.as_secs_f64());
-        // Of a hundredth of a CPU the switches to the task may be the larger part.
+        // For a hundredth of a CPU the switches to the task may be the larger part.
         let most = if permille <= 10 {
             1.6
         } else {
@@ -327,7 +326,7 @@ fn a_braked_process_gets_its_cap() {
     }
 }
 
-/// What else runs on the CPU, of the same weight as the group, goes on while the group is stopped.
+/// Another program on the CPU, of the same weight as the group, goes on while the group is stopped.
 #[test]
 fn another_program_on_the_cpu_runs_on() {
     let Some(busy) = Busy::start("beside") else {
@@ -355,7 +354,7 @@ fn another_program_on_the_cpu_runs_on() {
         sleep(span);
         ran(pid) - before
     };
-    // Others use the machine, too: the best of some pairs, one after the other.
+    // Other programs use the machine, too: the best of some pairs, one after the other.
     let pairs: Vec<f64> = (0..4)
         .map(|_| {
             let nothing_done = over(other.id());
@@ -378,9 +377,9 @@ fn below_its_budget_a_cpu_is_left_alone() {
     let Some(busy) = Busy::start("below") else {
         return;
     };
-    // A budget of 99 % of the time is hardly ever used up sooner than a period. Beside programs
-    // that load memory one span of some with 58 ms was seen; a regulator that does not leave the
-    // CPU alone throttles in each.
+    // A budget of 99 % of the time is hardly ever used up within a period. Next to programs that
+    // load memory, one span of several had 58 ms of stops. A regulator that does not leave the CPU
+    // alone throttles in each span.
     let throttled: Vec<u64> = (0..5)
         .map(|_| {
             let brake = busy.throttle(Share::percent(99), Nanos::millis(1));
@@ -400,7 +399,7 @@ fn a_budget_that_is_no_limit_costs_no_look_until_it_is_one() {
     let brake = busy.throttle(Share::percent(100), Nanos::millis(1));
     sleep(Duration::from_millis(300));
     assert_eq!(brake.stats().overflows.load(Ordering::Relaxed), 0);
-    // What was drawn while nobody counted is not paid for.
+    // What was drawn while nothing was counted is not paid for.
     brake.set_budget(Lines::at(PEAK.part(Share::percent(30)), Nanos::millis(1)));
     let held = busy.share_above(0.2, Duration::from_millis(300));
     assert!(held > 0.2 && held < 0.36, "{held}");
@@ -457,7 +456,7 @@ fn an_ended_throttler_leaves_the_cpu_free() {
 }
 
 /// The event path on a counter that every kernel has: page faults of every program on the CPU, one
-/// fault one line.
+/// fault for one line.
 #[test]
 fn an_event_meter_of_a_cpu_counts_and_wakes() {
     let Some(busy) = Busy::start("events") else {
@@ -470,7 +469,7 @@ fn an_event_meter_of_a_cpu_counts_and_wakes() {
     let mut meter = EventMeter::open(&[code], Scope::Cpu(busy.cpu)).unwrap();
     meter.arm(Lines(1_000).into()).unwrap();
     let before = meter.read().unwrap();
-    // 16 MiB touched page by page on that CPU: 4096 faults.
+    // 16 MiB are touched page by page on that CPU: 4096 faults.
     let cpu = busy.cpu;
     std::thread::spawn(move || {
         rt::pin(cpu).unwrap();
@@ -503,8 +502,8 @@ fn an_event_meter_of_a_cpu_counts_and_wakes() {
     );
 }
 
-/// Alarms are one-shot: armed with the shortest time on a busy CPU, and nobody reading, there is
-/// one wake-up, not an interrupt every 10 µs (which locked up a CPU once).
+/// Alarms ring once. One that is armed with the shortest time on a busy CPU, and never read, wakes
+/// once. It does not interrupt every 10 µs (which locked up a CPU once).
 #[test]
 fn an_alarm_rings_once() {
     let Some(busy) = Busy::start("alarm") else {

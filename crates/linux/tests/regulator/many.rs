@@ -2,13 +2,13 @@
 
 use super::*;
 
-/// The tasks of a cgroup.
+/// The process ids in a cgroup.
 fn tasks(dir: &std::path::Path) -> Vec<u32> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap();
     text.lines().map(|pid| pid.parse().unwrap()).collect()
 }
 
-/// CPU time of all of them.
+/// Nanoseconds of CPU time of all these processes.
 fn cpu_time(pids: &[u32]) -> u64 {
     let of = |pid: &u32| {
         let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
@@ -59,7 +59,7 @@ fn fifty_tasks_in_nested_cgroups_get_the_cap_together() {
             let got = (cpu_time(&all) - from) as f64 / rt::now().since(at).0 as f64;
             assert!(brake.lost().is_none());
             seen.push(got / share.as_f64());
-            // The host may take the CPU: too little says nothing.
+            // The host may take the CPU, so too small a share proves nothing.
             if seen
                 .last()
                 .is_some_and(|of_cap| (0.95..=most).contains(of_cap))

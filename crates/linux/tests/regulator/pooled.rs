@@ -1,8 +1,8 @@
 //! Budgets in one pool, on two CPUs of this machine, with the time meter: shares of CPU time as the
 //! kernel accounts for them.
 //!
-//! Others, and the host, may take a CPU away in any span, so shares are compared with those of the
-//! same run, and a span is tried again.
+//! Other programs and the host may take a CPU away in any span. So shares are compared with those
+//! of the same run, and a span is tried again.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -17,11 +17,11 @@ use quell_types::units::{Lines, Nanos, Share};
 
 use crate::{Busy, pool};
 
-/// Of each CPU's time.
+/// Budget of each CPU, as a share of its time.
 const BUDGET: f64 = 0.1;
 const SPAN: Duration = Duration::from_millis(400);
 
-/// Two busy CPUs whose budgets are pooled.
+/// Two busy CPUs with pooled budgets.
 struct Pair {
     sleeper: Busy,
     neighbour: Busy,
@@ -44,7 +44,7 @@ impl Pair {
                     reclaim,
                     after,
                     predictor: Share::percent(50),
-                    // 50 µs at this peak.
+                    // 50 µs of CPU time at this peak.
                     quantum: Lines(50_000),
                     capped: true,
                     headroom: false,
@@ -55,8 +55,8 @@ impl Pair {
         })
     }
 
-    /// The neighbour's share while the other sleeps: the nearest to `wanted` of a few spans, or the
-    /// first within it.
+    /// The neighbour's share while the sleeper sleeps: the closest to `wanted` of a few spans, or
+    /// the first one within it.
     fn alone(&self, reclaim: bool, after: After, wanted: (f64, f64)) -> f64 {
         self.sleeper.signal(rustix::process::Signal::STOP);
         let mut found = f64::NAN;
@@ -86,7 +86,7 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
             "{what}: {found}, not {least} to {most}"
         );
     };
-    // While it sleeps: its own budget, both, and more than both.
+    // While the other CPU sleeps: its own budget, both budgets, and more than both.
     let bounds = (0.75 * BUDGET, 1.06 * BUDGET);
     let own = pair.alone(false, After::Wait, bounds);
     holds("its own", own, bounds);
@@ -94,7 +94,7 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let both = pair.alone(true, After::Wait, bounds);
     holds("both", both, bounds);
     for after in [After::Spare, After::Proportional] {
-        // Nearly all that it has of its CPU when nothing is regulated: one more budget would be
+        // Nearly all that it has of its CPU when nothing is regulated. One more budget would be
         // half as much again as both.
         pair.sleeper.signal(rustix::process::Signal::STOP);
         let free = pair.neighbour.share_over(SPAN);
@@ -106,11 +106,11 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
         );
     }
 
-    // Awake it has its budget back, whatever the neighbour would draw, and the neighbour has no
-    // more than its own, but for what was granted twice.
+    // Awake, it has its budget back, whatever the neighbour would draw. The neighbour has no more
+    // than its own, except for what was granted twice.
     let mut seen = Vec::new();
     let held = (0..5).any(|_| {
-        // What others leave it of the budget, whoever may give what.
+        // Its share when no CPU gives any budget: other programs may take some of its time.
         let brakes = pair.throttle(false, After::Wait);
         let alone = pair.sleeper.share_over(SPAN);
         drop(brakes);
@@ -141,8 +141,8 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     eprintln!("awake: {:?}", seen.last());
 }
 
-/// One whose brake ends leaves the pool: the other does not wait for it to spend a budget that
-/// nobody holds any more.
+/// A CPU whose brake ends leaves the pool. The other CPU does not wait for it to spend a budget
+/// that no brake holds any more.
 #[test]
 fn nobody_waits_for_a_cpu_that_is_regulated_no_more() {
     let Some(pair) = Pair::start("leave") else {
@@ -151,7 +151,7 @@ fn nobody_waits_for_a_cpu_that_is_regulated_no_more() {
     pair.sleeper.signal(rustix::process::Signal::STOP);
     let brakes = pair.throttle(false, After::Proportional);
     sleep(Duration::from_millis(50));
-    // It has its whole budget left, and what is not drawn is not shared without reclaim.
+    // It has its whole budget left, and without reclaim what is not drawn is not shared.
     let held = pair.neighbour.share_over(SPAN);
     assert!(held < 1.1 * BUDGET, "{held}");
     let _exile = pair.sleeper.exile_brake(pair.neighbour.cpu as usize);

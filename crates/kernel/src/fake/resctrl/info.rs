@@ -1,4 +1,4 @@
-//! The folders of `info`.
+//! The directories of `info`.
 
 use super::{Control, Resctrl, Resource, shape};
 use crate::fake::Answer;
@@ -52,7 +52,7 @@ impl Resctrl {
         Ok(names.collect())
     }
 
-    /// `0=EESS00…`, highest way first.
+    /// Text of `bit_usage`: `0=EESS00…`, highest way first.
     fn usage(&self, resource: &Resource) -> String {
         let Some(bits) = resource.bits else {
             return String::new();

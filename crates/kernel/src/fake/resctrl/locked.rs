@@ -1,8 +1,9 @@
 //! Memory locked in a cache, as Linux 6.12 and 7.2 have it.
 //!
-//! Deviations: what is mapped is only seen as a descriptor that is open (`Machine::opens`); a
-//! region that goes while somebody has it open stays in its cache for ever, as the kernel's does,
-//! but nothing else breaks when resctrl is unmounted then.
+//! Deviations:
+//! - A mapping is only seen as an open descriptor (`Machine::opens`).
+//! - A region that is removed while a process has it open stays in its cache for ever, as the
+//!   kernel's does. But nothing else breaks when resctrl is unmounted then.
 
 use std::collections::BTreeMap;
 
@@ -12,34 +13,33 @@ use super::{Control, Resctrl, Resource};
 use crate::fake::Answer;
 use crate::fake::task::Task;
 
-/// What a group that is no class of service is for.
+/// State of a group that is used for locking and is no class of service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lock {
-    /// What to lock is still to be said.
+    /// Its ways were not written yet.
     Setup,
-    /// It has locked a region.
     Held,
 }
 
-/// Memory in a cache.
+/// Memory locked in some ways of one cache.
 #[derive(Clone, Debug)]
 pub(super) struct Region {
-    /// Its group's name.
+    /// Name of its group, and of its device.
     pub name: String,
     pub resource: String,
     pub domain: u32,
     pub mask: u32,
-    /// Its group was removed while somebody had it open.
+    /// Whether its group was removed while a process had it open.
     lost: bool,
 }
 
-/// Where its device is.
+/// Path of a region's device.
 pub(crate) fn device(name: &str) -> String {
     format!("/dev/pseudo_lock/{name}")
 }
 
 impl Resctrl {
-    /// The CPUs of a domain: pairs share a second level, and everybody all else.
+    /// The CPUs of a domain: pairs of CPUs share a second level, and all CPUs the rest.
     pub(super) fn cpus_of(&self, resource: &str, domain: u32) -> CpuSet {
         match resource.starts_with("L2") {
             true => {
@@ -50,7 +50,7 @@ impl Resctrl {
         }
     }
 
-    /// The ways of a domain that hold what is locked.
+    /// The ways of a domain that hold locked memory.
     pub(super) fn locked_ways(&self, resource: &str, domain: u32) -> u32 {
         let here = |r: &&Region| r.resource == resource && r.domain == domain;
         let regions = self.regions.iter().filter(here);
@@ -86,7 +86,7 @@ impl Resctrl {
         self.fail(libc::EINVAL, why)
     }
 
-    /// Whether a region is in a cache of the CPUs of a domain, of whatever level.
+    /// Whether any region is in a cache of the CPUs of a domain, of whatever level.
     pub(super) fn locked_near(&self, resource: &str, domain: u32) -> bool {
         let cpus = self.cpus_of(resource, domain);
         let of = |r: &Region| self.cpus_of(&r.resource, r.domain);
@@ -95,7 +95,7 @@ impl Resctrl {
             .any(|r| !of(r).intersection(&cpus).is_empty())
     }
 
-    /// Locks what a group that is set up for it was given.
+    /// Locks the ways that a group in setup was given.
     pub(super) fn lock(&mut self, group: &str, resource: &str, domain: u32, mask: u32) {
         self.regions.push(Region {
             name: group.to_owned(),
@@ -109,7 +109,7 @@ impl Resctrl {
         }
     }
 
-    /// A group that has locked a region is removed.
+    /// Releases the region of a group that is removed.
     pub(super) fn unlock(&mut self, group: &str, tasks: &BTreeMap<u32, Task>) {
         let path = device(group);
         let open = tasks.values().any(|t| t.open.contains(&path));
@@ -124,12 +124,12 @@ impl Resctrl {
         }
     }
 
-    /// The devices there are.
+    /// Names of all devices.
     pub(crate) fn devices(&self) -> Vec<String> {
         self.regions.iter().map(|r| r.name.clone()).collect()
     }
 
-    /// `schemata` and `size` of a group that is no class; `None` of others.
+    /// `schemata` and `size` of a group that is no class of service. `None` for other groups.
     pub(super) fn lines_of_lock(
         &self,
         group: &str,

@@ -1,4 +1,4 @@
-//! Groups are made and removed.
+//! How groups are made and removed.
 
 use std::collections::BTreeMap;
 
@@ -63,8 +63,8 @@ impl Resctrl {
             return self.fail(libc::ENOSPC, "Out of CLOSIDs");
         }
         self.take_rmid()?;
-        // A new group gets every way that nobody has for himself, code or data; once in one piece
-        // even where masks may have holes.
+        // A new group gets every way that no other group has to itself, code or data. Up to some
+        // kernel that was one piece, even where masks may have holes.
         let mut control = self.control(|r| r.all(), CpuSet::new());
         for resource in self.resources.clone() {
             let Some(bits) = resource.bits else { continue };

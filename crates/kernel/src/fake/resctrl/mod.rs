@@ -1,20 +1,19 @@
-//! Cache and memory-bandwidth allocation (resctrl). What it does was recorded from Linux 6.12 and
-//! 7.2 on the lab's emulated processors; the same bodies run on it and on those kernels
+//! Cache and memory-bandwidth allocation (resctrl). Its behaviour was recorded from Linux 6.12 and
+//! 7.2 on the lab's emulated processors. The same bodies run on it and on those kernels
 //! (`tests/conformance/resctrl.rs`).
 //!
-//! Where the two kernels differ, so does this: after 6.12 making groups and giving CPUs empty the
-//! status first, values are no longer padded, a new group may get a mask with holes, and a
-//! directory in `info` is refused with ENODEV. The line is drawn at 7.0; which kernel began is not
-//! known.
+//! Where the two kernels differ, so does the model. After 6.12 making groups and giving CPUs empty
+//! the status first, and values are no longer padded. A new group may get a mask with holes, and a
+//! directory in `info` is refused with ENODEV. The line is drawn at 7.0; it is not known which
+//! kernel began.
 //!
 //! Deviations:
-//! - One domain of each third level and of bandwidth, one of the second level for each CPU pair;
-//!   CPUs go offline only as domains of one resource (`Machine::resctrl_domain`).
-//! - No counters to be assigned; counters are zero.
-//! - Monitoring ids that are let go can be used again at once, unless told to wait
+//! - There is one domain of each third level and of bandwidth, and one of the second level for each
+//!   CPU pair. CPUs go offline only as domains of one resource (`Machine::resctrl_domain`).
+//! - There are no counters to be assigned; counters are zero.
+//! - Released monitoring ids can be used again at once, unless a test makes them wait
 //!   (`Machine::limbo`).
-//! - Whoever is nobody's monitor group's CPU is not told apart: monitor groups have CPUs, and no
-//!   tasks by them.
+//! - Monitor groups have CPUs, but those CPUs bring no tasks into them.
 
 mod info;
 pub(super) mod locked;
@@ -35,7 +34,7 @@ use shape::{Domains, Resource, resources};
 
 pub(super) const MOUNT: &str = "/sys/fs/resctrl";
 
-/// The path below the mount; `/` for the mount itself.
+/// The path below the mount; `/` for the mount itself. `None` for other paths.
 pub(super) fn below(path: &str) -> Option<String> {
     match path.strip_prefix(MOUNT)? {
         "" => Some("/".to_owned()),
@@ -46,34 +45,34 @@ pub(super) fn below(path: &str) -> Option<String> {
 
 #[derive(Clone, Debug)]
 struct Control {
-    /// By resource.
+    /// Values of each resource, by its name and domain.
     values: BTreeMap<String, Domains>,
     exclusive: bool,
-    /// It is no class of service, but for what is locked.
+    /// Set while the group is used for locking, and is no class of service.
     lock: Option<Lock>,
     cpus: CpuSet,
     monitors: BTreeMap<String, CpuSet>,
 }
 
-/// Where a task is: its control group, and a monitor group in it.
+/// The groups of a task: its control group, and a monitor group in it.
 type Home = (String, Option<String>);
 
-/// The file system.
+/// The modelled resctrl, mounted or not.
 pub(crate) struct Resctrl {
     rdt: Rdt,
-    /// The kernel empties the status at every command, and pads nothing.
+    /// Whether the kernel empties the status at every command, and pads nothing.
     newer: bool,
     cpus: CpuSet,
-    /// How it is mounted; `None`: it is not.
+    /// Its mount options. `None` while it is not mounted.
     options: Option<String>,
     resources: Vec<Resource>,
-    /// By name; the default group's is empty.
+    /// By name; the name of the default group is empty.
     groups: BTreeMap<String, Control>,
     /// Tasks that are not in the default group.
     tasks: BTreeMap<u32, Home>,
-    /// What is locked, wherever its group is.
+    /// Locked regions, also those of removed groups.
     regions: Vec<Region>,
-    /// Monitoring ids that wait for their lines to leave the cache.
+    /// Number of monitoring ids that wait for their lines to leave the cache.
     limbo: u32,
     threshold: u64,
     status: String,
@@ -84,12 +83,12 @@ const MONITOR_FILES: [&str; 3] = ["cpus", "cpus_list", "tasks"];
 const EVENTS: [&str; 3] = ["llc_occupancy", "mbm_local_bytes", "mbm_total_bytes"];
 const OPTIONS: [&str; 3] = ["cdp", "cdpl2", "mba_MBps"];
 
-/// What a path names.
+/// What a path below the mount refers to.
 enum Place {
     Group(String),
     File(String, String),
     Info(String),
-    /// `mon_groups` of a group.
+    /// The directory `mon_groups` of a group.
     Monitors(String),
     Monitor(String, String),
     MonitorFile(String, String, String),
@@ -117,7 +116,7 @@ impl Resctrl {
         new
     }
 
-    /// As `/proc/self/mountinfo` has its options; `None` where it is not mounted.
+    /// Its options as in `/proc/self/mountinfo`. `None` where it is not mounted.
     pub fn mounted(&self) -> Option<&str> {
         self.options.as_deref()
     }
@@ -154,7 +153,7 @@ impl Resctrl {
         Ok(())
     }
 
-    /// A child is where its parent is.
+    /// Puts a child into its parent's groups.
     pub fn born(&mut self, parent: u32, child: u32) {
         if let Some(home) = self.tasks.get(&parent).cloned() {
             self.tasks.insert(child, home);
@@ -165,7 +164,7 @@ impl Resctrl {
         self.tasks.remove(&tid);
     }
 
-    /// What comes back begins anew.
+    /// Takes a domain offline or online. One that comes back has the values of a new one.
     pub fn set_domain(&mut self, resource: &str, domain: u32, online: bool) {
         let Some(resource) = self.resources.iter_mut().find(|r| r.name == resource) else {
             return;
@@ -187,7 +186,7 @@ impl Resctrl {
         self.limbo = ids;
     }
 
-    /// `/proc/TID/cpu_resctrl_groups`.
+    /// The text of `/proc/TID/cpu_resctrl_groups`.
     pub fn membership(&self, tid: u32) -> String {
         if self.options.is_none() {
             return "res:\nmon:\n".to_owned();
@@ -219,12 +218,12 @@ impl Resctrl {
         }
     }
 
-    /// What groups have that are classes of service.
+    /// The groups that are classes of service.
     fn used(&self) -> impl Iterator<Item = (&String, &Control)> {
         self.groups.iter().filter(|(_, g)| g.lock.is_none())
     }
 
-    /// Classes of service: the fewest of any resource.
+    /// Number of classes of service: the fewest of any resource.
     fn classes(&self) -> usize {
         let all = self.resources.iter().map(|r| r.classes as usize);
         all.min().unwrap_or(1)
@@ -364,8 +363,8 @@ impl Resctrl {
         Ok(names.into_iter().collect())
     }
 
-    /// Whether a group that is no class of service keeps a file closed, to be read or written: even
-    /// root is refused.
+    /// Whether a group that is no class of service refuses reading or writing a file, even for
+    /// root.
     fn closed(&self, group: &str, file: &str, write: bool) -> bool {
         match (&self.groups[group].lock, file) {
             (Some(_), "tasks") | (Some(Lock::Setup), "cpus" | "cpus_list") => true,
@@ -374,7 +373,7 @@ impl Resctrl {
         }
     }
 
-    /// What the kernel has to say, after what it has said before.
+    /// Adds a line to the status text.
     fn say(&mut self, why: impl AsRef<str>) {
         self.status.push_str(why.as_ref());
         self.status.push('\n');
@@ -385,7 +384,7 @@ impl Resctrl {
         Err(errno)
     }
 
-    /// Commands that left the status as it was, up to some kernel.
+    /// Empties the status at commands that did not do so up to some kernel.
     fn begin_lately(&mut self) {
         if self.newer {
             self.status.clear();
@@ -428,7 +427,7 @@ impl Resctrl {
                 }
             },
             Place::Info(name) if name == "L3_MON/max_threshold_occupancy" => {
-                // Rounded down to what the counter counts in.
+                // Rounded down to the unit of the counter.
                 self.threshold = text.trim().parse::<u64>().map_err(|_| libc::EINVAL)? / 64 * 64;
                 Ok(())
             }
@@ -444,13 +443,13 @@ impl Resctrl {
         };
         match cpus {
             Some(cpus) if cpus.is_subset(&self.cpus) => Ok(cpus),
-            // Beyond what the machine could have.
+            // Beyond the CPUs that the machine can have.
             Some(_) => self.fail(libc::ERANGE, "Bad CPU list/mask"),
             None => self.fail(libc::EINVAL, "Bad CPU list/mask"),
         }
     }
 
-    /// Tasks one after the other: those before one that is refused stay moved.
+    /// Moves tasks one after the other. Those before a refused one stay moved.
     fn take_all(&mut self, to: &Home, text: &str, tasks: &BTreeMap<u32, Task>) -> Answer<()> {
         self.status.clear();
         let text = text.trim();
@@ -488,8 +487,8 @@ impl Resctrl {
         Ok(())
     }
 
-    /// A CPU is in exactly one control group; those taken away go to the default group, which keeps
-    /// what it has.
+    /// Gives CPUs to a group. A CPU is in exactly one control group. CPUs that are taken away go to
+    /// the default group, which keeps its own.
     fn give(&mut self, group: &str, cpus: &CpuSet) -> Answer<()> {
         let before = self.groups[group].cpus.clone();
         let dropped = before.difference(cpus);
@@ -548,8 +547,8 @@ impl Resctrl {
         Ok(())
     }
 
-    /// Whether other groups (exclusive ones only?) or devices have some of these ways, for code or
-    /// for data.
+    /// Whether other groups or devices have some of these ways, for code or for data. `exclusive`:
+    /// only exclusive groups count.
     fn overlaps(
         &self,
         group: &str,

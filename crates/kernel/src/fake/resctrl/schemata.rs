@@ -1,11 +1,11 @@
-//! The lines of `schemata` and `size`: how the kernel writes them, and what it takes.
+//! The lines of `schemata` and `size`: how the kernel writes them, and what it accepts.
 
 use super::locked::Lock;
 use super::shape::{GRANULARITY, LEAST_BANDWIDTH};
 use super::{Control, Resctrl, Resource};
 use crate::fake::Answer;
 
-/// Names are as wide as the longest that could be.
+/// Width of names: that of the longest possible one.
 const NAME: usize = "L3CODE".len();
 
 pub(super) fn lines(resources: &[Resource], control: &Control, newer: bool) -> String {
@@ -44,7 +44,7 @@ fn each(
 }
 
 impl Resctrl {
-    /// All lines, or none of them.
+    /// Writes all lines, or none of them.
     pub(super) fn schemata(&mut self, group: &str, text: &str) -> Answer<()> {
         let lock = self.groups[group].lock.clone();
         if lock == Some(Lock::Held) {
@@ -59,7 +59,7 @@ impl Resctrl {
             self.line(group, line, &mut staged)?;
         }
         if lock == Some(Lock::Setup) {
-            // The first domain that is named, and no other.
+            // Only the first domain that is named.
             if let Some((name, domain, mask)) = staged.first() {
                 self.lock(group, name, *domain, *mask);
             }
@@ -104,7 +104,7 @@ impl Resctrl {
             let Some((domain, value)) = parsed else {
                 return self.fail(libc::EINVAL, "Missing '=' or non-numeric domain");
             };
-            // Without a word.
+            // Refused without a status text.
             if !resource.domains.contains(&domain) {
                 return Err(libc::EINVAL);
             }

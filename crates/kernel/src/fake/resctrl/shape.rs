@@ -1,4 +1,4 @@
-//! What the modelled processor can divide, and what `info` says of it.
+//! What the modelled processor can divide, and what `info` says about it.
 
 use std::collections::BTreeMap;
 
@@ -7,30 +7,30 @@ use quell_types::cpuset::CpuSet;
 /// A processor with allocation and monitoring, shaped like those of the lab.
 #[derive(Clone, Debug)]
 pub struct Rdt {
-    /// Ways of the third level, where there is one.
+    /// Number of ways of the third level. `None` where there is no third level.
     pub l3: Option<u32>,
-    /// Ways of the second level, shared by two CPUs each.
+    /// Number of ways of the second level, which two CPUs share. `None` where it cannot be divided.
     pub l2: Option<u32>,
-    /// Classes of the caches.
+    /// Number of classes of service of the caches.
     pub classes: u32,
-    /// Classes of bandwidth; none: it cannot be divided.
+    /// Number of classes of bandwidth. `None` where it cannot be divided.
     pub mba: Option<u32>,
-    /// Least ways of a mask.
+    /// The fewest ways in a mask.
     pub least: u32,
-    /// Masks may have holes.
+    /// Whether masks may have holes.
     pub sparse: bool,
-    /// Ways of the third level that devices fill, too.
+    /// Mask of the ways of the third level that devices fill, too.
     pub shareable: u32,
-    /// Monitoring ids; none: nothing is counted.
+    /// Number of monitoring ids; 0 where nothing is counted.
     pub rmids: u32,
-    /// The kernel locks memory on it.
+    /// Whether the kernel locks memory on it.
     pub locks: bool,
-    /// Somebody has mounted resctrl, without options.
+    /// Whether resctrl is mounted already, without options.
     pub mounted: bool,
 }
 
 impl Rdt {
-    /// The lab's `icelake`, mounted.
+    /// The lab's `icelake`, with resctrl mounted.
     #[must_use]
     pub const fn icelake() -> Self {
         Self {
@@ -47,7 +47,7 @@ impl Rdt {
         }
     }
 
-    /// The lab's `goldmont`, mounted.
+    /// The lab's `goldmont`, with resctrl mounted.
     #[must_use]
     pub const fn goldmont() -> Self {
         Self {
@@ -64,7 +64,7 @@ impl Rdt {
         }
     }
 
-    /// The lab's `sparse`, mounted.
+    /// The lab's `sparse`, with resctrl mounted.
     #[must_use]
     pub const fn sparse() -> Self {
         Self {
@@ -82,26 +82,25 @@ impl Rdt {
     }
 }
 
-/// A value for each domain.
+/// One value for each domain id.
 pub(super) type Domains = BTreeMap<u32, u32>;
 
-/// A line of `schemata`.
+/// A resource, as one line of `schemata` has it.
 #[derive(Clone, Debug)]
 pub(super) struct Resource {
     pub name: String,
     pub classes: u32,
-    /// Ways; none: bandwidth.
+    /// Number of ways. `None` for bandwidth.
     pub bits: Option<u32>,
     pub shareable: u32,
     pub domains: Vec<u32>,
-    /// Bytes of a way.
     pub way: u64,
-    /// Rates instead of percentages.
+    /// Whether bandwidth is in MiB/s instead of percent.
     pub mib_s: bool,
 }
 
 impl Resource {
-    /// What nobody is kept from.
+    /// The value that restricts nothing.
     pub fn all(&self) -> u32 {
         match self.bits {
             Some(bits) => full(bits),
@@ -114,7 +113,7 @@ impl Resource {
         self.name.get(..2).unwrap_or_default()
     }
 
-    /// Itself, and what is of the same caches: code and data.
+    /// The resource itself, and the other one of the same caches: code and data.
     pub fn peers<'a>(&self, all: &'a [Self]) -> impl Iterator<Item = &'a Self> + use<'a> {
         let level = self.level().to_owned();
         all.iter().filter(move |r| r.level() == level)
@@ -125,7 +124,7 @@ pub(super) fn full(bits: u32) -> u32 {
     u32::MAX >> (32 - bits)
 }
 
-/// The lowest run of ones.
+/// The lowest run of ones in a mask.
 pub(super) fn lowest_run(mask: u32) -> u32 {
     if mask == 0 {
         return 0;
@@ -135,7 +134,7 @@ pub(super) fn lowest_run(mask: u32) -> u32 {
     (u32::MAX >> (32 - length)) << start
 }
 
-/// The lines in the kernel's order.
+/// The resources, in the order of the kernel's lines.
 pub(super) fn resources(
     rdt: &Rdt,
     cdp: bool,
@@ -163,7 +162,7 @@ pub(super) fn resources(
             cdp_l2,
             0,
             (0..pairs).collect::<Vec<u32>>(),
-            // Where it is the last one it is larger.
+            // A second level that is the last one is larger.
             if rdt.l3.is_some() { 32 << 10 } else { 64 << 10 },
         ),
         ("L3", rdt.l3, cdp, rdt.shareable, vec![0], 1 << 20),
@@ -173,7 +172,7 @@ pub(super) fn resources(
         let kinds: &[&str] = if apart { &["DATA", "CODE"] } else { &[""] };
         all.extend(kinds.iter().map(|kind| Resource {
             name: format!("{level}{kind}"),
-            // Two masks of the hardware for each class.
+            // Each class takes two masks of the hardware.
             classes: rdt.classes / if apart { 2 } else { 1 },
             bits: Some(bits),
             shareable,
@@ -185,7 +184,7 @@ pub(super) fn resources(
     all
 }
 
-/// Every file of a folder in `info`.
+/// Names of all files in the directories of `info`.
 pub(super) const INFO: [&str; 14] = [
     "bandwidth_gran",
     "bit_usage",

@@ -1,10 +1,10 @@
-//! Memory locked in a cache: a region for each group that reserves one, handed to the program that
-//! is launched in it.
+//! Memory locked in a cache: one region for each group that reserves one, handed to a program
+//! launched in the group.
 //!
-//! The kernel's memory is a device that a program maps. The descriptor is inherited, and named in
-//! the environment with the region's size and the CPUs of its cache (`quell_client::locked`). Every
-//! mapping empties the region, so that one program has it at a time: the first that is launched,
-//! and when that has ended the next.
+//! The kernel's memory is a device that a program maps. The program inherits the descriptor. The
+//! environment names it, with the region's size and the CPUs of its cache (`quell_client::locked`).
+//! Every mapping empties the region, so only one program has it at a time. The first one launched
+//! has it, and when that has ended the next.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -28,21 +28,21 @@ use super::residency::Stays;
 use crate::enforce::{Launch, cache};
 use crate::host::Host;
 
-/// Of so many locked lines one may be gone and the promise still hold: the kernel's own accesses
-/// while it locks cost some.
+/// One of this many locked lines may be gone while the promise still holds. The kernel's own
+/// accesses while it locks cost some lines.
 const TOLERATED: u64 = 8;
 
-/// A region of a group.
+/// The locked region of a group.
 pub(super) struct Locked {
     region: Region,
-    /// The program that was given it last.
+    /// The program that the region was handed to last.
     given: Option<SubjectId>,
-    /// Whether it stays; `None` where that cannot be told.
+    /// Counts lines that left. `None` where nothing can count them.
     stays: Option<Stays>,
 }
 
 impl Locked {
-    /// Why the promise does not hold now, if so.
+    /// Why the promise does not hold now. `None` while it holds, or where that is not known.
     pub fn broken(&self, files: &dyn Files) -> Option<Cause> {
         let dir = &self.region.group.dir;
         if locked::region_at(files, dir).is_none() {
@@ -55,7 +55,7 @@ impl Locked {
         (missed > lines / TOLERATED).then_some(Cause::Evicted)
     }
 
-    /// Hands it to a program, unless a living one was given it.
+    /// Hands the region to a program, unless the last program that got it still runs.
     pub fn hand_to(&mut self, program: &mut Launch<'_>) -> Result<()> {
         let running = |id| program.subjects.iter().any(|s| s.id == id && !s.ended());
         if self.given.is_some_and(running) {
@@ -80,7 +80,7 @@ impl Locked {
 }
 
 impl Parts {
-    /// Locks memory for a group in ways that everybody has left, in the cache of its CPUs.
+    /// Locks memory for a group in the cache of its CPUs. All groups have left these ways before.
     pub(super) fn lock(
         &mut self,
         host: &mut Host,
@@ -144,7 +144,8 @@ impl Parts {
     }
 }
 
-/// Sees whether the kernel has locked what it says; and a sentence of that.
+/// Checks whether the kernel has locked what it says. Returns the counter, and a sentence for a
+/// person.
 fn stays(
     host: &mut Host,
     name: &str,
@@ -186,7 +187,7 @@ fn stays(
     Ok((Some(stays), told))
 }
 
-/// Opens the device: where nothing keeps `/dev` as the kernel would, it is made for the moment.
+/// Opens the device. Where no device manager creates it in `/dev`, it is made for the moment.
 fn open(region: &Region) -> Result<File> {
     let path = region.device();
     let failed = |action, e| Error::file(action, &path, None, e);

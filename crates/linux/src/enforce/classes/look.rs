@@ -1,4 +1,4 @@
-//! What is looked after while groups have parts: newborn threads, and what others have made.
+//! Checks while groups have parts: newborn threads, and what other programs have changed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use super::members::{Whereabouts, strangers, threads};
 use super::{Parts, cache, promised};
 use crate::host::Host;
 
-/// What a look at parts brings to light.
+/// What a check of parts has found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Found {
-    /// For a person, in a sentence.
+    /// A sentence for a person.
     Note(String),
-    /// No part of the group is worth anything.
+    /// No part of the group holds.
     Parts(Cause),
-    /// Its ways of this level are not.
+    /// The group's ways of this cache level do not hold.
     Ways(u32, Cause),
-    /// What is locked for it is not.
+    /// The memory locked for the group does not hold.
     Locked(Cause),
 }
 
@@ -45,12 +45,13 @@ impl Parts {
         Ok(())
     }
 
-    /// `None` for a group that has no control group. One that somebody has removed is given up.
+    /// The members of a group's control group. `None` for a group that has none. A control group
+    /// that another program has removed is given up.
     fn whereabouts(&mut self, host: &Host, name: &str) -> Result<Option<Whereabouts>> {
         let Some(group) = self.groups.get(name).cloned() else {
             return Ok(None);
         };
-        // Its folder alone tells nothing: the default group's stays when somebody unmounts.
+        // The directory alone proves nothing: that of the default group stays after an unmount.
         if !host.files.exists(&group.file("tasks")) {
             self.groups.remove(name);
             self.gone.push((name.to_owned(), group.dir));
@@ -67,7 +68,7 @@ impl Parts {
         }))
     }
 
-    /// What is new since the last look, with the group.
+    /// What is new since the last check, with the group's name.
     pub fn fresh(&mut self, host: &mut Host) -> Vec<(String, Found)> {
         let names: Vec<String> = self.groups.keys().cloned().collect();
         let mut found = Vec::new();
@@ -78,8 +79,8 @@ impl Parts {
                 Err(e) => found.push((name, Found::Note(e.to_string()))),
             }
         }
-        // Once for all of them, and not waited for: a heartbeat must not be missed, and the next
-        // look tries again.
+        // Taken once for all groups, without waiting: a heartbeat must not be missed, and the next
+        // check tries again.
         let mut lock = None;
         for group in &all {
             if !host.still_held() {
@@ -117,7 +118,8 @@ impl Parts {
         fresh
     }
 
-    /// What others have of what was promised to groups of ours, and what of that cannot be told.
+    /// Which other control groups may fill what was promised to groups of the plan, and where that
+    /// cannot be read.
     fn disputed(&self, host: &Host, all: &[Whereabouts]) -> Vec<(String, Found)> {
         let Some(plan) = &host.plan else {
             return Vec::new();
@@ -127,7 +129,7 @@ impl Parts {
             vec![(group.to_owned(), Found::Note(what))]
         };
         let mut found = Vec::new();
-        // Those of a group that could not be looked at would seem to be strangers.
+        // Threads of a group that could not be read would seem to be strangers.
         if let Some(first) = all.first().filter(|_| all.len() == self.groups.len()) {
             match strangers(&host.files, all) {
                 Ok(said) => found.extend(

@@ -1,4 +1,4 @@
-//! Whose threads are in whose control group of resctrl.
+//! Which threads are in which control group of resctrl.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use quell_kernel::{below, procfs};
 
 use crate::group_cgroups::GroupCgroups;
 
-/// Every thread in a group's cgroups and those below them.
+/// Every thread in the cgroups of a group and in those below them.
 pub fn threads(files: &dyn Files, home: &GroupCgroups) -> Result<BTreeSet<u32>> {
     let (mut threads, mut processes) = (BTreeSet::new(), BTreeSet::new());
     for place in &home.places {
@@ -18,13 +18,13 @@ pub fn threads(files: &dyn Files, home: &GroupCgroups) -> Result<BTreeSet<u32>> 
             let whole = place.hierarchy.version == Version::V2;
             let listed = |name: &str| tasks_of(files, &format!("{dir}/{name}"));
             if !whole {
-                // A process may have threads elsewhere.
+                // On v1 a process may have threads in other cgroups.
                 threads.extend(listed("tasks")?);
                 continue;
             }
             match listed("cgroup.procs") {
                 Ok(all) => processes.extend(all),
-                // A threaded cgroup does not list processes.
+                // A threaded cgroup cannot list processes.
                 Err(e) if e.errno() == Some(libc::EOPNOTSUPP) => {
                     threads.extend(listed("cgroup.threads")?);
                 }
@@ -38,20 +38,20 @@ pub fn threads(files: &dyn Files, home: &GroupCgroups) -> Result<BTreeSet<u32>> 
     Ok(threads)
 }
 
-/// The tasks that a file lists; none where it is gone.
+/// The tasks that a file lists. Empty where the file is gone.
 fn tasks_of(files: &dyn Files, path: &str) -> Result<Vec<u32>> {
     let text = files.optional(path)?.unwrap_or_default();
     Ok(below::listed(&text).collect())
 }
 
-/// A group's control group, and who is where.
+/// A group, its control group, and the threads of both.
 pub struct Whereabouts {
     pub name: String,
     pub group: Group,
     pub home: GroupCgroups,
-    /// Who was in the control group.
+    /// Threads that were in the control group.
     pub inside: BTreeSet<u32>,
-    /// Whose it is, looked at after that.
+    /// Threads in the group's cgroups, read after `inside`.
     pub all: BTreeSet<u32>,
 }
 
@@ -71,8 +71,8 @@ fn any_alive<'a>(files: &dyn Files, tids: impl Iterator<Item = &'a u32>) -> Resu
     Ok(false)
 }
 
-/// Who else is in the control groups of groups of ours, a sentence each: threads that somebody has
-/// moved there, and CPUs whose other tasks fill the ways, too.
+/// What other programs have put into the control groups of the plan's groups: threads, and CPUs
+/// whose other tasks fill the ways, too. Pairs of a group and a sentence.
 pub fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(String, String)>> {
     let mut said = Vec::new();
     let classes: BTreeSet<&Group> = all.iter().map(|w| &w.group).collect();
@@ -82,7 +82,7 @@ pub fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(String, 
         sharing().for_each(|w| others.extend(&w.inside));
         sharing().for_each(|w| others.retain(|tid| !w.all.contains(tid)));
         let mut what = Vec::new();
-        // Whose group has no cgroup is not known.
+        // The threads of a group without cgroups are not known.
         if sharing().any(|w| w.home.places.is_empty()) {
             others.clear();
         }
@@ -168,7 +168,7 @@ mod tests {
             let inside = fake.with(|m| m.spawn("program"));
             put(&fake, &format!("{dir}/below"), door, inside);
             assert!(threads(&fake, &home).unwrap().contains(&inside));
-            // As a threaded cgroup answers.
+            // A threaded cgroup answers so.
             fake.refuse(Op::Read, "/cgroup.procs", libc::EOPNOTSUPP);
             let found = threads(&fake, &home).unwrap();
             assert!(found.contains(&pid) && found.is_superset(&all), "{found:?}");
@@ -217,7 +217,7 @@ mod tests {
         assert!(said().is_empty());
         fake.write(&group.file("cpus_list"), "1").unwrap();
         assert!(said()[0].contains("has given CPUs 1 to"), "{:?}", said());
-        // Who is ending is not waited for.
+        // A thread that is ending is not waited for.
         let late = fake.with(|m| m.spawn("late"));
         put(&fake, &home.places[0].dir, "cgroup.procs", late);
         assert!(look().outside(&fake).unwrap());

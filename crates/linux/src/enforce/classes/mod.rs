@@ -1,13 +1,13 @@
 //! Parts of caches and of memory bandwidth: groups of Quell as control groups of resctrl.
 //!
-//! A group has a control group of its own, named as Intel's `pqos` names them (`COS1`, …), so that
-//! it reads and lists them, too. Where no class of service is free for a new one, a group that
-//! nobody uses is taken for the time: `pqos` makes them all when it is first called. Only where the
-//! plan has more groups than that do those that get the same share one. What unmatched tasks get is
-//! written to the default group, in which everybody is who is in no other.
+//! A group has a control group of its own. Its name is one that Intel's `pqos` uses (`COS1`, …), so
+//! that `pqos` reads and lists it, too. Where no class of service is free for a new group, an
+//! unused one is taken for the time. `pqos` makes them all when it is first called. Groups that get
+//! the same share one only where the plan has more groups than that. What unmatched tasks get is
+//! written to the default group, which has all tasks that are in no other.
 //!
-//! Whoever has ways to himself is made exclusive where the kernel lets him: groups that others make
-//! meanwhile then begin without his ways.
+//! A group that has ways to itself is made exclusive where the kernel allows it. Control groups
+//! that other programs make meanwhile then begin without these ways.
 
 mod locked;
 mod look;
@@ -33,19 +33,20 @@ use crate::host::{Host, finding};
 use locked::Locked;
 use look::Found;
 
-/// resctrl, while groups have parts.
+/// resctrl, and what groups have of it.
 struct Parts {
     resctrl: Resctrl,
     info: Info,
-    /// Control groups that could be had when this began.
+    /// Number of control groups that could be made or taken when this began.
     free: usize,
-    /// The control group of each group.
+    /// The control group of each group, by the group's name.
     groups: BTreeMap<String, Group>,
-    /// What is locked for groups.
+    /// The locked region of each group, by the group's name.
     locks: BTreeMap<String, Locked>,
-    /// Groups whose control group somebody has removed, and its path, until it is told.
+    /// Groups whose control group another program has removed, with its path, until that is
+    /// reported.
     gone: Vec<(String, String)>,
-    /// What was found at the last look, with the group.
+    /// What the last check found, with the group's name.
     told: BTreeSet<(String, Found)>,
 }
 
@@ -61,7 +62,7 @@ fn parts(set: &Setting) -> bool {
 }
 
 impl Parts {
-    /// The lines of `schemata` that a setting comes to: the same in every domain.
+    /// The lines of `schemata` for a setting: the same value in every domain.
     fn lines(&self, files: &dyn Files, set: &Setting) -> Result<Schemata> {
         let now = self.resctrl.default_group().schemata(files)?;
         let missing = |what: &str| {
@@ -121,12 +122,12 @@ impl Parts {
         }
     }
 
-    /// The lines of `schemata` that are ways of a level.
+    /// Names of the `schemata` lines that are ways of a level.
     fn way_names(&self, level: u32) -> impl Iterator<Item = &str> {
         self.info.ways(level).map(|(r, _)| r.name.as_str())
     }
 
-    /// Control groups of somebody else that are used, and what they have.
+    /// Control groups of other programs that are used, with their `schemata`.
     fn others(&self, files: &dyn Files) -> Result<Vec<(String, Schemata)>> {
         let ours = |group: &Group| {
             self.groups.values().any(|g| g == group)
@@ -138,7 +139,7 @@ impl Parts {
             .collect()
     }
 
-    /// Those of them that may fill these ways, too.
+    /// One sentence for each control group in `others` that may fill these ways, too.
     fn intruders(&self, others: &[(String, Schemata)], level: u32, mask: Mask) -> Vec<String> {
         let mut found = Vec::new();
         for (name, schemata) in others {
@@ -159,7 +160,7 @@ fn ways_of(set: &Setting, of: u32) -> bool {
     matches!(set, Setting::Ways { level, .. } | Setting::WaysApart { level, .. } if *level == of)
 }
 
-/// What a group gets of resctrl in a plan.
+/// The settings for resctrl that a plan has for a group.
 fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
     let of = |s: &&Step| s.group.as_deref().unwrap_or(REST) == group;
     plan.steps
@@ -170,7 +171,8 @@ fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
         .collect()
 }
 
-/// The ways that a plan promises to a group, and whether other groups of the plan share them.
+/// The ways that a plan promises: group, cache level, mask, and whether other groups of the plan
+/// share them.
 fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask, bool)> {
     plan.promises.iter().filter_map(|held| match &held.promise {
         Promise::ReserveWays {
@@ -182,7 +184,7 @@ fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask, bool)> {
     })
 }
 
-/// The mechanism.
+/// Parts of caches and bandwidth. `parts` is `None` until the first step needs resctrl.
 #[derive(Default)]
 pub(crate) struct Classes {
     parts: Option<Parts>,
@@ -201,7 +203,7 @@ impl Enforcer for Classes {
         }
     }
 
-    /// Moves the ways of a group, or of unmatched tasks, that were given to it before.
+    /// Moves the ways of a group, or of unmatched tasks, to another mask.
     fn act(&mut self, host: &mut Host, action: &Action) -> Result<()> {
         let Action::Ways { group, level, mask } = action else {
             return Ok(());
@@ -211,8 +213,8 @@ impl Enforcer for Classes {
         self.steer(host, &group, &Setting::Ways { level, mask })
     }
 
-    /// Newborn tasks, and what others have made that was promised to a group of ours. Each is told
-    /// when it begins to be so.
+    /// Brings in newborn tasks, and reports what other programs took of a promise. Each finding is
+    /// reported once, when it begins.
     fn look(&mut self, host: &mut Host, seen: &mut Observation) {
         let Some(of) = &mut self.parts else {
             return;
@@ -236,7 +238,8 @@ impl Enforcer for Classes {
         }
     }
 
-    /// Through its group's control group, with what is locked for it.
+    /// The program enters its group's control group, and gets the memory that is locked for the
+    /// group.
     fn launch(&mut self, program: &mut Launch<'_>) -> Result<()> {
         let Some(parts) = &mut self.parts else {
             return Ok(());
@@ -261,8 +264,8 @@ impl Classes {
             .ok_or_else(|| Error::refused("resctrl is not in use"))
     }
 
-    /// Has resctrl mounted, by ourselves with code and data of these levels apart. What a person
-    /// should know of it.
+    /// Has resctrl mounted. If Quell mounts it, code and data are separate in the caches of these
+    /// levels. Returns notes for a person.
     fn begin(&mut self, host: &mut Host, apart: &[u32]) -> Result<Vec<String>> {
         if self.parts.is_some() {
             return Ok(Vec::new());
@@ -350,8 +353,8 @@ impl Classes {
         Ok(notes)
     }
 
-    /// Gives a control group another part, one of many that it gets in turn: recorded once for all
-    /// of them.
+    /// Gives a control group another part, one of many that it gets in turn. One journal record
+    /// covers them all.
     pub fn steer(&mut self, host: &mut Host, group: &Group, set: &Setting) -> Result<()> {
         let parts = self.begun()?;
         let lines = parts.lines(&host.files, set)?;
@@ -364,7 +367,8 @@ impl Classes {
         parts.resctrl.explained(files, put)
     }
 
-    /// Takes threads into a control group of their own, with what a new one has.
+    /// Makes a control group for these threads, with the parts of a new group, and moves them into
+    /// it.
     pub fn take(&mut self, host: &mut Host, threads: &BTreeSet<u32>) -> Result<Group> {
         self.begin(host, &[])?;
         let parts = self.begun()?;
@@ -385,8 +389,8 @@ impl Classes {
         group.ok_or_else(|| Error::refused(format!("group {name} has no control group")))
     }
 
-    /// Bytes that a group's control group has moved from and to memory; `None` while the hardware
-    /// cannot tell.
+    /// Bytes that a group's control group has moved from and to memory. `None` while the hardware
+    /// has no count.
     pub fn moved_by(&mut self, files: &dyn Files, name: &str) -> Result<Option<u64>> {
         const EVENT: &str = "mbm_total_bytes";
         let data = self.class_of(name)?.data(files)?;
@@ -405,9 +409,10 @@ impl Classes {
 }
 
 impl Parts {
-    /// Makes groups exclusive that have ways to themselves, once unmatched tasks have left them.
-    /// The kernel refuses it to who shares ways of another level, or with devices, and somebody may
-    /// keep the lock: then newcomers are looked for every second, as in any case.
+    /// Makes groups exclusive that have ways to themselves, once unmatched tasks have left those.
+    /// The kernel refuses that to groups that share ways of another level, or share ways with
+    /// devices. Another tool may also keep the lock. Then the check of every second finds new
+    /// groups, as in any case.
     fn keep_out(&self, host: &mut Host) {
         let Some(plan) = &host.plan else {
             return;
@@ -426,8 +431,8 @@ impl Parts {
         }
     }
 
-    /// The control group of a group: made at its first part, unless one with the same parts is
-    /// there.
+    /// The control group of a group. It is made at the group's first part, unless the group has to
+    /// share one that has the same parts.
     fn class(&mut self, host: &mut Host, name: &str) -> Result<Group> {
         if name == REST {
             return Ok(self.resctrl.default_group());
@@ -437,7 +442,7 @@ impl Parts {
         }
         let alike = host.plan.as_ref().and_then(|plan| {
             let wanted = |g: &&GroupPlan| !settings(plan, &g.name).is_empty();
-            // Memory is locked by way of a class, too.
+            // Locking memory takes a class, too.
             let locks = |s: &&Step| matches!(s.set, Setting::Lock { .. });
             let locks = usize::from(plan.steps.iter().any(|s| locks(&s)));
             if plan.groups.iter().filter(wanted).count() + locks <= self.free {
@@ -462,7 +467,7 @@ impl Parts {
         Ok(group)
     }
 
-    /// A control group that nobody has: made, or an idle one for the time.
+    /// A control group that no group uses: a new one, or an idle one for the time.
     fn new_class(&self, host: &mut Host) -> Result<Group> {
         let resctrl = &self.resctrl;
         let all = resctrl.groups(&host.files)?;
@@ -477,7 +482,7 @@ impl Parts {
         let Some(group) = all.iter().find(idle).cloned() else {
             return Err(why);
         };
-        // Whoever had it last may have left it narrow.
+        // Its last user may have left it with few ways.
         cache::widen(&mut host.writer()?, resctrl, &self.info, &group)?;
         Ok(group)
     }

@@ -1,9 +1,9 @@
-//! Whether what is locked stays: how many of its lines have to come from memory again, by the
-//! counter of last-level misses of the thread that reads them. At first others go through the
-//! cache, for a kernel may say that it has locked, and have filled the memory into ways that others
-//! fill, too (seen with Linux 7.2).
+//! Whether locked memory stays in its cache: how many of its lines have to come from memory again.
+//! The thread that reads them counts its last-level misses.
 //!
-//! The counter is believed if it has seen that traffic. Reading changes nothing of what is locked.
+//! At first other data goes through the cache. A kernel may report that it has locked, and have
+//! filled the memory into ways that other groups fill, too (seen with Linux 7.2). The counter is
+//! believed if it has seen that traffic. Reading changes nothing of what is locked.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -18,20 +18,20 @@ use quell_types::units::{Bytes, LINE_BYTES};
 use quell_kernel::perf::{Event, EventCode, Scope, Wake};
 use quell_kernel::rt;
 
-/// `PERF_TYPE_HARDWARE`, `PERF_COUNT_HW_CACHE_MISSES`.
+/// Last-level misses: `PERF_TYPE_HARDWARE`, `PERF_COUNT_HW_CACHE_MISSES`.
 const MISSES: EventCode = EventCode { kind: 0, config: 3 };
 
-/// How much of the cache's size others bring in, as a multiple: more than enough for any
-/// replacement that is near to LRU.
+/// How much other data is swept through the cache, as a multiple of its size. This is more than
+/// enough for any replacement that is close to LRU.
 const OTHERS: u64 = 4;
 
-/// How often they do, before it is believed that lines are gone.
+/// How often the cache is swept before lines are believed to be gone.
 const TRIES: usize = 3;
 
-/// Between two beats of the heart.
+/// Time between two heartbeats meanwhile.
 const BREATH: Duration = Duration::from_micros(200);
 
-/// A region that is looked at.
+/// A region of locked memory that is checked.
 pub(super) struct Stays {
     memory: Locked,
     /// CPUs of its cache, those first that its group does not have.
@@ -39,12 +39,13 @@ pub(super) struct Stays {
 }
 
 impl Stays {
-    /// Maps the region, has others sweep its cache, and counts. `None` where nothing counts here,
-    /// or none of its CPUs can be run on. `beat` is called meanwhile. `cpus`: those of its cache.
-    /// `group`: those of them whose programs are not to be disturbed.
+    /// Maps the region, sweeps its cache with other data, and counts the lines that missed. `None`
+    /// where nothing counts here, or where none of its CPUs can be used. `beat` is called
+    /// meanwhile. `cpus` are the CPUs of the region's cache. Programs on those in `group` should
+    /// not be disturbed.
     ///
     /// # Errors
-    /// When it cannot be mapped.
+    /// When the region cannot be mapped.
     pub fn look(
         device: &File,
         bytes: u64,
@@ -59,7 +60,8 @@ impl Stays {
             .collect();
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let looked = on(&cpus, beat, || {
-            // Alone: the kernel maps it for a thread that can run on its cache's CPUs only.
+            // Pinned: the kernel maps it only for a thread that can run on no CPUs but those of its
+            // cache.
             let memory = Locked::map(device.as_fd(), bytes)?;
             let Some(counter) = Counter::open() else {
                 return Ok(None);
@@ -75,8 +77,8 @@ impl Stays {
             // The kernel clears pages at their first use, which the counter does not see.
             sweep();
             let mut least: Option<u64> = None;
-            // Whoever interrupts the reading counts, too; lines that others replace are gone each
-            // time.
+            // An interrupt of the reading counts, too. Lines that other data replaces are gone each
+            // time. So the least of several counts is used.
             for _ in 0..TRIES {
                 let swept = counter.around(&mut sweep);
                 if swept.is_none_or(|misses| misses < lines / 8) {
@@ -93,21 +95,21 @@ impl Stays {
         Ok(looked?.map(|(memory, missed)| (Self { memory, cpus }, missed)))
     }
 
-    /// How many of its lines come from memory now; `None` where that cannot be told.
+    /// How many of its lines come from memory now. `None` where that cannot be counted.
     pub fn missed(&self) -> Option<u64> {
         on(&self.cpus, &mut || {}, || {
             Counter::open()?.around(|| read(&self.memory))
         })?
     }
 
-    /// Its lines.
+    /// Size of the region in cache lines.
     pub fn lines(&self) -> u64 {
         self.memory.len() as u64 / LINE_BYTES
     }
 }
 
-/// Does something on a thread of its own on the first of these CPUs that it can be pinned to, and
-/// calls `beat` meanwhile.
+/// Runs `act` on a thread of its own, on the first of these CPUs that it can be pinned to. Calls
+/// `beat` meanwhile. `None` where it can be pinned to none.
 fn on<T: Send>(cpus: &[u32], beat: &mut dyn FnMut(), act: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| cpus.iter().any(|cpu| rt::pin(*cpu).is_ok()).then(act));
@@ -121,12 +123,13 @@ fn on<T: Send>(cpus: &[u32], beat: &mut dyn FnMut(), act: impl FnOnce() -> T + S
 
 fn read(memory: &Locked) {
     for at in (0..memory.len()).step_by(LINE_BYTES as usize) {
-        // SAFETY: within the mapping. Volatile: the load is what it is for.
+        // SAFETY: the address is within the mapping. Volatile, because the load itself is the
+        // purpose.
         unsafe { memory.as_ptr().add(at).read_volatile() };
     }
 }
 
-/// Last-level misses of this thread.
+/// Counts the last-level misses of the thread that opened it.
 struct Counter(Event);
 
 impl Counter {

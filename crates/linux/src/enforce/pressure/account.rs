@@ -1,4 +1,4 @@
-//! The memory of one group, in files that are kept open.
+//! The memory of one group, read from files that are kept open.
 
 use quell_kernel::cached_file::CachedFile;
 use quell_kernel::cgroup::Version;
@@ -10,14 +10,14 @@ use quell_types::units::{Bytes, Nanos};
 
 use crate::group_cgroups::{CgroupDir, GroupCgroups};
 
-/// The files of one group. What is gone reads as nothing.
+/// The files of one group. A file that is gone reads as nothing.
 pub struct Account {
     pub memory: Option<Memory>,
     pub usage: Option<CachedFile>,
     pub stat: Option<CachedFile>,
     pub memory_stall: Option<CachedFile>,
     pub io_stall: Option<CachedFile>,
-    /// What is protected by us.
+    /// The protection that Quell has set.
     pub protected: Bytes,
 }
 
@@ -51,7 +51,8 @@ impl Account {
         })
     }
 
-    /// Who is there, and of whom nothing is told any more, must not be taken for calm.
+    /// A group without pressure reports must not be taken for calm. Fails if its cgroup still
+    /// exists.
     pub fn still_told(&self, files: &dyn Files) -> Result<()> {
         let path = self.memory_stall.as_ref().map_or("", CachedFile::path);
         let dir = path.rsplit_once('/').map_or("", |(dir, _)| dir);
@@ -89,7 +90,7 @@ impl Account {
     }
 }
 
-/// The time waited so far, in a pressure file that may be gone.
+/// The total time waited, from a pressure file. `None` where the file is gone.
 pub fn waited(kept: Option<&mut CachedFile>, files: &dyn Files) -> Result<Option<Nanos>> {
     let Some(kept) = kept else {
         return Ok(None);
@@ -102,8 +103,7 @@ pub fn waited(kept: Option<&mut CachedFile>, files: &dyn Files) -> Result<Option
     }
 }
 
-/// The group's cgroup in v2, whatever its controllers: pressure is told there, and it can be
-/// frozen.
+/// The group's v2 cgroup, whatever its controllers: it reports pressure, and can be frozen.
 pub fn v2_place(home: &GroupCgroups) -> Option<&CgroupDir> {
     let is = |p: &&CgroupDir| p.hierarchy.version == Version::V2;
     home.places.iter().find(is)

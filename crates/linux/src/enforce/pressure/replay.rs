@@ -1,9 +1,10 @@
-//! The controllers behind this backend's own files, journal and threads, on the model of the
-//! kernel, while its files read what a real kernel was recorded to tell under pressure
-//! (`tests/traces/record.sh`). Nobody controlled anything then, so that what is done here changes
-//! nothing of what is looked at: what is tested is what each controller does about it, that it is
-//! done, recorded and taken back. What was done is kept beside the trace (`NAME.CONTROLLER`);
-//! `QUELL_BLESS=1` rewrites it after a meant change.
+//! Replays what a real kernel was recorded to report under pressure (`tests/traces/record.sh`). The
+//! controllers run behind this backend's own files, journal and threads, on the model of the
+//! kernel, which reads as recorded.
+//!
+//! Nothing was controlled during the recording, so nothing done here changes the samples. Each test
+//! is about what a controller does: that it is done, recorded and reverted. What was done is kept
+//! next to the trace (`NAME.CONTROLLER`). `QUELL_BLESS=1` rewrites it after a meant change.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,9 +21,9 @@ use super::*;
 use crate::journal::Journal;
 use crate::journal::tests::header;
 
-/// How far apart the looks are that were recorded.
+/// Time between two recorded samples.
 const EVERY: Nanos = Nanos::millis(200);
-/// When the neighbour began, and when it was put to rest.
+/// When the best-effort group began, and when it ended, in the traces.
 const BEGINS: Nanos = Nanos::secs(3);
 const RESTS: Nanos = Nanos::secs(11);
 
@@ -30,10 +31,10 @@ fn traces() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/traces")
 }
 
-/// What was recorded, a map from column to text for each look.
+/// A recording, with a map from column to text for each sample.
 struct Trace {
     name: &'static str,
-    /// `/proc/meminfo`'s total and the watermarks, KiB.
+    /// Total of `/proc/meminfo` and the watermarks, in KiB.
     machine: BTreeMap<String, u64>,
     looks: Vec<BTreeMap<String, String>>,
 }
@@ -75,7 +76,7 @@ fn number(look: &BTreeMap<String, String>, column: &str) -> u64 {
         .unwrap_or_else(|_| panic!("{column} is {}", look[column]))
 }
 
-/// What a look of the trace read, as the kernel's files have it.
+/// The contents of the kernel's files for a sample of the trace.
 fn files_of(trace: &Trace, look: &BTreeMap<String, String>, hog: u32) -> Vec<(String, String)> {
     let n = |column: &str| number(look, column);
     let pressure = |avg10: &str, some, full| {
@@ -155,7 +156,7 @@ fn dir(group: &str) -> String {
     format!("/sys/fs/cgroup/{group}")
 }
 
-/// What of the neighbour can be seen to be held back.
+/// What can be seen of the measures against the best-effort group.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Held {
     high: String,
@@ -176,7 +177,7 @@ impl Held {
         }
     }
 
-    /// As it has to be after this was done.
+    /// The expected state after `act`.
     fn after(mut self, act: &Act) -> Self {
         match *act {
             Act::Protect { memory, .. } => self.kept = memory.0.to_string(),
@@ -193,7 +194,7 @@ impl Held {
     }
 }
 
-/// A model with a detector and its neighbour, watched as a backend watches them under a plan.
+/// A model with a detector and a best-effort group, watched as a backend watches them under a plan.
 struct Scene {
     fake: Arc<Fake>,
     files: Arc<dyn Files>,
@@ -279,7 +280,7 @@ impl Scene {
         self.watch.act(&mut writer, act).unwrap();
     }
 
-    /// As at the end of a run: everything is as it was.
+    /// Ends as a run does, and checks that everything is as it was before.
     fn end(mut self) {
         self.watch
             .let_go(&mut JournaledWriter::new(&*self.files, &mut self.journal));
@@ -327,7 +328,7 @@ fn show(fake: &Fake, trace: &Trace, look: &BTreeMap<String, String>, hog: u32) {
     });
 }
 
-/// Plays a trace to a controller; what it did, and when.
+/// Plays a trace to a controller. Returns what it did, and when.
 fn play(trace: &Trace, kind: PressureController) -> Vec<(Nanos, Decision)> {
     let mut scene = Scene::open(trace, kind);
     let mut control = Control::new(kind, &scene.rules, Nanos(0)).unwrap();
@@ -346,7 +347,7 @@ fn play(trace: &Trace, kind: PressureController) -> Vec<(Nanos, Decision)> {
         for decision in decisions.drain(..) {
             scene.act(&decision.act);
             held = held.after(&decision.act);
-            // Limits are written by a thread.
+            // A thread writes the limits, so they come late.
             let begun = Instant::now();
             loop {
                 let is = Held::see(&*scene.files, scene.hog);
@@ -378,7 +379,7 @@ fn word(act: &Act) -> String {
     }
 }
 
-/// The same as is kept beside the trace.
+/// Checks that the decisions are those kept next to the trace.
 fn same(trace: &Trace, kind: &str, log: &[(Nanos, Decision)]) {
     let mut text = String::new();
     for (at, decision) in log {
@@ -397,8 +398,8 @@ fn first(log: &[(Nanos, Decision)], is: fn(&Act) -> bool) -> Option<Nanos> {
     log.iter().find(|(_, d)| is(&d.act)).map(|(at, _)| *at)
 }
 
-/// What holds whatever was recorded: nothing but protection before anybody is there to act upon,
-/// and everything the controller did is as it is kept.
+/// What holds for every trace. Before the best-effort group begins, a controller only protects or
+/// limits. All its decisions are those that are kept.
 fn plays(name: &'static str, kind: PressureController, word: &str) -> Vec<(Nanos, Decision)> {
     let trace = Trace::read(name);
     let log = play(&trace, kind);
@@ -452,8 +453,8 @@ fn the_daemon_stops_a_process_when_its_average_is_high_and_only_a_file_hog_ever_
     for (name, goes_on) in [("file", true), ("anon", false)] {
         let log = plays(name, PressureController::Latd, "latd");
         let acts: Vec<&Act> = log.iter().map(|(_, d)| &d.act).collect();
-        // Seconds after it began: the average is of ten. And who is stopped gives nothing back,
-        // unless it can be reclaimed.
+        // Seconds after it began, because the average is over ten. A stopped process gives nothing
+        // back, unless its memory can be reclaimed.
         assert!(matches!(acts[0], Act::Stop(_)), "{log:?}");
         assert!(log[0].0 >= BEGINS.plus(Nanos::secs(2)), "{log:?}");
         let rest = acts[1..].iter();
