@@ -1,4 +1,4 @@
-//! Memory: what is kept, who is limited, who steers.
+//! Memory: what is kept, what is limited, what steers.
 
 use quell_control::config::Allows;
 use quell_types::options::PressureController;
