@@ -166,7 +166,7 @@ fn attached(message: &libc::msghdr) -> Option<OwnedFd> {
     {
         return None;
     }
-    // SAFETY: a message of this kind and length holds one descriptor, which is ours from now on.
+    // SAFETY: a message of this kind and length holds one descriptor, owned by this process now.
     unsafe {
         let file = libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned();
         (file >= 0).then(|| OwnedFd::from_raw_fd(file))

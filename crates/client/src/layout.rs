@@ -19,7 +19,7 @@ pub const SOCKET: &str = "/run/quell/client/socket";
 pub const GRANTED: u64 = 0;
 /// The first word of a session, at offset 0.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"quellses");
-/// The word at offset 8. It grows when programs of older versions could not write the session.
+/// The word at offset 8. It is raised if a program of another version could not write the session.
 pub const VERSION: u64 = 1;
 /// Number of slots in the ring.
 pub const SLOTS: u64 = 1024;
@@ -36,7 +36,7 @@ pub(crate) mod at {
     pub(crate) const VERSION: usize = 8;
     /// The policy's target, in nanoseconds; 0: none.
     pub(crate) const DEADLINE: usize = 16;
-    /// Grows each time Quell reads the session; 0: Quell has ended.
+    /// Grows each time Quell reads the session; 0: it does not read it any more.
     pub(crate) const LOOKS: usize = 24;
     /// PID of the process that writes; 0: no process yet, or it has closed the session.
     pub(crate) const OWNER: usize = 64;

@@ -15,7 +15,7 @@ use crate::door::address;
 use crate::layout::{GRANTED, MAGIC, Refused};
 use crate::reader::Reader;
 
-/// How many may ask at once. The kernel answers further programs to try again.
+/// How many may ask at once. The kernel has further programs try again.
 const BACKLOG: libc::c_int = 64;
 
 /// The socket at which programs ask.

@@ -60,8 +60,7 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `map` made. The pointer's users were told that it is valid until
-        // then.
+        // SAFETY: the mapping that `map` made. Its users know that the pointer is valid until then.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }

@@ -205,7 +205,7 @@ impl Session {
         open.written = unit.wrapping_add(1);
     }
 
-    /// Gives up a session that Quell does not read any more, and looks for a new one at most once a
+    /// Gives up a session that Quell does not read any more, and asks for a new one at most once a
     /// second.
     #[inline]
     fn attend(&mut self, now: u64) {

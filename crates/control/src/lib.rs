@@ -68,8 +68,8 @@ impl Regulator {
         }
     }
 
-    /// The readings to arm the counters with after a verdict that allows `lines` more. Where reads
-    /// and writes have a budget each, `lines` are the reads, and the answer has both.
+    /// After how many lines each counter is to overflow, given a verdict that allows `lines` more.
+    /// Where reads and writes have a budget each, `lines` are the reads, and the answer has both.
     #[must_use]
     pub fn armed(&self, lines: Lines, used: LineCounts) -> LineCounts {
         match self {

@@ -318,7 +318,7 @@ fn headroom_is_kept_whole_while_any_of_its_cpus_draws_and_given_while_none_does(
     (room.capped, room.headroom) = (false, true);
     let other = rules(true, After::Proportional);
     let mut machine = Machine::new(&[room.clone(), room, other], &[1_000, 1_000, 100]);
-    // What the third one draws in a period in which the first draws so much, asked in four
+    // What the third CPU draws in a period in which the first draws `working`. It asks in four
     // quarters.
     let mut period = |working: u64| {
         machine.pass(LENGTH.0);

@@ -45,7 +45,7 @@ pub struct SubjectSpec {
     /// The group it starts in, if the plan gathers one of that name. Else it starts where the
     /// backend itself runs.
     pub group: GroupId,
-    /// What it runs.
+    /// The generator or command that it runs.
     pub program: Program,
     /// The CPUs it is pinned to from its start; absent: all CPUs of its group.
     pub cpus: Option<CpuSet>,

@@ -125,7 +125,7 @@ pub struct Quell {
     held: Vec<Held>,
     /// What the neighbours may use together, judged by waits. `None`: no such bound.
     ceiling: Option<u64>,
-    /// What the neighbours used when the critical groups waited last.
+    /// What the neighbours used, or the ceiling if less, when the critical groups waited last.
     tripped: u64,
     /// When the ceiling moved last.
     moved_at: Nanos,

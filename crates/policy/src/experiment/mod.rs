@@ -247,7 +247,7 @@ impl Experiment {
             .any(|c| c.wants_huge_pages(&instances))
     }
 
-    /// Whether the size of a generator is a multiple of the measured last-level cache.
+    /// Whether the size of a generator is relative to the measured last-level cache.
     #[must_use]
     pub fn wants_seen_cache(&self) -> bool {
         let varied = self.configurations.iter().flat_map(|c| c.runs.values());

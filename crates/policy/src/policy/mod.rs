@@ -181,7 +181,7 @@ pub enum Permission {
 }
 
 impl Permission {
-    /// All permissions, in the order of the reference.
+    /// All permissions that a policy can give.
     pub const ALL: [Self; 5] = [
         Self::Throttle,
         Self::LimitMemory,

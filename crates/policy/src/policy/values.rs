@@ -151,7 +151,7 @@ pub enum CacheForm {
     Size(Bytes),
     /// This share of the whole cache.
     Share(Share),
-    /// This many ways of each cache.
+    /// This many ways; the planner chooses which.
     Ways(u32),
     /// Separate ways for instructions and for data.
     Apart {
@@ -277,7 +277,7 @@ impl Serialize for CacheWanted {
 /// The DRAM banks that a policy asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Banks {
-    /// This many banks or bank colours.
+    /// This many; the planner chooses which.
     Count(u32),
     /// The banks with these numbers.
     List(CpuSet),
@@ -319,7 +319,7 @@ impl Serialize for Banks {
 /// Memory that is to be kept from reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryWanted {
-    /// At least this many bytes.
+    /// This many bytes are kept.
     Size(Bytes),
     /// The working set, as measured.
     WorkingSet,

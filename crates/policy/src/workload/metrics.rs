@@ -5,9 +5,9 @@ use quell_types::units::LINE_BYTES;
 
 use super::Workload;
 
-/// The metric of lists: nanoseconds per access.
+/// Metric in nanoseconds per access.
 pub const LATENCY_NS: &str = "latency_ns";
-/// The metric of streams: 10^6 program bytes per second.
+/// 10^6 program bytes per second.
 pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
 /// Accesses to lines per second.
 pub const ACCESSES_PER_S: &str = "accesses_per_s";
