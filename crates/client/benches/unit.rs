@@ -1,4 +1,4 @@
-//! Nanoseconds per unit told of: `cargo bench -p quell-client`.
+//! Nanoseconds per reported unit: `cargo bench -p quell-client`.
 
 #![allow(clippy::expect_used, reason = "a benchmark fails by panicking")]
 

@@ -1,11 +1,12 @@
-//! The same for C: `include/quell.h`. Every call takes the null pointer, and does nothing then.
+//! The interface for C, `include/quell.h`. Each function accepts the null pointer and then does
+//! nothing.
 
 use std::time::Duration;
 
 use crate::locked::locked;
 use crate::session::{Demand, Session};
 
-/// What the pointer points to, if anything.
+/// The session that the pointer points to; `None` for null.
 ///
 /// # Safety
 /// `session` came from [`quell_open`], was not closed, and no other thread uses it now.
@@ -14,29 +15,29 @@ unsafe fn of<'s>(session: *mut Session) -> Option<&'s mut Session> {
     unsafe { session.as_mut() }
 }
 
-/// [`Session::open`]; never null.
+/// [`Session::open`]. The result is never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn quell_open() -> *mut Session {
     Box::into_raw(Box::new(Session::open()))
 }
 
-/// Gives the session up.
+/// Closes the session and frees its memory.
 ///
 /// # Safety
 /// `session` is null or came from [`quell_open`], and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_close(session: *mut Session) {
     if !session.is_null() {
-        // SAFETY: it came from `Box::into_raw`, and nobody uses it again.
+        // SAFETY: it came from `Box::into_raw`, and is not used again.
         drop(unsafe { Box::from_raw(session) });
     }
 }
 
-/// [`Session::connected`]: 1 or 0.
+/// [`Session::connected`]: 1 if so, else 0.
 ///
 /// # Safety
-/// `session` is null or came from [`quell_open`], and no other thread uses it now. So in all that
-/// follow.
+/// `session` is null or came from [`quell_open`], and no other thread uses it now. The same holds
+/// for all functions below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_connected(session: *mut Session) -> libc::c_int {
     // SAFETY: as the caller promises.
@@ -144,9 +145,9 @@ pub unsafe extern "C" fn quell_beat(session: *mut Session) {
     }
 }
 
-/// [`locked::locked`](crate::locked()): its first byte, and its length in `*bytes`; null where
-/// nothing is locked for this program (`*bytes` is 0 then) or it could not be mapped (`*bytes` is
-/// not, and `errno` says why).
+/// [`locked::locked`](crate::locked()): returns its first byte, and its length in `*bytes`. Null
+/// with `*bytes` 0: nothing is locked for this program. Null with another `*bytes`: it could not be
+/// mapped, and `errno` says why.
 ///
 /// # Safety
 /// `bytes` points to a number, or is null.
@@ -160,7 +161,7 @@ pub unsafe extern "C" fn quell_locked_map(bytes: *mut usize) -> *mut libc::c_voi
         }
         Ok(None) => (std::ptr::null_mut(), 0),
         Err(why) => {
-            // SAFETY: a number of this thread.
+            // SAFETY: the address of this thread's error number.
             unsafe { *libc::__errno_location() = why.errno().unwrap_or(libc::EIO) };
             (std::ptr::null_mut(), 1)
         }
@@ -172,7 +173,7 @@ pub unsafe extern "C" fn quell_locked_map(bytes: *mut usize) -> *mut libc::c_voi
     at
 }
 
-/// Unmaps it. Nothing happens with a null pointer.
+/// Unmaps locked memory. Does nothing with a null pointer.
 ///
 /// # Safety
 /// `at` and `bytes` came from [`quell_locked_map`], once, and nothing points there any more.

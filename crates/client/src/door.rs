@@ -1,9 +1,9 @@
-//! How a program that Quell has not launched comes by a session: it asks at a Unix socket, and is
-//! sent one.
+//! How a program that Quell did not launch gets a session: it asks at a Unix socket, and is sent
+//! one.
 //!
-//! Who asks is told by the kernel (`SO_PEERCRED`, unix(7)), so there is nothing to say. The answer
-//! is one message: [`layout::MAGIC`] and a code, and with code 0 the session's descriptor. Nothing
-//! here waits, but for [`Asked::wait`].
+//! The kernel reports which process asks (`SO_PEERCRED`, unix(7)), so the program sends nothing.
+//! The answer is one message: [`layout::MAGIC`] and a code, and with code 0 the session's
+//! descriptor. Nothing here waits, except [`Asked::wait`].
 
 use std::mem::{ManuallyDrop, offset_of, size_of, size_of_val};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -13,25 +13,25 @@ use std::time::Duration;
 
 use crate::layout::{self, Refused};
 
-/// A question that was asked and not answered yet.
+/// A request that has no answer yet.
 #[derive(Debug)]
 pub(crate) struct Asked {
     socket: ManuallyDrop<OwnedFd>,
-    /// Its device and number: a program that closes every descriptor there is (a daemon) may have
-    /// another file under this one's by now, which is neither to be read nor to be closed.
+    /// The socket's device and inode number. A program that closes all descriptors (a daemon) may
+    /// have another file under this number by now. That file must be neither read nor closed.
     identity: (u64, u64),
 }
 
-/// What came of it.
+/// What a request has led to.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Nothing yet.
+    /// There is no answer yet.
     Waiting(Asked),
-    /// A session.
+    /// A session: its memory file.
     Session(OwnedFd),
-    /// None.
+    /// No session, with Quell's reason.
     Refused(Refused),
-    /// Nobody is there any more, or nobody we understand.
+    /// The listener is gone, or its answer is not understood.
     Gone,
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn address(path: &Path) -> Option<(libc::sockaddr_un, libc::socklen_t
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).ok()?;
     let path = path.as_os_str().as_bytes();
-    // Zero ends it.
+    // A path ends with a zero byte.
     if path.is_empty() || path.len() >= address.sun_path.len() {
         return None;
     }
@@ -60,7 +60,7 @@ fn identity(file: RawFd) -> Option<(u64, u64)> {
     (done == 0).then_some((about.st_dev, about.st_ino))
 }
 
-/// Asks at the socket, if somebody listens there.
+/// Asks at the socket; `None` if there is no listener.
 pub(crate) fn ask(path: &Path) -> Option<Asked> {
     let (address, length) = address(path)?;
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -69,11 +69,11 @@ pub(crate) fn ask(path: &Path) -> Option<Asked> {
     if socket < 0 {
         return None;
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor without another owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // SAFETY: the address is valid for the call, and as long as said.
+    // SAFETY: the address is valid for the call, and has this length.
     let done = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    // Too many ask at once: another time.
+    // Too many programs ask at once: ask another time.
     (done == 0).then_some(())?;
     let identity = identity(socket.as_raw_fd())?;
     let socket = ManuallyDrop::new(socket);
@@ -85,7 +85,7 @@ impl Asked {
         identity(self.socket.as_raw_fd()) == Some(self.identity)
     }
 
-    /// Looks for the answer.
+    /// Reads the answer, if it is there.
     pub(crate) fn answer(self) -> Answer {
         if !self.ours() {
             return Answer::Gone;
@@ -130,7 +130,7 @@ impl Asked {
         self.socket.as_raw_fd()
     }
 
-    /// Waits for the answer, at most so long.
+    /// Waits for the answer, at most this long.
     pub(crate) fn wait(&self, most: Duration) {
         let mut watched = libc::pollfd {
             fd: self.socket.as_raw_fd(),
@@ -152,9 +152,9 @@ impl Drop for Asked {
     }
 }
 
-/// The descriptor that came with a message.
+/// The descriptor that came with a message, if it has exactly one.
 fn attached(message: &libc::msghdr) -> Option<OwnedFd> {
-    // SAFETY: the kernel has filled the message, whose control buffer is still valid.
+    // SAFETY: the kernel has filled the message, and its control buffer is still valid.
     let header = unsafe { libc::CMSG_FIRSTHDR(message) };
     // SAFETY: null, or a header within that buffer.
     let header = unsafe { header.as_ref() }?;
@@ -166,7 +166,7 @@ fn attached(message: &libc::msghdr) -> Option<OwnedFd> {
     {
         return None;
     }
-    // SAFETY: a message of this kind and length holds one descriptor, which is ours from now on.
+    // SAFETY: a message of this kind and length holds one descriptor, owned by this process now.
     unsafe {
         let file = libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned();
         (file >= 0).then(|| OwnedFd::from_raw_fd(file))

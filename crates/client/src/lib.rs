@@ -1,6 +1,6 @@
-//! What an application links to say how its work is going: which time a unit of work is to take and
-//! which it took, frame by frame or beat by beat. Quell reads along and leaves the neighbours what
-//! the units can spare (`regulator.adapt = "deadline"`).
+//! What an application links to report its work: how long each unit of work may take and how long
+//! it took. A unit is a frame, a request, or the time between two heartbeats. Quell reads along,
+//! and gives the neighbours what the units can spare (`regulator.adapt = "deadline"`).
 //!
 //! ```
 //! let mut session = quell_client::Session::open();
@@ -12,12 +12,12 @@
 //! }
 //! ```
 //!
-//! The session is shared memory ([`layout`]) that Quell hands to the programs it launches, and to
-//! others that ask at its socket: telling of a unit is a handful of stores and two looks at the
-//! clock, no system call. Without Quell a call looks at the clock and at most once a second whether
-//! Quell has come. `include/quell.h` is the same for C.
+//! The session is shared memory ([`layout`]). Quell passes it to the programs that it launches, and
+//! to programs that ask at its socket. Reporting a unit takes a few stores and two reads of the
+//! clock, and no system call. Without Quell a call reads the clock, and checks at most once a
+//! second whether Quell has started. `include/quell.h` is the same for C.
 //!
-//! Memory that a policy has Quell lock in a cache is handed over here, too: [`locked()`].
+//! Memory that Quell locks in a cache for a policy is available here, too: [`locked()`].
 
 mod c;
 mod door;

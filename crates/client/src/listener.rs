@@ -1,6 +1,8 @@
-//! Quell's side of the door: programs that ask for a session, who they are, and the answer. Nothing
-//! here waits, and nobody who asks can make it: sockets do not block, a caller says nothing, and
-//! who does not take the answer does without.
+//! Quell's side of the socket: programs that ask for a session, which process each is, and the
+//! answer.
+//!
+//! Nothing here waits, and no program that asks can make it wait. Sockets do not block, and a
+//! program sends nothing. A program that does not take the answer gets no session.
 
 use std::fs;
 use std::io;
@@ -13,7 +15,7 @@ use crate::door::address;
 use crate::layout::{GRANTED, MAGIC, Refused};
 use crate::reader::Reader;
 
-/// So many may ask at once; more are told to come again by the kernel.
+/// How many may ask at once. The kernel has further programs try again.
 const BACKLOG: libc::c_int = 64;
 
 /// The socket at which programs ask.
@@ -28,30 +30,29 @@ pub struct Caller {
     process: Option<OwnedFd>,
 }
 
-/// `SO_PEERPIDFD` of Linux 6.5, which libc does not name yet on every architecture.
+/// `SO_PEERPIDFD` of Linux 6.5, which libc does not define on every architecture yet.
 const PEER_PIDFD: libc::c_int = 77;
 
-/// What a call of the kernel's that answers with a descriptor came to.
+/// The result of a system call that returns a descriptor.
 fn descriptor(answer: libc::c_int) -> io::Result<OwnedFd> {
     if answer < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(answer) })
 }
 
 impl Listener {
-    /// Listens at `path`, whose folder is made if it is missing, for programs of every user. What
-    /// an earlier run left there is replaced in one step: whoever calls this is the only one that
-    /// may.
+    /// Listens at `path` for programs of every user, and makes its folder if it is missing. What an
+    /// earlier run left there is replaced in one step. Only one process may call this for a path.
     ///
     /// # Errors
-    /// What the kernel answers; a path that is too long.
+    /// The kernel's error, or a path that is too long.
     pub fn open(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             let there = folder.is_dir();
             fs::create_dir_all(folder)?;
-            // Whatever the mask of new files here: programs of every user look in there.
+            // Set explicitly, whatever the umask is: programs of every user need access.
             if !there {
                 fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
             }
@@ -80,7 +81,7 @@ impl Listener {
         Ok(Self(socket))
     }
 
-    /// The next one that asks, if anybody does.
+    /// The next program that asks; `None` if none does.
     ///
     /// # Errors
     /// When no descriptor can be had any more.
@@ -128,7 +129,7 @@ impl Listener {
     }
 }
 
-/// A pidfd of the process that connected, whatever its number is by now; nothing before Linux 6.5.
+/// A pidfd of the process that connected, whatever its PID is by now. `None` before Linux 6.5.
 fn peer_process(socket: &OwnedFd) -> Option<OwnedFd> {
     let mut number: RawFd = -1;
     let mut length = libc::socklen_t::try_from(size_of_val(&number)).ok()?;
@@ -146,20 +147,20 @@ fn peer_process(socket: &OwnedFd) -> Option<OwnedFd> {
 }
 
 impl Caller {
-    /// The process that asks, in our numbering; 0 where it cannot be seen from here (another PID
-    /// namespace).
+    /// PID of the process that asks, in Quell's PID namespace. It is 0 if the process is not
+    /// visible from there.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// A pidfd of the process that asks: the one that connected, though its number may be another's
-    /// by now. Once; nothing before Linux 6.5.
+    /// A pidfd of the process that connected, even if its PID belongs to another process by now.
+    /// Only the first call returns it. `None` before Linux 6.5.
     pub fn take_process(&mut self) -> Option<OwnedFd> {
         self.process.take()
     }
 
-    /// Whether whoever asks still has the socket: then its number has hardly been given to another
+    /// Whether the program still has the socket open. Then its PID has hardly been given to another
     /// process.
     #[must_use]
     pub fn there(&self) -> bool {
@@ -172,15 +173,15 @@ impl Caller {
         unsafe { libc::poll(&raw mut watched, 1, 0) >= 0 && watched.revents & libc::POLLHUP == 0 }
     }
 
-    /// Hands over a session.
+    /// Sends the session to the program.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the program is gone.
     pub fn grant(self, session: &Reader) -> io::Result<()> {
         self.send(GRANTED, Some(session.file().as_raw_fd()))
     }
 
-    /// Says no. Who is gone does not hear it.
+    /// Sends a refusal. It has no effect if the program is gone.
     pub fn refuse(self, why: Refused) {
         let _ = self.send(why as u64, None);
     }

@@ -1,10 +1,10 @@
 //! Memory that stays in a cache: what Quell has locked there for this program (`reserve.cache = {
 //! locked = … }`).
 //!
-//! Quell has the kernel lock memory and hands its device to the program that it launches: the
-//! descriptor is inherited, and three variables of the environment tell of it. Mapping it is all
-//! there is to do. The kernel empties the memory whenever it is mapped, and maps it only for a
-//! thread whose CPUs are all of the cache it is in.
+//! Quell has the kernel lock memory, and passes its device to the program that it launches. The
+//! descriptor is inherited, and three environment variables describe it. The program only has to
+//! map it. The kernel clears the memory whenever it is mapped. It maps it only for a thread that
+//! may run on the CPUs of that cache alone.
 
 use std::fmt;
 use std::io;
@@ -15,9 +15,9 @@ use std::sync::atomic::Ordering::{AcqRel, Release};
 
 /// The environment variable that names the descriptor of the locked memory's device, in decimal.
 pub const FD_VARIABLE: &str = "QUELL_LOCKED_FD";
-/// The one that tells its size in bytes.
+/// The environment variable that has its size in bytes.
 pub const BYTES_VARIABLE: &str = "QUELL_LOCKED_BYTES";
-/// The one that tells the CPUs of its cache, as in `0-1`.
+/// The environment variable that has the CPUs of its cache, as in `0-1`.
 pub const CPUS_VARIABLE: &str = "QUELL_LOCKED_CPUS";
 
 /// Locked memory, mapped for reading and writing until dropped. Aligned to pages.
@@ -27,7 +27,7 @@ pub struct Locked {
     len: usize,
 }
 
-// SAFETY: the mapping is owned alone, and handed out as a pointer only.
+// SAFETY: the mapping has one owner, and is given out as a pointer only.
 unsafe impl Send for Locked {}
 // SAFETY: as above.
 unsafe impl Sync for Locked {}
@@ -36,15 +36,15 @@ impl Locked {
     /// Maps the first `len` bytes of a locked region's device.
     ///
     /// # Errors
-    /// The kernel's: EINVAL (this thread may run on CPUs of other caches), ENOSPC (the region is
-    /// smaller), ENODEV (it is gone).
+    /// The kernel's error. EINVAL: this thread may run on CPUs of other caches. ENOSPC: the region
+    /// is smaller. ENODEV: it is gone.
     pub fn map(device: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe { map(device, std::ptr::null_mut(), len, 0) }?;
         Ok(Self { at, len })
     }
 
-    /// Its first byte.
+    /// Address of the first byte; aligned to pages.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
@@ -60,8 +60,7 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `map` made; whoever was handed the pointer was told how long it
-        // is good for.
+        // SAFETY: the mapping that `map` made. Its users know that the pointer is valid until then.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }
@@ -84,7 +83,7 @@ unsafe fn map(
     NonNull::new(at.cast()).ok_or_else(|| io::Error::other("it was mapped at zero"))
 }
 
-/// Why what is locked for this program could not be mapped. It can be tried again.
+/// Why the memory locked for this program could not be mapped. It can be tried again.
 #[derive(Debug)]
 pub struct NotMapped {
     bytes: String,
@@ -93,7 +92,7 @@ pub struct NotMapped {
 }
 
 impl NotMapped {
-    /// The kernel's error number.
+    /// The kernel's error number, if the error has one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         self.source.raw_os_error()
@@ -131,31 +130,31 @@ impl std::error::Error for NotMapped {
     }
 }
 
-/// Mapped by this process already: a second mapping would empty it.
+/// This process has mapped it already: a second mapping would clear it.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Maps what Quell has locked for this program. `None` where it has locked nothing, or this was
-/// mapped before. From then on what this process starts does not have it.
+/// Maps what Quell has locked for this program. `None` where nothing is locked, or it was mapped
+/// before. Programs that this process starts afterwards do not inherit it.
 ///
 /// # Errors
-/// [`NotMapped`] says what to do.
+/// [`NotMapped`] has the reason and what to do.
 pub fn locked() -> Result<Option<Locked>, NotMapped> {
     take(Locked::map)
 }
 
-/// Maps it over the beginning of memory of one's own, in whose place it is from then on: for
-/// programs that have their buffer already. How many bytes of `len` are locked then; 0 where
-/// [`locked`] says `None`. What was there is lost.
+/// Maps locked memory over the beginning of the caller's own memory, and replaces that. This is for
+/// programs that have their buffer already. Returns how many bytes of `len` are locked, or 0 where
+/// [`locked`] returns `None`. The old contents are lost.
 ///
 /// # Safety
-/// `start` is aligned to pages and begins a mapping of `len` bytes, which nobody refers to.
+/// `start` is aligned to pages and begins a mapping of `len` bytes, to which no reference exists.
 ///
 /// # Errors
-/// As [`locked`].
+/// As for [`locked`].
 pub unsafe fn locked_over(start: NonNull<u8>, len: usize) -> Result<usize, NotMapped> {
     let taken = take(|device, bytes| {
         let bytes = bytes.min(len);
-        // SAFETY: as the caller promises: nothing but that memory is replaced.
+        // SAFETY: as the caller promises: only that memory is replaced.
         unsafe { map(device, start.as_ptr(), bytes, libc::MAP_FIXED) }.map(|_| bytes)
     });
     Ok(taken?.unwrap_or(0))
@@ -173,14 +172,14 @@ fn take<T>(
     if TAKEN.swap(true, AcqRel) {
         return Ok(None);
     }
-    // A daemon that has closed everything has another file there, or none.
+    // A daemon that has closed all descriptors has another file there, or none.
     if !is_device(file) {
         return Ok(None);
     }
     // SAFETY: used for this call only, and open, as was just seen.
     match map(unsafe { BorrowedFd::borrow_raw(file) }, bytes) {
         Ok(mapped) => {
-            // The mapping keeps the region; nobody else needs the descriptor.
+            // The mapping keeps the region alive, and the descriptor is not needed any more.
             // SAFETY: left to this process by Quell for this, and taken once.
             drop(unsafe { OwnedFd::from_raw_fd(file) });
             Ok(Some(mapped))

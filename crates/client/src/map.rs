@@ -17,7 +17,7 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps a file of at least [`SIZE`] bytes that cannot become shorter: touching it can then not
+    /// Maps a file of at least [`SIZE`] bytes that cannot become shorter. Accesses can then not
     /// fail.
     pub(crate) fn new(file: BorrowedFd<'_>) -> io::Result<Self> {
         const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -56,18 +56,19 @@ impl Map {
             .ok_or_else(|| io::Error::other("it was mapped at zero"))
     }
 
-    /// The word at an offset: one of the layout's.
+    /// The word at an offset, which must be one of the layout's.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset + 8 <= SIZE);
-        // SAFETY: inside the mapping, which is aligned to pages, at a multiple of eight; others
-        // change it atomically only, and if they do not, a word is still some word.
+        // SAFETY: it lies inside the mapping, which is aligned to pages, at a multiple of eight.
+        // Other processes should change it atomically only. If they do not, a word still has some
+        // value.
         unsafe { self.0.add(offset).cast::<AtomicU64>().as_ref() }
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `new` made; nobody borrows from it any more.
+        // SAFETY: the mapping that `new` made, without any borrow left.
         unsafe { libc::munmap(self.0.as_ptr().cast(), SIZE) };
     }
 }

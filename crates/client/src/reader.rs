@@ -1,5 +1,5 @@
-//! Quell's side. What is read was written by a program that may be wrong, or mean it: nothing of it
-//! is an index or a length, and nothing it says makes a reading longer than the ring.
+//! Quell's side of the session. The program that writes may be faulty or malicious. Nothing that it
+//! writes is used as an index or a length, or makes a read longer than the ring.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,33 +11,33 @@ use crate::layout::{self, SIZE, SLOTS, at, slot, slot_of};
 use crate::map::Map;
 use crate::session::Demand;
 
-/// No unit takes longer: an hour.
+/// The longest time that a unit can take: an hour.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// More units than end between two looks.
+/// More units than can end between two reads.
 const IMPOSSIBLE: u64 = 1 << 40;
 
 /// A unit of work that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When it ended, in nanoseconds of `CLOCK_MONOTONIC`.
     pub ended_ns: u64,
-    /// How long it took.
+    /// How long it took, in nanoseconds.
     pub took_ns: u64,
-    /// How long it was to take at most, if the program says.
+    /// The longest it was to take, in nanoseconds, if the program declares it.
     pub target_ns: Option<u64>,
 }
 
-/// What a look at the session found besides units.
+/// What a read of the session found besides units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Units that were overwritten before they were read.
     pub lost: u64,
-    /// Units that cannot be, and times that the count of units went back.
+    /// Units with impossible times, and how often the count of units was impossible.
     pub strange: u64,
 }
 
-/// A session, read as the program writes it.
+/// A session, which Quell reads while the program writes it.
 #[derive(Debug)]
 pub struct Reader {
     map: Map,
@@ -47,11 +47,11 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A new session, with what the policy wants of each unit. Its descriptor is closed on exec:
-    /// who launches a program clears that in the child alone.
+    /// A new session with the policy's target for each unit. Its descriptor is closed on exec. The
+    /// caller that launches a program clears that flag in the child only.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// The kernel's error, for example when there is no memory for it.
     pub fn create(deadline: Option<Duration>) -> io::Result<Self> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a string that ends with zero.
@@ -59,7 +59,7 @@ impl Reader {
         if file < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         let size = libc::off_t::try_from(SIZE).map_err(io::Error::other)?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -85,19 +85,20 @@ impl Reader {
         })
     }
 
-    /// What the program inherits.
+    /// The memory file that the program inherits.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The process that uses it, in its own numbering; 0: nobody yet, or it has closed the session.
+    /// PID of the process that uses it, in its own PID namespace. 0: no process yet, or it has
+    /// closed the session.
     #[must_use]
     pub fn owner(&self) -> u64 {
         self.map.word(at::OWNER).load(Relaxed)
     }
 
-    /// What the program says a unit asks of the machine.
+    /// What the program declares about a unit; zeros where it declares nothing.
     #[must_use]
     pub fn demand(&self) -> Demand {
         Demand {
@@ -106,15 +107,15 @@ impl Reader {
         }
     }
 
-    /// Adds the units that have ended since the last look, in order of time. A program that sees no
-    /// look for two seconds gives the session up. `now` tells the same clock's time: what ends
-    /// later than the count of units was read cannot be, so it is asked for after that.
+    /// Adds the units that have ended since the last read, in order of time. A program gives the
+    /// session up if it is not read for two seconds. `now` returns the time of the same clock. It
+    /// is called after the count of units was read, because no unit of that count can end later.
     pub fn read(&mut self, now: impl FnOnce() -> u64, units: &mut Vec<Unit>) -> Seen {
         self.map.word(at::LOOKS).fetch_add(1, Relaxed);
         let mut seen = Seen::default();
         let head = self.map.word(at::HEAD).load(Acquire);
         let now = now();
-        // It went back, or further than any program gets between two looks.
+        // The count went back, or further than any program gets between two reads.
         if head < self.read || head - self.read > IMPOSSIBLE {
             seen.strange = 1;
             self.read = head;
@@ -144,7 +145,7 @@ impl Reader {
         seen
     }
 
-    /// The unit of that number, from 0; `None` if its slot holds another one by now.
+    /// The unit with that number, from 0; `None` if its slot holds another unit by now.
     fn unit(&self, number: u64) -> Option<Unit> {
         let at_slot = slot_of(number);
         let word = |offset: usize| self.map.word(at_slot + offset);

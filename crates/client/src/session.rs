@@ -1,4 +1,4 @@
-//! The program's side.
+//! The program's side of the session.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use crate::door::{self, Answer, Asked};
 use crate::layout::{self, Refused, at, slot, slot_of};
 use crate::map::{Map, now};
 
-/// How often it is looked whether Quell has come, or has answered.
+/// How often it is checked whether Quell has started or has answered, in nanoseconds.
 const AGAIN: u64 = 1_000_000_000;
-/// The same once it has said no: another policy may say yes.
+/// The same after a refusal: another policy may accept.
 const AGAIN_REFUSED: u64 = 10_000_000_000;
-/// How long a program that opens a session waits for the answer, if there is somebody to give one.
+/// How long a program that opens a session waits for the answer, if there is a listener.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(300);
-/// Without a look of Quell's for so long it is gone: a run that hangs for a second has lost the
-/// machine.
+/// If Quell does not read the session for this long it is gone: a run that hangs for a second has
+/// lost the machine. In nanoseconds.
 const GONE_AFTER: u64 = 2_000_000_000;
 
-/// Times this process has forked, counted in the children: a session belongs to the process that
-/// opened it.
+/// How often this process was forked, counted in the children. A session belongs to the process
+/// that opened it.
 static FORKED: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn forked() {
@@ -37,7 +37,7 @@ fn count_forks() {
     });
 }
 
-/// What a unit of work asks of the machine, as far as the program knows.
+/// What a unit of work needs, as far as the program knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     /// Bytes that a unit moves to and from memory; 0: unknown.
@@ -46,12 +46,13 @@ pub struct Demand {
     pub working_set: u64,
 }
 
-/// A session with Quell, or the wish for one: without Quell a call looks at the clock, and once a
-/// second whether Quell has come. One per process; its units are told of by one thread.
+/// A session with Quell, or the attempt to get one. Without Quell a call reads the clock, and
+/// checks once a second whether Quell has started. A process has one session, and one thread
+/// reports its units.
 #[derive(Debug)]
 pub struct Session {
     open: Option<Open>,
-    /// Where to ask for another.
+    /// The socket at which to ask for another session.
     door: PathBuf,
     asked: Option<Asked>,
     refused: Option<Refused>,
@@ -68,23 +69,22 @@ struct Open {
     map: Map,
     written: u64,
     forked: u32,
-    /// Quell's looks as they were last seen, and when they were first seen so.
+    /// Quell's count of reads when it changed last, and when that was seen.
     looks: u64,
     since: u64,
 }
 
 impl Session {
-    /// The session that Quell has left for this process, if it has and no other process uses it;
-    /// else the one that it gives a process that asks. Waits at most 0.3 s for an answer, and only
-    /// if Quell is there. If it is not, or ends, and comes later, the session begins with one of
-    /// the first units told of then.
+    /// The session that Quell has left for this process, unless another process uses it. Else the
+    /// process asks for one. Waits at most 0.3 s for an answer, and only if Quell is there. If
+    /// Quell starts later, the session begins with one of the first units reported then.
     #[must_use]
     pub fn open() -> Self {
         let file = std::env::var(layout::VARIABLE).ok();
         let file = file.and_then(|number| number.parse::<RawFd>().ok());
         let inherited = file.filter(|number| *number > 2).and_then(|number| {
-            // SAFETY: used for this call only; what it names is asked of the kernel by calls that
-            // may fail.
+            // SAFETY: used for this call only. Whether it is a valid file is checked by system
+            // calls that may fail.
             take(unsafe { BorrowedFd::borrow_raw(number) })
         });
         let door = std::env::var_os(layout::SOCKET_VARIABLE);
@@ -117,13 +117,13 @@ impl Session {
         }
     }
 
-    /// Whether Quell is there and listens.
+    /// Whether Quell is there and reads the session.
     #[must_use]
     pub fn connected(&self) -> bool {
         self.live().is_some()
     }
 
-    /// Why Quell gives this process no session, if it has said so.
+    /// Why Quell refuses this process a session, if it does.
     #[must_use]
     pub fn refused(&self) -> Option<Refused> {
         self.refused
@@ -135,20 +135,19 @@ impl Session {
             .filter(|open| open.forked == FORKED.load(Relaxed) && open.looks() != 0)
     }
 
-    /// What the policy wants of each unit, if it says.
+    /// The policy's target for each unit, if there is one.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         let deadline = self.live()?.map.word(at::DEADLINE).load(Relaxed);
         (deadline > 0).then(|| Duration::from_nanos(deadline))
     }
 
-    /// From now on a unit is to take at most so long. What the policy wants goes before it.
+    /// Declares the longest time of the units from now on. The policy's target takes precedence.
     pub fn set_target(&mut self, target: Duration) {
         self.target = nanos(target);
     }
 
-    /// Says what a unit asks of the machine: best before the first, since that is when a guess is
-    /// of use.
+    /// Declares what a unit needs. This is best done before the first unit, when a guess is of use.
     pub fn set_demand(&mut self, demand: Demand) {
         self.demand = demand;
         if let Some(open) = self.live() {
@@ -156,19 +155,19 @@ impl Session {
         }
     }
 
-    /// A unit has ended just now, and took so long: counted from when it was due, if that is known.
+    /// Reports a unit that has just ended. `took` counts from when it was due, if that is known.
     pub fn unit(&mut self, took: Duration) {
         self.put(now(), nanos(took));
     }
 
-    /// A unit begins.
+    /// Marks the beginning of a unit.
     pub fn begin(&mut self) {
         let now = now();
         self.begun = Some(now);
         self.attend(now);
     }
 
-    /// The unit that was begun has ended.
+    /// Reports the unit that was begun. Does nothing without a [`Self::begin`].
     pub fn end(&mut self) {
         if let Some(begun) = self.begun.take() {
             let ended = now();
@@ -176,7 +175,7 @@ impl Session {
         }
     }
 
-    /// A heartbeat: a unit lasts from one to the next.
+    /// A heartbeat: reports a unit that lasted since the last one.
     pub fn beat(&mut self) {
         let ended = now();
         match self.beat.replace(ended) {
@@ -194,8 +193,8 @@ impl Session {
         let (map, unit) = (&open.map, open.written);
         let at_slot = slot_of(unit);
         let word = |offset: usize| map.word(at_slot + offset);
-        // As a sequence lock: who reads between the two stores of the number finds it changed
-        // (Boehm, MSPC 2012).
+        // A sequence lock: a reader between the two stores of the number finds it changed (Boehm,
+        // MSPC 2012).
         word(slot::NUMBER).store(0, Relaxed);
         fence(Release);
         word(slot::ENDED).store(ended, Relaxed);
@@ -206,7 +205,7 @@ impl Session {
         open.written = unit.wrapping_add(1);
     }
 
-    /// Gives up a session that Quell has let go of, and looks for another one at most once a
+    /// Gives up a session that Quell does not read any more, and asks for a new one at most once a
     /// second.
     #[inline]
     fn attend(&mut self, now: u64) {
@@ -218,14 +217,14 @@ impl Session {
 
     #[cold]
     fn without(&mut self, now: u64) {
-        // Closed, unless it is a parent's.
+        // This closes the session, unless it belongs to the parent process.
         self.open = None;
         if now >= self.next_look && self.forked == FORKED.load(Relaxed) {
             self.look(now);
         }
     }
 
-    /// One step to a session, a few system calls: asks, or looks for the answer.
+    /// One step towards a session, a few system calls: asks, or checks for the answer.
     fn look(&mut self, now: u64) {
         self.next_look = now.saturating_add(AGAIN);
         let Some(asked) = self.asked.take() else {
@@ -255,7 +254,7 @@ impl Open {
         self.map.word(at::LOOKS).load(Relaxed)
     }
 
-    /// Whether Quell still reads it, and it is this process's.
+    /// Whether Quell still reads the session, and it belongs to this process.
     #[inline]
     fn held(&mut self, now: u64) -> bool {
         let looks = self.looks();
@@ -287,7 +286,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Takes the session of a descriptor, if it is one and free.
+/// Takes over the session behind a descriptor, if it is one and is free.
 fn take(file: BorrowedFd<'_>) -> Option<Open> {
     let map = Map::new(file).ok()?;
     let looks = map.word(at::LOOKS).load(Relaxed);
@@ -300,7 +299,7 @@ fn take(file: BorrowedFd<'_>) -> Option<Open> {
     let own = u64::from(std::process::id());
     let owner = map.word(at::OWNER);
     if let Err(other) = owner.compare_exchange(0, own, AcqRel, Acquire) {
-        // Whoever had it may be gone: a shell's command before this one.
+        // The process that had it may be gone: for example, a shell's command before this one.
         if other == own
             || !gone(other)
             || owner.compare_exchange(other, own, AcqRel, Acquire).is_err()
@@ -309,7 +308,7 @@ fn take(file: BorrowedFd<'_>) -> Option<Open> {
         }
     }
     count_forks();
-    // What this process starts is not what Quell launched.
+    // Programs that this process starts were not launched by Quell.
     // SAFETY: takes numbers only.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
     let written = map.word(at::HEAD).load(Acquire);

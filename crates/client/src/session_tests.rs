@@ -1,4 +1,4 @@
-//! The two sides against each other.
+//! The program's side and Quell's side against each other.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn read(reader: &mut Reader) -> (Vec<Unit>, Seen) {
     (units, seen)
 }
 
-/// The session as a file, for whoever writes past the interface.
+/// The session as a file, to write past the interface.
 fn raw(reader: &Reader) -> File {
     File::from(reader.file().try_clone_to_owned().unwrap())
 }
@@ -48,7 +48,7 @@ fn units_arrive_as_they_were_told() {
     session.begin();
     std::thread::sleep(Duration::from_millis(2));
     session.end();
-    // An end without a begin is none; the first beat only begins.
+    // An end without a begin does not count; the first beat only begins a unit.
     session.end();
     session.beat();
     session.beat();
@@ -84,12 +84,12 @@ fn a_session_has_one_process_and_it_may_change_once_that_is_gone() {
     let (reader, _session) = pair();
     let file = reader.file();
     assert!(take(file).is_none());
-    // One that has ended: a child that was reaped.
+    // A process that has ended: a child that was reaped.
     let mut child = std::process::Command::new("true").spawn().unwrap();
     child.wait().unwrap();
     poke(&reader, at::OWNER, u64::from(child.id()));
     assert!(take(file).is_some());
-    // Somebody else who lives.
+    // Another process that lives.
     poke(&reader, at::OWNER, 1);
     assert!(take(file).is_none());
 }
@@ -128,14 +128,14 @@ fn whatever_a_program_writes_is_read_to_an_end_and_counted() {
     let (mut reader, mut session) = pair();
     session.unit(Duration::from_nanos(1));
     read(&mut reader);
-    // A count from nowhere: no longer a look than the ring is, and nothing of it believed.
+    // An impossible count: the read is no longer than the ring, and nothing of it is believed.
     poke(&reader, at::HEAD, u64::MAX);
     let (units, seen) = read(&mut reader);
     assert_eq!((units, seen.lost, seen.strange), (Vec::new(), 0, 1));
-    // Back again.
+    // The count goes back.
     poke(&reader, at::HEAD, 1);
     assert_eq!(read(&mut reader).1.strange, 1);
-    // Times that cannot be.
+    // Impossible times.
     session.unit(Duration::from_secs(86_400));
     session.unit(Duration::from_nanos(3));
     let slot = slot_of(3);
@@ -143,12 +143,12 @@ fn whatever_a_program_writes_is_read_to_an_end_and_counted() {
     poke(&reader, slot + slot::ENDED, u64::MAX);
     let (units, seen) = read(&mut reader);
     assert_eq!((units.len(), seen.strange, seen.lost), (1, 2, 0));
-    // Time that goes back does not.
+    // The time of a unit's end does not go back.
     session.unit(Duration::from_nanos(5));
     poke(&reader, slot_of(4) + slot::ENDED, 17);
     let last = units[0].ended_ns;
     assert_eq!(read(&mut reader).0[0].ended_ns, last);
-    // Noise all over.
+    // Noise in all words.
     let mut noise = 1u64;
     for _ in 0..50 {
         for offset in (at::OWNER..SIZE).step_by(8) {
@@ -170,7 +170,7 @@ fn while_it_is_written_nothing_torn_is_read() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for n in 1..=300_000u64 {
-                // Both words tell the same.
+                // Both words say the same.
                 session.set_target(Duration::from_nanos(n * 3));
                 session.unit(Duration::from_nanos(n));
             }
@@ -196,7 +196,7 @@ fn while_it_is_written_nothing_torn_is_read() {
     });
 }
 
-/// A second, as the session counts it, without waiting for it.
+/// Makes a second pass, as the session counts it, without waiting.
 fn a_second_later(session: &mut Session) {
     session.next_look = session.next_look.min(now());
     session.begin();
@@ -206,7 +206,7 @@ fn a_second_later(session: &mut Session) {
 fn who_asks_gets_a_session_and_so_does_who_was_there_before() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("folder/socket");
-    // The program comes first, and works without.
+    // The program starts first, and works without Quell.
     let mut session = Session::of(None, path.clone());
     let demand = Demand {
         bytes_per_unit: 7,
@@ -225,7 +225,7 @@ fn who_asks_gets_a_session_and_so_does_who_was_there_before() {
         assert!(caller.there());
         let mut reader = Reader::create(Some(Duration::from_millis(round))).unwrap();
         caller.grant(&reader).unwrap();
-        // Not looked for before a second is over: no call of the kernel for a unit.
+        // It does not ask again within a second: a unit takes no system call.
         session.begin();
         session.end();
         assert!(!session.connected());
@@ -264,7 +264,7 @@ fn who_is_refused_is_told_why_and_asks_less_often() {
         assert!(!session.connected());
         assert!(session.next_look > now() + 9 * AGAIN);
     }
-    // Whoever has hung up is not answered, and that is no harm.
+    // A program that has hung up gets no answer, which does no harm.
     a_second_later(&mut session);
     let caller = listener.next().unwrap().unwrap();
     assert!(caller.there());
@@ -284,10 +284,10 @@ fn a_listener_that_ends_or_answers_nonsense_is_left() {
     drop(listener);
     a_second_later(&mut session);
     assert!(session.asked.is_none() && session.refused().is_none());
-    // Nobody listens at what it has left.
+    // No process listens at the socket that it has left.
     a_second_later(&mut session);
     assert!(session.asked.is_none());
-    // A session that is none.
+    // A session of another version is not accepted.
     let listener = Listener::open(&path).unwrap();
     a_second_later(&mut session);
     let reader = Reader::create(None).unwrap();
@@ -305,7 +305,7 @@ fn a_descriptor_that_is_another_file_by_now_is_let_alone() {
     let mut session = Session::of(None, path);
     a_second_later(&mut session);
     let number = session.asked.as_ref().unwrap().number();
-    // As a program does that becomes a daemon, and then opens a file of its own.
+    // A program that becomes a daemon does this, and then opens another file.
     let plain = File::open("/proc/self/exe").unwrap();
     // SAFETY: takes numbers only.
     assert!(unsafe { libc::dup2(plain.as_raw_fd(), number) } >= 0);

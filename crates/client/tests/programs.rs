@@ -88,7 +88,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Builds it; nothing where there is no C compiler.
+/// Builds it; `None` where there is no C compiler.
 fn program() -> Option<TempDir> {
     if Command::new("cc").arg("--version").output().is_err() {
         eprintln!("SKIPPED: there is no C compiler (cc)");
@@ -156,7 +156,7 @@ fn what_is_locked_is_mapped_once_and_a_refusal_can_be_tried_again() {
         let status = handed(&program, argument, locked::FD_VARIABLE, file.as_fd());
         status.code()
     };
-    // A device that is mapped as a region is, one that is not, and no device.
+    // A device that can be mapped like a region, one that cannot, and a file that is not a device.
     assert_eq!(run("locked", "/dev/zero"), Some(0));
     assert_eq!(run("again", "/dev/null"), Some(libc::ENODEV));
     let file = built.path().join("file");
@@ -182,8 +182,8 @@ fn a_program_in_c_tells_of_its_units_and_its_forked_child_does_not() {
     assert_eq!((all[0].took_ns, all[3].took_ns), (1_000, 2_000));
     assert!(all.iter().all(|u| u.target_ns == Some(9_000_000)));
     assert_eq!(reader.demand().working_set, 1 << 20);
-    // The next one goes on where this one, which is gone, has ended; so does one that dies in the
-    // middle.
+    // The next program continues where this one has ended. So does one after a program that dies in
+    // the middle.
     assert_eq!(run(&program, "die", &reader).code(), Some(7));
     assert_eq!(units(&mut reader).len(), 4);
     assert!(run(&program, "", &reader).success());

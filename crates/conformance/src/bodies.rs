@@ -1,5 +1,5 @@
-//! The bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves it
-//! so.
+//! The test bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves
+//! it in that state.
 
 mod beside;
 mod divided;
@@ -36,13 +36,13 @@ pub use beside::{
     a_program_beside_a_limited_group_runs_on, two_limited_groups_on_a_cpu_have_a_budget_each,
 };
 
-/// Work that needs a CPU and nothing beyond it.
+/// Work that needs a CPU and nothing else.
 const WORK: &str = "latency:size=16KiB";
-/// The same, with a rate that is in proportion to its CPU time.
+/// The same, with a rate that is proportional to its CPU time.
 const BUSY: &str = "bandwidth:read,size=16KiB";
 
-/// It begins when told to, reports what it did in as long as it was asked to, goes on afterwards,
-/// can be measured again, and ends when told to.
+/// A subject begins when it is told to, and reports what it did in the span asked for. It runs on
+/// afterwards, can be measured again, and ends when it is told to.
 pub fn subjects_start_are_measured_run_on_and_stop(arm: &mut dyn Arm) {
     let (first, _) = divided(arm);
     let (warmup, duration) = arm.spans();
@@ -63,14 +63,14 @@ pub fn subjects_start_are_measured_run_on_and_stop(arm: &mut dyn Arm) {
     arm.backend().undo().unwrap();
 }
 
-/// Lets time pass.
+/// Waits for `duration` on the machine's clock.
 fn pass(arm: &mut dyn Arm, duration: Nanos) {
     let mut seen = Vec::new();
     let end = arm.backend().now().plus(duration);
     while arm.backend().wait(end, &mut seen).unwrap() < end {}
 }
 
-/// A group on CPUs of its own, regulated if it is to be.
+/// A group confined to CPUs, regulated if `limit` is given.
 fn confined(arm: &mut dyn Arm, name: &str, cpus: &CpuSet, limit: Option<Regulation>) {
     gather(arm, name);
     confine(arm, name, cpus, false);
@@ -80,14 +80,14 @@ fn confined(arm: &mut dyn Arm, name: &str, cpus: &CpuSet, limit: Option<Regulati
     }
 }
 
-/// The machine's stream in a group, before everybody else.
+/// Starts the machine's stream in a group, and prefers it to all other tasks.
 fn streaming(arm: &mut dyn Arm, name: &str, cpus: &CpuSet) -> SubjectId {
     arm.prefer();
     let stream = subject(name, arm.stream(), Some(cpus));
     started(arm, &stream)
 }
 
-/// Every subject of a group, wherever it was born.
+/// All subjects of the group are confined, wherever they were started.
 pub fn a_confined_group_runs_on_its_cpus(arm: &mut dyn Arm) {
     let (first, others) = divided(arm);
     for cpus in [&first, &others] {
@@ -105,7 +105,7 @@ pub fn a_confined_group_runs_on_its_cpus(arm: &mut dyn Arm) {
     }
 }
 
-/// Another group's subjects, and those of no group.
+/// The CPUs are denied to another group's subjects and to those of no group.
 pub fn exclusive_cpus_are_denied_to_others_and_to_the_rest(arm: &mut dyn Arm) {
     let (first, others) = divided(arm);
     gather(arm, "a");
@@ -120,7 +120,7 @@ pub fn exclusive_cpus_are_denied_to_others_and_to_the_rest(arm: &mut dyn Arm) {
         let found = arm.found_on(id);
         assert!(found.is_subset(&others), "{name} is found on {found}");
     }
-    // Whoever insists is refused, or put elsewhere.
+    // A subject that is pinned there is refused, or runs elsewhere.
     if let Ok(id) = arm.backend().start(&subject("b", WORK, Some(&first))) {
         let found = arm.found_on(id);
         assert!(
@@ -133,7 +133,7 @@ pub fn exclusive_cpus_are_denied_to_others_and_to_the_rest(arm: &mut dyn Arm) {
     arm.backend().undo().unwrap();
 }
 
-/// At most 5 % above, by the bytes that the stream itself counted; and it still runs.
+/// The rate is at most 5 % above the limit, by the stream's own count, and the subject still runs.
 pub fn a_bandwidth_limit_is_held_and_the_subject_goes_on(arm: &mut dyn Arm) {
     let Some(meter) = arm.meter() else { return };
     if !offers(arm, Mechanism::Bandwidth) {
@@ -151,7 +151,7 @@ pub fn a_bandwidth_limit_is_held_and_the_subject_goes_on(arm: &mut dyn Arm) {
     };
     for part in [0.2, 0.5] {
         let what = format!("a stream, of its limit of {part} of what it reaches");
-        // Far below 1 it would hardly run.
+        // A rate far below 1 means that it hardly ran.
         within(arm, &what, (0.5, 1.05), &mut |arm| {
             let free = stream(arm, None);
             let limit = free * part;
@@ -160,7 +160,7 @@ pub fn a_bandwidth_limit_is_held_and_the_subject_goes_on(arm: &mut dyn Arm) {
     }
 }
 
-/// The budget of a running stream, moved to half, is what holds from then on.
+/// The budget of a running stream is moved to half, and that is held from then on.
 pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
     let Some(meter) = arm.meter() else { return };
     if !offers(arm, Mechanism::Bandwidth) {
@@ -197,8 +197,9 @@ pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
     );
 }
 
-/// Where the machine tells lines that come in from those written back, each is held to its budget,
-/// and one that is not drawn stops nobody; where it does not, such a regulation is refused.
+/// Where the machine separates lines that come in from lines written back, each direction is held
+/// to its budget. A direction that is not drawn stops no group. Elsewhere the regulation is
+/// refused.
 pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
     if !offers(arm, Mechanism::Bandwidth) {
         return;
@@ -230,7 +231,8 @@ pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
         found
     };
     let (read, write) = ("bandwidth:read,size=64MiB", "bandwidth:write,size=64MiB");
-    // Of a store to memory the line comes in and is written back: its rate is that of either.
+    // A store to memory brings the line in and writes it back, so its rate is that of either
+    // direction.
     for (which, of_reads, of_writes) in [("reads", 0.3, 2.0), ("write-backs", 2.0, 0.3)] {
         let what = format!("a stream of stores, of its budget of {which}");
         within(arm, &what, (0.5, 1.05), &mut |arm| {
@@ -247,7 +249,7 @@ pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
     });
 }
 
-/// Of a group that is observed every unit of work is seen, in order of time; of others none.
+/// All units of an observed group are seen, in order of time; of other groups none is seen.
 pub fn units_of_observed_groups_are_seen(arm: &mut dyn Arm) {
     let (first, _) = divided(arm);
     let target = Nanos::millis(5);
@@ -294,7 +296,7 @@ pub fn units_of_observed_groups_are_seen(arm: &mut dyn Arm) {
             break;
         }
     }
-    // A hundred; some may not begin where others want the CPU.
+    // A hundred; some may not begin where other tasks want the CPU.
     assert!((10..=101).contains(&units.len()), "{units:?}");
     let mut pairs = units.windows(2);
     assert!(pairs.all(|p| p[0].ended <= p[1].ended), "{units:?}");
@@ -324,8 +326,8 @@ fn regulation(cpus: &CpuSet, meter: Meter, limit: Rate, peak: Rate) -> Regulatio
     }
 }
 
-/// A group that sleeps has a reserve; its neighbour draws what it leaves with reclaim, not without,
-/// and with sharing more than both.
+/// A group that sleeps has a reserve. Its neighbour draws what the reserve leaves with `reclaim`,
+/// and not without. With sharing it draws more than in both cases.
 pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
     let Some(meter) = arm.meter() else { return };
     if !offers(arm, Mechanism::Bandwidth) {
@@ -358,8 +360,8 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
         arm.backend().undo().unwrap();
         found
     };
-    // What a short budget yields may be far less than its part of a longer one: a burst begins with
-    // cold caches.
+    // A short budget may yield far less than its part of a longer one: a burst begins with cold
+    // caches.
     within(
         arm,
         "with reclaim, of its own",
@@ -384,8 +386,8 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
     }
 }
 
-/// One of a group's two CPUs draws, the other does not: split by demand it gets nearly all of the
-/// budget, split evenly half.
+/// One of a group's two CPUs draws. Split by demand it gets nearly all of the budget, split evenly
+/// half.
 pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
     let Some(meter) = arm.meter() else { return };
     if !offers(arm, Mechanism::Bandwidth) {
@@ -402,7 +404,7 @@ pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
         });
         confined(arm, "a", &both, limit);
         let id = streaming(arm, "a", &first);
-        // Split again a few times before it counts.
+        // The budget is split again several times before the measurement counts.
         let found = rate(&measured(
             arm,
             id,
@@ -427,7 +429,7 @@ pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
     );
 }
 
-/// CPUs that were somebody's alone are everybody's again.
+/// CPUs that one group had alone can be used by all tasks again.
 pub fn undoing_takes_everything_back_and_twice_changes_nothing(arm: &mut dyn Arm) {
     let (first, others) = divided(arm);
     assert_eq!(
@@ -452,7 +454,7 @@ pub fn undoing_takes_everything_back_and_twice_changes_nothing(arm: &mut dyn Arm
     arm.backend().undo().unwrap();
 }
 
-/// By its name.
+/// The message has the group's name.
 pub fn a_group_that_was_not_gathered_is_refused(arm: &mut dyn Arm) {
     let (first, _) = divided(arm);
     let set = Setting::Confine {
@@ -469,7 +471,7 @@ pub fn a_group_that_was_not_gathered_is_refused(arm: &mut dyn Arm) {
     assert_eq!(arm.backend().undo().unwrap().restored, 0);
 }
 
-/// Not even those of them that do exist are set.
+/// Those of the CPUs that do exist are not set either.
 pub fn cpus_that_do_not_exist_are_refused(arm: &mut dyn Arm) {
     let (first, others) = divided(arm);
     gather(arm, "a");
@@ -482,13 +484,13 @@ pub fn cpus_that_do_not_exist_are_refused(arm: &mut dyn Arm) {
     let refused = arm.backend().apply(&step("a", Mechanism::Cores, set));
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("4000"), "{refused}");
-    // Nobody was sent away from the one that does.
+    // No task was moved away from the CPU that exists.
     let id = started(arm, &subject("b", WORK, Some(&first)));
     assert!(!arm.found_on(id).is_subset(&others));
     arm.backend().undo().unwrap();
 }
 
-/// By its number.
+/// The message has the subject's number.
 pub fn a_subject_that_is_not_there_is_refused(arm: &mut dyn Arm) {
     let nobody = SubjectId(77_777);
     let go = Action::Go {
@@ -502,7 +504,7 @@ pub fn a_subject_that_is_not_there_is_refused(arm: &mut dyn Arm) {
     }
 }
 
-/// Whatever was applied and taken back in between.
+/// This holds whatever was applied and reverted in between.
 pub fn the_inventory_does_not_change(arm: &mut dyn Arm) {
     let before = inventory(arm);
     assert_eq!(inventory(arm), before);
@@ -513,7 +515,7 @@ pub fn the_inventory_does_not_change(arm: &mut dyn Arm) {
     assert_eq!(inventory(arm), before);
 }
 
-/// Waiting ends when it was to, with nothing to be seen; undoing does not turn the clock back.
+/// Waiting ends at its time, with nothing seen. Undoing does not turn the clock back.
 pub fn time_does_not_go_backwards(arm: &mut dyn Arm) {
     let (first, _) = divided(arm);
     let mut last = arm.backend().now();

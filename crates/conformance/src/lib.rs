@@ -1,9 +1,9 @@
-//! What a [`Backend`] promises, as one test body each, run on every machine there is: an [`Arm`]
-//! puts a machine under the bodies and tells what the backend itself does not, seen from outside.
-//! [`conformance!`] makes a test of each body.
+//! What a [`Backend`] promises: one test body per promise, run on every machine there is. An
+//! [`Arm`] prepares a machine for the bodies, and observes from outside what the backend itself
+//! does not report. [`conformance!`] makes a test of each body.
 //!
-//! A body looks at results, never at how a machine comes by them, and leaves bounds as wide as a
-//! busy real machine needs. What a machine does not offer (by its own inventory) is skipped aloud.
+//! A body checks results, never how a machine achieves them. Its bounds are as wide as a busy real
+//! machine needs. What a machine does not offer (by its own inventory) is skipped with a message.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -30,47 +30,46 @@ use quell_types::units::Nanos;
 
 /// A machine under test.
 pub trait Arm {
-    /// It.
+    /// The backend of the machine.
     fn backend(&mut self) -> &mut dyn Backend;
-    /// The CPUs that a running subject may be found on, as told by something else than the backend.
+    /// The CPUs on which a running subject may be found, from a source other than the backend.
     fn found_on(&mut self, subject: SubjectId) -> CpuSet;
-    /// How much a running subject has done or run so far, in any unit: it grows while the subject
-    /// runs.
+    /// How much a running subject has done so far, in any unit. It grows while the subject runs.
     fn progress(&mut self, subject: SubjectId) -> u64;
-    /// Warm-up and measured span that are long enough here.
+    /// A warm-up and a measured span that are long enough on this machine.
     fn spans(&self) -> (Nanos, Nanos);
-    /// What meters a bandwidth limit here; `None`, said aloud by the arm, where nothing does.
+    /// What meters a bandwidth limit. `None`, with a message from the arm, where nothing does.
     fn meter(&self) -> Option<Meter>;
-    /// Prefers what is gathered now over whatever else runs on the machine, which no mechanism
-    /// under test does: what it reaches is measured next. Undoing takes it back.
+    /// Prefers what is gathered now to all other tasks on the machine, which no mechanism under
+    /// test does. To be called before its rate is measured. Undoing reverts it.
     fn prefer(&mut self) {}
-    /// A stream that draws from memory all it can, whether or not it was stopped a moment ago.
+    /// A stream that draws from memory all it can, even right after a stop.
     fn stream(&self) -> &'static str {
         "bandwidth:write,size=32MiB"
     }
-    /// A plan of one promise that this machine can be made to lose, by [`Self::break_promise`].
-    /// `None`, said aloud, where there is no such promise.
+    /// A plan with one promise that [`Self::break_promise`] can make this machine lose. `None`,
+    /// with a message, where no promise can be lost.
     fn breakable(&mut self) -> Option<Plan>;
-    /// Makes the machine lose the promise of [`Self::breakable`], whose steps are applied.
+    /// Makes the machine lose the promise of [`Self::breakable`]. Its steps are applied.
     fn break_promise(&mut self);
-    /// A plan of which somebody else can change a setting, by [`Self::meddle`]. `None`, said aloud,
-    /// on a machine that has nobody else.
+    /// A plan with a setting that another program can change, by [`Self::meddle`]. `None`, with a
+    /// message, on a machine without other programs.
     fn meddled_with(&mut self) -> Option<Plan>;
-    /// Changes a setting of [`Self::meddled_with`], as somebody else would.
+    /// Changes a setting of [`Self::meddled_with`], as another program would.
     fn meddle(&mut self) {}
-    /// Whether that setting is as it was changed.
+    /// Whether that setting still has the value from [`Self::meddle`].
     fn is_meddled(&mut self) -> bool {
         false
     }
-    /// By how much of itself a rate varies from one measurement to the next all the same, and how
-    /// often one may be tried.
+    /// The relative variation of a rate between measurements, and how often a measurement may be
+    /// tried.
     fn noise(&self) -> (f64, u32) {
         (0.0, 1)
     }
 }
 
-/// A test of every body, on the machine that `$arm` makes: a function from the body's name to an
-/// `Option` of an [`Arm`], `None` where the machine is not to be had, which it says aloud.
+/// Makes a test of every body. `$arm` is a function from the body's name to an `Option` of an
+/// [`Arm`]. It returns `None`, with a message, where the machine is not available.
 #[macro_export]
 macro_rules! conformance {
     ($arm:path) => {
@@ -110,7 +109,7 @@ macro_rules! conformance {
     };
 }
 
-/// A step for `group`; what it is for does not matter here.
+/// A step for `group`, with an arbitrary reason.
 #[must_use]
 pub fn step(group: &str, mechanism: Mechanism, set: Setting) -> Step {
     Step {
@@ -123,7 +122,7 @@ pub fn step(group: &str, mechanism: Mechanism, set: Setting) -> Step {
     }
 }
 
-/// A generator of a group of its own name, written as on the command line.
+/// A generator, written as on the command line, in a group that has the same name.
 #[must_use]
 pub fn subject(name: &str, run: &str, cpus: Option<&CpuSet>) -> SubjectSpec {
     SubjectSpec {
@@ -136,8 +135,7 @@ pub fn subject(name: &str, run: &str, cpus: Option<&CpuSet>) -> SubjectSpec {
     }
 }
 
-/// A plan of these steps, numbered in their order, and of one promise that rests on the last of
-/// them.
+/// A plan of these steps, numbered in order, with one promise that rests on the last step.
 #[must_use]
 pub fn plan(steps: Vec<Step>, promise: Promise, level: Level) -> Plan {
     let numbered = (1..).map(StepId).zip(steps);
@@ -163,7 +161,7 @@ pub fn plan(steps: Vec<Step>, promise: Promise, level: Level) -> Plan {
     }
 }
 
-/// Gathers a group of programs that will be started.
+/// Gathers a group for programs that are started later.
 pub fn gather(arm: &mut dyn Arm, name: &str) {
     let set = Setting::Gather {
         matching: Vec::new(),
@@ -175,7 +173,7 @@ pub fn gather(arm: &mut dyn Arm, name: &str) {
         .unwrap();
 }
 
-/// Confines a gathered group to CPUs.
+/// Confines a gathered group to CPUs, on all memory nodes.
 pub fn confine(arm: &mut dyn Arm, name: &str, cpus: &CpuSet, exclusive: bool) {
     let mems = inventory(arm).nodes.iter().map(|node| node.id).collect();
     let set = Setting::Confine {
@@ -188,12 +186,12 @@ pub fn confine(arm: &mut dyn Arm, name: &str, cpus: &CpuSet, exclusive: bool) {
         .unwrap();
 }
 
-/// The machine.
+/// What the machine reports of itself, by a fast probe.
 pub fn inventory(arm: &mut dyn Arm) -> quell_plan::inventory::Inventory {
     arm.backend().inventory(Probe::Fast).unwrap()
 }
 
-/// Its first CPU and all others; a machine of one CPU cannot be divided.
+/// The machine's first CPU, and all its other CPUs. Panics on a machine of one CPU.
 pub fn divided(arm: &mut dyn Arm) -> (CpuSet, CpuSet) {
     let all = inventory(arm).cpu_set();
     let first = CpuSet::from_iter(all.first());
@@ -202,7 +200,7 @@ pub fn divided(arm: &mut dyn Arm) -> (CpuSet, CpuSet) {
     (first, others)
 }
 
-/// Whether the machine offers a mechanism; if not it says so.
+/// Whether the machine offers a mechanism; prints a message if not.
 pub fn offers(arm: &mut dyn Arm, mechanism: Mechanism) -> bool {
     let found = inventory(arm).mechanisms.get(&mechanism).cloned();
     let offered = matches!(found, Some(Availability::Yes { .. }));
@@ -219,7 +217,7 @@ pub fn started(arm: &mut dyn Arm, spec: &SubjectSpec) -> SubjectId {
     id
 }
 
-/// Sends a subject off and waits for its measurement.
+/// Starts a subject's measurement and waits for it.
 pub fn measured(
     arm: &mut dyn Arm,
     subject: SubjectId,
@@ -238,7 +236,7 @@ pub fn measured(
     })
 }
 
-/// Sends subjects off together and waits for their measurements.
+/// Starts the measurements of several subjects together and waits for them.
 pub fn measured_together<const N: usize>(
     arm: &mut dyn Arm,
     subjects: [SubjectId; N],
@@ -264,7 +262,7 @@ pub fn measured_together<const N: usize>(
     subjects.map(|id| found.borrow()[&id].clone())
 }
 
-/// Waits for what `wanted` finds among what is seen, at most a minute of the machine's time.
+/// Waits until `wanted` finds something in what is seen, at most a minute of the machine's time.
 pub fn until<T>(arm: &mut dyn Arm, wanted: impl Fn(&Seen) -> Option<T>) -> T {
     let backend = arm.backend();
     let latest = backend.now().plus(Nanos::secs(60));
@@ -282,8 +280,8 @@ pub fn until<T>(arm: &mut dyn Arm, wanted: impl Fn(&Seen) -> Option<T>) -> T {
     }
 }
 
-/// Tries, as often as the arm's noise allows, whether what `find` measures lies within the bounds,
-/// made wider by that noise.
+/// Tries, as often as the arm's noise allows, whether what `find` measures lies within the bounds.
+/// The noise widens the bounds.
 pub fn within(
     arm: &mut dyn Arm,
     what: &str,
@@ -302,7 +300,7 @@ pub fn within(
     panic!("{what}: {found:?}, not {least} to {most} (noise {noise})");
 }
 
-/// Program bytes per second.
+/// The rate of a measurement, in program bytes per second.
 #[must_use]
 pub fn rate(measured: &Measurement) -> f64 {
     measured.bytes as f64 * 1e9 / measured.duration_ns.max(1) as f64

@@ -1,8 +1,8 @@
 //! What a regulator takes to decide after an overflow, in nanoseconds: `cargo bench -p
 //! quell-control --bench overflow [-- NAME]`.
 //!
-//! The best and the median of some runs of one thread's CPU time. What surrounds it in a brake (the
-//! wake-up, reading and arming the counter) are system calls, and not in here.
+//! Prints the best and the median of several runs, by one thread's CPU time. The system calls
+//! around it in a brake (the wake-up, reading and arming the counter) are left out.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,12 +1,14 @@
 //! The fast controller of a CPU whose reads and writes have a budget each.
 //!
-//! Method: two counters, two budgets, as MemGuard has them since Bechtel and Yun,
-//! "Denial-of-Service Attacks on Shared Cache in Multicore: Analysis and Prevention" (RTAS 2019):
-//! lines that are written back hurt others far more than lines that come in, so that one budget for
-//! the sum is too large for who writes or too small for who reads. The group is stopped on that CPU
-//! when either is used up, and goes on when both allow it. Each is a [`CpuRegulator`] with its own
-//! lazily refreshed periods, and pays its own debts: what a stop for one direction leaves of the
-//! other's budget stays there, and a direction that is not drawn changes nothing.
+//! Method: two counters and two budgets, as MemGuard has them since Bechtel and Yun,
+//! "Denial-of-Service Attacks on Shared Cache in Multicore: Analysis and Prevention" (RTAS 2019).
+//! Lines that are written back hurt other CPUs far more than lines that come in. One budget for the
+//! sum is therefore too large for a program that writes, or too small for one that reads.
+//!
+//! The group is stopped on that CPU when either budget is used up, and resumed when both allow it.
+//! Each is a [`CpuRegulator`] with its own lazily refreshed periods, and pays its own debts. A stop
+//! for one direction leaves the rest of the other budget as it is. A direction that is not drawn
+//! changes nothing.
 //!
 //! No allocation, no clock, no system call: the caller brings the time and the counters' readings.
 
@@ -20,12 +22,12 @@ use crate::config::LineCounts;
 pub struct ApartRegulator {
     reads: CpuRegulator,
     writes: CpuRegulator,
-    /// Whether the reads, and whether the writes, have the CPU stopped.
+    /// Whether the reads, and whether the writes, keep the CPU stopped.
     stopped: [bool; 2],
 }
 
 impl ApartRegulator {
-    /// A regulator with `budget` per `period`, beginning at `now` with the counters at `used`.
+    /// A regulator with `budget` per `period`. It begins at `now` with the counters at `used`.
     #[must_use]
     pub fn new(budget: LineCounts, period: Nanos, now: Nanos, used: LineCounts) -> Self {
         Self {
@@ -44,13 +46,13 @@ impl ApartRegulator {
         }
     }
 
-    /// The budgets, each from when the current one of its direction is used up.
+    /// Sets the budgets. Each takes effect when the current one of its direction is used up.
     pub fn set_budget(&mut self, budget: LineCounts) {
         self.reads.set_budget(budget.lines);
         self.writes.set_budget(budget.writes);
     }
 
-    /// The budgets, each from when the current one of its direction is used up.
+    /// The budgets, each as it is once the current one of its direction is used up.
     #[must_use]
     pub fn budget(&self) -> LineCounts {
         LineCounts {
@@ -59,14 +61,14 @@ impl ApartRegulator {
         }
     }
 
-    /// Lines of debt forgiven since the beginning, of both directions.
+    /// Lines of debt forgiven since the beginning, both directions together.
     #[must_use]
     pub fn forgiven(&self) -> Lines {
         Lines(self.reads.forgiven().0 + self.writes.forgiven().0)
     }
 
-    /// A stop is over: the directions that asked for it pay. What came in meanwhile can stop it
-    /// again at once.
+    /// A stop is over: the directions that caused it pay. What came in during the stop can stop the
+    /// CPU again at once.
     pub fn begin(&mut self, now: Nanos, used: LineCounts) -> Verdict {
         let [reads, writes] = self.stopped;
         if reads {
@@ -78,8 +80,8 @@ impl ApartRegulator {
         self.overflow(now, used)
     }
 
-    /// Either counter overflowed at `now`. What may go on is told as the reads that are left;
-    /// [`Self::left`] has both.
+    /// Either counter overflowed at `now`. A verdict that lets the group run has the reads that are
+    /// left; [`Self::left`] has both directions.
     pub fn overflow(&mut self, now: Nanos, used: LineCounts) -> Verdict {
         let reads = self.reads.overflow(now, used.lines);
         let writes = self.writes.overflow(now, used.writes);
@@ -134,8 +136,8 @@ mod tests {
             cpu.begin(Nanos(3_000), moved(30, 65)),
             Verdict::Rearm(Lines(70))
         );
-        // Five too many were written: fifteen are left. Nobody has paid for the reads, since nobody
-        // had to.
+        // Five too many were written: fifteen are left. The reads did not cause the stop and pay
+        // nothing.
         assert_eq!(cpu.left(moved(30, 65)), moved(70, 15));
     }
 
@@ -180,15 +182,15 @@ mod tests {
         assert_eq!(cpu.overflow(Nanos(1_500), moved(110, 20)), stop);
     }
 
-    /// A CPU under both budgets: what it used, when, and what its counters are armed with.
+    /// A CPU under both budgets, with the lines it has used by `now`.
     struct Cpu {
         regulator: ApartRegulator,
         now: u64,
         used: LineCounts,
     }
 
-    /// One spell: idle for so long, then lines come in every `read` and are written back every
-    /// `write` until a counter overflows and `late` longer.
+    /// One spell: idle for `idle`. Then a line comes in every `read`, and one is written back every
+    /// `write`, until a counter overflows, and for `late` longer.
     #[derive(Clone, Copy, Debug)]
     struct Spell {
         idle: u64,
@@ -198,7 +200,7 @@ mod tests {
     }
 
     fn spell() -> impl Strategy<Value = Spell> {
-        // A direction that hardly moves is one that does not.
+        // A gap of 2^40 stands for a direction that does not move.
         let gap = || prop_oneof![3 => 1u64..50, 1 => Just(1 << 40)];
         (0u64..3_000, gap(), gap(), 0u64..400)
             .prop_filter("something moves", |(_, read, write, _)| {
@@ -222,7 +224,7 @@ mod tests {
             }
         }
 
-        /// Lives through a spell up to the regulator's answer, which it returns.
+        /// Runs through a spell, and returns the regulator's verdict at its end.
         fn run(&mut self, spell: Spell) -> Verdict {
             let left = self.regulator.left(self.used);
             let ran = (left.lines.0 * spell.read).min(left.writes.0 * spell.write) + spell.late;
@@ -232,7 +234,7 @@ mod tests {
             self.regulator.overflow(Nanos(self.now), self.used)
         }
 
-        /// As long as it is stopped.
+        /// Waits until no stop is left, and returns how many there were.
         fn stopped(&mut self, mut what: Verdict) -> u32 {
             let mut stops = 0;
             while let Verdict::ThrottleUntil(until) = what {
@@ -246,9 +248,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the demand and the reaction time: by any time t no more has been moved in
-        /// either direction than the budgets of the periods begun, plus what one reaction lets
-        /// through.
+        /// Whatever the demand and the reaction time: by any time t, neither direction has moved
+        /// more than the budgets of the periods begun, plus what one reaction lets through.
         #[test]
         fn the_average_of_neither_direction_exceeds_its_budget(
             spells in proptest::collection::vec(spell(), 1..200),
@@ -272,7 +273,7 @@ mod tests {
             }
         }
 
-        /// The same with budgets that change: no more than the larger of all there were.
+        /// The same with budgets that change: no more than the largest budget so far allows.
         #[test]
         fn changed_budgets_are_not_exceeded(
             spells in proptest::collection::vec((spell(), 1u64..200, 1u64..200), 1..200),
@@ -292,7 +293,8 @@ mod tests {
             }
         }
 
-        /// A direction that is not drawn changes nothing: the other is regulated as by itself.
+        /// A direction that is not drawn changes nothing: the other is regulated as if it were
+        /// alone.
         #[test]
         fn one_direction_alone_is_one_budget(
             spells in proptest::collection::vec((1u64..50, 0u64..3_000, 0u64..400), 1..100),
@@ -321,7 +323,6 @@ mod tests {
             }
         }
 
-        /// Below both budgets nothing happens.
         #[test]
         fn below_both_budgets_it_is_never_stopped(read in 10u64..100, write in 50u64..500) {
             let mut cpu = Cpu::new(BUDGET);
@@ -332,8 +333,8 @@ mod tests {
             }
         }
 
-        /// Who always wants more of both gets all of the budget that binds it (to within one
-        /// reaction), and stops no longer.
+        /// A CPU that always wants more of both gets all of the budget that binds it (to within one
+        /// reaction), and is stopped no longer than that takes.
         #[test]
         fn a_greedy_cpu_gets_the_rate_of_the_budget_that_binds(read in 1u64..5, write in 1u64..40, late in 0u64..40) {
             let mut cpu = Cpu::new(BUDGET);

@@ -1,14 +1,18 @@
 //! The fast controller: one per regulated CPU, run inside the brake thread or the simulated
 //! overflow handler.
 //!
-//! Method: MemGuard's reservation (Yun et al., RTAS 2013, section III: a budget of memory
-//! transactions per CPU and period, the CPU stopped when it is spent) refreshed lazily, as a
-//! generic cell rate algorithm does (ITU-T I.371, annex A): nothing happens at the start of a
-//! period. Only when a budget has been used up is it asked whether that took at least a period; if
-//! so a new budget begins on the spot, if not the group is stopped there until the period is over.
-//! A CPU that stays below its budget is therefore never stopped, and looked at once per budget, not
-//! once per period. What ran past the budget before the stop took hold is debited from the periods
-//! that follow, so that the average holds whatever the reaction time.
+//! Method: MemGuard's reservation (Yun et al., RTAS 2013, section III): a budget of memory
+//! transactions per CPU and period, and the CPU is stopped when the budget is spent. Here it is
+//! refreshed lazily, as by a generic cell rate algorithm (ITU-T I.371, annex A):
+//!
+//! - Nothing happens at the start of a period.
+//! - Only a budget that is used up is checked: did that take at least a period?
+//! - If so, a new budget begins at once. If not, the group is stopped on that CPU until the period
+//!   ends.
+//!
+//! A CPU below its budget is therefore never stopped. It is interrupted once per budget, not once
+//! per period. What ran past the budget before the stop began is debited from the next periods. So
+//! the average holds whatever the reaction time.
 //!
 //! No allocation, no clock, no system call: the caller brings the time and the counter's reading.
 
@@ -17,16 +21,15 @@ use quell_types::units::{Lines, Nanos};
 /// What to do after a counter overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The budget is not used up yet (the overflow came early): count on, for so many lines.
+    /// The overflow came early and the budget is not used up: go on counting, for this many lines.
     Rearm(Lines),
-    /// The budget lasted at least a period: a new one begins now, with so many lines.
+    /// The budget lasted at least a period: a new one begins now, with this many lines.
     NewPeriod(Lines),
-    /// The budget went sooner than a period: stop the group on this CPU until then, and call
+    /// The budget was used up within a period: stop the group on this CPU until then, and call
     /// [`CpuRegulator::begin`].
     ThrottleUntil(Nanos),
-    /// All that may be drawn has been, by everybody in the pool, or this CPU has no cap: run on
-    /// uncounted until then, and call
-    /// [`PooledRegulator::begin`](super::pooled::PooledRegulator::begin).
+    /// All members of the pool have drawn all they may, or this CPU has no cap. Run on uncounted
+    /// until then, and call [`PooledRegulator::begin`](super::pooled::PooledRegulator::begin).
     RunFreeUntil(Nanos),
 }
 
@@ -37,7 +40,7 @@ impl Verdict {
         matches!(self, Self::ThrottleUntil(_))
     }
 
-    /// The same on another clock.
+    /// The same verdict, its times converted to another clock.
     #[must_use]
     pub fn on_clock(self, clock: impl FnOnce(Nanos) -> Nanos) -> Self {
         match self {
@@ -48,45 +51,45 @@ impl Verdict {
     }
 }
 
-/// The longest time a debt may stop a group on a CPU. Beyond it (the brake itself was kept from
-/// running) the rest of the debt is forgiven and counted, so that one failure does not freeze a CPU
-/// for minutes.
+/// The longest time that a debt may stop a group on a CPU. A larger debt arises when the brake
+/// itself was kept from running. The rest of it is forgiven and counted, so that one failure does
+/// not freeze a CPU for minutes.
 pub const LONGEST_DEBT: Nanos = Nanos::secs(1);
 
-/// The budget that a regulator is in, for a copy of it that decides elsewhere (in the counter's
-/// interrupt).
+/// The state of the current budget, for a copy of the regulator that decides elsewhere (in the
+/// counter's interrupt).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Account {
     /// When the budget began.
     pub start: Nanos,
     /// The counter's reading from which use is charged to it.
     pub base: Lines,
-    /// Lines of this budget, at least one.
+    /// Lines of this budget; at least one.
     pub budget: Lines,
-    /// At least a nanosecond.
+    /// The regulation period; at least 1 ns.
     pub period: Nanos,
 }
 
-/// The regulator of one CPU: reservation only.
+/// The regulator of one CPU with one budget, not pooled.
 #[derive(Clone, Debug)]
 pub struct CpuRegulator {
     budget: u64,
-    /// Once that is used up and paid for.
+    /// The budget once the current one is used up and paid for.
     next_budget: u64,
     period: u64,
-    /// Most periods that one spell of use may cost.
+    /// The most periods that one spell of use may cost ([`LONGEST_DEBT`]).
     most_periods: u64,
     /// When the current budget began.
     start: Nanos,
-    /// The counter's reading from which use is charged to the current budget: the reading when it
-    /// began, less the debt.
+    /// The counter's reading from which use is charged to the current budget. This is the reading
+    /// when the budget began, less the debt.
     base: u64,
     forgiven: u64,
 }
 
 impl CpuRegulator {
-    /// A regulator with `budget` lines per `period`, beginning at `now` with the counter at `used`.
-    /// Budgets and periods of zero are taken as one.
+    /// A regulator with `budget` lines per `period`. It begins at `now` with the counter at `used`.
+    /// Zero is taken as one line, and as 1 ns.
     #[must_use]
     pub fn new(budget: Lines, period: Nanos, now: Nanos, used: Lines) -> Self {
         let period = period.0.max(1);
@@ -101,7 +104,7 @@ impl CpuRegulator {
         }
     }
 
-    /// The lines left before the next overflow.
+    /// The lines left before the next overflow; at least one.
     #[must_use]
     pub fn left(&self, used: Lines) -> Lines {
         Lines(
@@ -111,13 +114,13 @@ impl CpuRegulator {
         )
     }
 
-    /// The budget from when the current one is used up: what was drawn until then is paid for by
-    /// that.
+    /// Sets the budget that begins when the current one is used up. What was drawn until then is
+    /// paid for by the current one.
     pub fn set_budget(&mut self, budget: Lines) {
         self.next_budget = budget.0.max(1);
     }
 
-    /// The budget from when the current one is used up.
+    /// The budget that begins when the current one is used up.
     #[must_use]
     pub fn budget(&self) -> Lines {
         Lines(self.next_budget)
@@ -129,8 +132,8 @@ impl CpuRegulator {
         Lines(self.forgiven)
     }
 
-    /// A budget begins at `now`, with the counter at `used`, and nothing is owed: nobody counted
-    /// until now.
+    /// A budget begins at `now` with the counter at `used`, and no debt, because the CPU was not
+    /// counted until now. Returns the lines left.
     pub fn restart(&mut self, now: Nanos, used: Lines) -> Lines {
         self.start = now;
         self.base = used.0;
@@ -138,7 +141,7 @@ impl CpuRegulator {
         self.left(used)
     }
 
-    /// The budget that it is in. `None` where the next one is another.
+    /// The state of the current budget. `None` where the next budget differs from it.
     #[must_use]
     pub fn account(&self) -> Option<Account> {
         (self.budget == self.next_budget).then_some(Account {
@@ -149,16 +152,16 @@ impl CpuRegulator {
         })
     }
 
-    /// Goes on where a copy of it arrived: in a budget that began at `start`, from the counter's
-    /// reading `base`.
+    /// Continues where a copy of this regulator arrived: in a budget that began at `start`, charged
+    /// from the counter's reading `base`.
     pub fn resume(&mut self, start: Nanos, base: Lines) {
         self.start = start;
         self.base = base.0;
     }
 
-    /// After a throttle: pays for what was used with the periods that have passed, and returns what
-    /// the counter is armed with. The phase of the periods is kept, so that a CPU that always wants
-    /// more gets exactly its rate.
+    /// After a stop: the periods that have passed pay for what was used. Returns the lines to arm
+    /// the counter with. The phase of the periods is kept, so that a CPU that always wants more
+    /// gets exactly its rate.
     pub fn begin(&mut self, now: Nanos, used: Lines) -> Lines {
         let spent = used.0.saturating_sub(self.base);
         let passed = now.since(self.start).0 / self.period;
@@ -169,7 +172,7 @@ impl CpuRegulator {
         self.left(used)
     }
 
-    /// The counter overflowed at `now` and reads `used`.
+    /// Decides what happens after an overflow at `now`, with the counter at `used`.
     pub fn overflow(&mut self, now: Nanos, used: Lines) -> Verdict {
         let spent = used.0.saturating_sub(self.base);
         if spent < self.budget {
@@ -201,8 +204,8 @@ mod tests {
     const PERIOD: Nanos = Nanos(1_000);
     const BUDGET: Lines = Lines(100);
 
-    /// A CPU that draws 25 budgets of what it is to have from now on pays for them as what they
-    /// were: one.
+    /// A CPU drew its old budget, 25 times the new one. It pays for that as one budget, since that
+    /// is what it was when it was drawn.
     #[test]
     fn what_was_drawn_is_paid_for_by_the_budget_that_it_was_drawn_from() {
         let mut cpu = CpuRegulator::new(Lines(2_500), PERIOD, Nanos(0), Lines(0));
@@ -311,15 +314,15 @@ mod tests {
         assert_eq!(first.account(), None);
     }
 
-    /// A CPU that draws one line per `gap` whenever it is not stopped, wants `idle` pauses, and is
-    /// stopped only `late` after the overflow.
+    /// A CPU that draws one line per `gap` while it runs. It pauses for `idle`, and is stopped only
+    /// `late` after the overflow.
     struct Cpu {
         now: u64,
         used: u64,
     }
 
     proptest! {
-        /// Whatever the demand and the reaction time: by any time t no more has been used than the
+        /// Whatever the demand and the reaction time: by any time t, no more has been used than the
         /// budgets of the periods begun, plus what one reaction lets through.
         #[test]
         fn the_average_never_exceeds_the_budget(
@@ -349,7 +352,7 @@ mod tests {
             }
         }
 
-        /// A CPU that always wants more gets its whole budget in every period (to within one
+        /// A CPU that always wants more gets its whole budget in each period (to within one
         /// reaction).
         #[test]
         fn a_greedy_cpu_gets_its_rate(late in 0u64..40, wake in 0u64..5) {
@@ -372,7 +375,6 @@ mod tests {
             prop_assert!(at.used >= due - BUDGET.0 && at.used <= due + BUDGET.0 + late);
         }
 
-        /// A CPU that stays below its budget is never stopped.
         #[test]
         fn below_the_budget_nothing_happens(gap in 10u64..100) {
             let mut cpu = fresh();

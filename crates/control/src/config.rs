@@ -1,4 +1,4 @@
-//! What a plan tells the controllers: the plan contains it, and the controllers own it.
+//! What a plan says to the controllers. The plan contains these types, and this crate owns them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -78,13 +78,13 @@ pub struct Regulation {
 }
 
 impl Regulation {
-    /// Whether its budget is a cap, so that a group that has spent it is stopped.
+    /// Whether the budget is a cap: then a group that has spent it is stopped.
     #[must_use]
     pub fn is_capped(&self) -> bool {
         self.pooling.as_ref().is_none_or(|p| p.capped)
     }
 
-    /// What the group may move on each CPU per period.
+    /// The lines that the group may move on each CPU per period, by direction.
     #[must_use]
     pub fn budgets(&self) -> LineCounts {
         LineCounts {
@@ -100,15 +100,15 @@ impl Regulation {
 /// Lines of a regulated CPU: what its counters read, or what it may move per period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineCounts {
-    /// What counts against [`Regulation::budget`]: lines that come in, where those written back
-    /// have a budget of their own.
+    /// Lines that count against [`Regulation::budget`]. These are the lines that come in where the
+    /// lines written back have their own budget, else all lines.
     pub lines: Lines,
-    /// Lines written back, where they have; else none.
+    /// Lines written back, where they have their own budget; else zero.
     pub writes: Lines,
 }
 
 impl LineCounts {
-    /// Of all directions.
+    /// Lines of both directions together.
     #[must_use]
     pub fn sum(self) -> Lines {
         Lines(self.lines.0.saturating_add(self.writes.0))
@@ -138,27 +138,28 @@ pub struct Allows {
 }
 
 impl Allows {
-    /// Whether nothing may be done.
+    /// Whether nothing may be done to this neighbour.
     #[must_use]
     pub fn is_none(self) -> bool {
         self == Self::default()
     }
 }
 
-/// Two neighbouring parts of a cache, and the line between them.
+/// Two neighbouring runs of ways of one cache, and the line between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boundary {
-    /// The most that the group has.
+    /// The ways that the group has at most.
     own: Mask,
-    /// What the others have at least.
+    /// The ways that the best-effort groups have at least.
     others: Mask,
-    /// The others' ways are above.
+    /// The ways in `others` have higher numbers than those in `own`.
     above: bool,
 }
 
 impl Boundary {
-    /// Of the group's ways at most, and the others' at least. `None` where what is given back could
-    /// not be the others' without a hole: the two have to be runs side by side.
+    /// A boundary between `own`, the ways the group has at most, and `others`, those the
+    /// best-effort groups have at least. `None` unless both are runs that touch each other: only
+    /// then can ways move between them without a hole in a mask.
     #[must_use]
     pub fn between(own: Mask, others: Mask) -> Option<Self> {
         let run = |mask: Mask| {
@@ -171,7 +172,7 @@ impl Boundary {
         (above || below).then_some(Self { own, others, above })
     }
 
-    /// The group's mask and the others' where it has so many ways.
+    /// The masks of the group and of the best-effort groups, where the group has `ways` ways.
     #[must_use]
     pub fn at(&self, ways: u32) -> (Mask, Mask) {
         let all = self.own.count();

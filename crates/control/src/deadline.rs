@@ -1,72 +1,75 @@
-//! The slow controller behind `regulator.adapt = "deadline"`: what is left to the others follows
-//! how late the units of work of one group are, so that its percentile stays inside its target and
-//! the others get the rest.
+//! The slow controller behind `regulator.adapt = "deadline"`. It moves what is left to the
+//! best-effort groups by how late the units of work of one critical group are. That group's
+//! percentile stays inside its target, and the best-effort groups get the rest.
 //!
-//! What acts is the others' budget: a critical group is never throttled, so what is reserved for it
-//! is what they may not draw.
+//! What acts is the budget of the best-effort groups. A critical group is never throttled, so what
+//! is reserved for it is what they may not draw.
 //!
-//! Method: every unit is late or in time, and the share of late ones is steered, not a duration:
-//! that needs no model of how durations follow the budget, and one stray late unit in a hundred is
-//! what a percentile of 99 allows. The level to which the share of late units settles is that of
-//! stochastic approximation of a quantile (Robbins and Monro 1951): a late unit takes [`FIRST_CUT`]
-//! away, and is owed as many units in time as the percentile asks for each late one, and as many
-//! again, before what was late is tried another time. Far from there that alone would be slow, so
-//! that
+//! Method: each unit is late or in time. The share of late units is steered, not a duration. That
+//! needs no model of how durations follow the budget. One late unit in a hundred is what a
+//! percentile of 99 allows. The level to which the share of late units settles is that of
+//! stochastic approximation of a quantile (Robbins and Monro 1951):
 //!
-//! * late units that follow each other double the cut, up to half of everything: the reserve grows
-//!   at once;
-//! * the way back is a search: half-way to where it was late last, again and again, each time after
-//!   [`JUDGED`] units in time, as in binary increase congestion control (Xu, Harfoush, Rhee,
-//!   INFOCOM 2004), and no further than the durations seen at the last two budgets, drawn on as a
-//!   line, leave room for. A step that turns out late is taken back whole;
-//! * close to that ceiling, and beyond it, steps are small, and grow only as long as nothing is
+//! * A late unit takes [`FIRST_CUT`] away.
+//! * Before the budget at which it was late is tried again, it is outweighed by as many units in
+//!   time as the percentile asks for each late one, and as many again.
+//!
+//! Far from the goal that alone would be slow. Therefore:
+//!
+//! * Late units that follow each other double the cut, up to half of everything. So the reserve
+//!   grows at once.
+//! * The way back is a search, as in binary increase congestion control (Xu, Harfoush, Rhee,
+//!   INFOCOM 2004). Each step goes half-way to where units were late last, after [`JUDGED`] units
+//!   in time. It goes no further than durations leave room for: those at the last two budgets,
+//!   extended as a line. A step that turns out late is reverted whole.
+//! * Close to that ceiling, and beyond it, steps are small. They grow only as long as no unit is
 //!   late.
 //!
-//! Only units that began after a change has settled tell of it. Without units nothing is known, and
-//! nothing is changed.
+//! Only units that began after a change has settled say something about it. Without units nothing
+//! is known, and nothing is changed.
 //!
-//! Who says what its units move is believed once, before anything is known ([`Deadline::guess`]):
-//! the others then begin with what that leaves instead of with everything, and the first step from
-//! there is a small one, to learn how durations follow.
+//! A program that declares what its units move is believed once, before anything is known
+//! ([`Deadline::guess`]). The best-effort groups then begin with what that leaves instead of with
+//! everything. The first step from there is a small one, to learn how durations follow.
 //!
-//! Time is counted in units, not in seconds, so that frames of 16 ms and jobs of 1 ms settle alike
-//! in their own time.
+//! Time is counted in units, not in seconds. So frames of 16 ms and jobs of 1 ms settle alike in
+//! their own time.
 
 use std::fmt;
 
 use quell_types::units::{Nanos, Rate, Share};
 
-/// Slow controllers decide no more often than this.
+/// The shortest time between two decisions of a slow controller.
 pub const SHORTEST: Nanos = Nanos::millis(10);
 
-/// What one late unit after many in time takes away.
+/// What one late unit after many in time takes away, of what is given.
 const FIRST_CUT: Share = Share::percent(2);
 
-/// The most that is taken away at once.
+/// The most that is taken away at once, of what is given.
 const LARGEST_CUT: Share = Share::percent(50);
 
-/// So many units in time, begun after a change, show that it was no mistake.
+/// Units in time, begun after a change, that show that it was no mistake.
 const JUDGED: u64 = 16;
 
-/// As close to the ceiling as this is close.
+/// A budget is near the ceiling within this share of the ceiling.
 const NEAR: Share = Share::percent(4);
 
-/// A small step, and how much it grows at most while nothing is late.
+/// A small step, of what is given: 0.5 %. It doubles at most up to [`LARGEST_GROWTH`] times that.
 const STEP: Share = Share(5_000);
 const LARGEST_GROWTH: u64 = 16;
 
-/// The first step from a guess: large enough to learn from.
+/// The first step from a guess, of what is given: large enough to learn from.
 const FIRST_STEP: Share = Share::percent(8);
 
-/// Units in time for each late one: at most, for percentiles next to 100.
+/// The most units in time that one late unit asks for. Bounds percentiles next to 100.
 const LONGEST_PATIENCE: u64 = 20_000;
 
-/// Late units that are outweighed at most: what made more of them late in a row is over some day,
-/// and is not held against it.
+/// The most late units that are still to be outweighed. What caused more of them in a row will
+/// pass, and is not held against the budget.
 const MOST_OWED: u64 = 4;
 
-/// How long nothing may come before it is told: this long, or this many times as long as between
-/// the last two.
+/// Silence is reported after this long, or after this many times the gap between the last two
+/// units.
 const SILENT: Nanos = Nanos::secs(1);
 const SILENT_UNITS: u64 = 20;
 
@@ -75,78 +78,78 @@ const SILENT_UNITS: u64 = 20;
 pub struct Unit {
     /// When it ended, on the backend's clock.
     pub ended: Nanos,
-    /// How long it took, from when it was due if it knows.
+    /// How long it took, from when it was due if the program knows that.
     pub took: Nanos,
-    /// The longest it was to take, if the application says so.
+    /// The longest it was to take, if the program says so.
     pub target: Option<Nanos>,
 }
 
-/// What is steered, and within what.
+/// What is steered, and within which bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aim {
-    /// The longest time per unit; absent: what each unit itself says.
+    /// The longest time per unit. Absent: what each unit itself says.
     pub deadline: Option<Nanos>,
-    /// Which share of the units must meet it.
+    /// The share of the units that must meet it.
     pub percentile: Share,
-    /// What is left to the others at first and at most.
+    /// What is left to the best-effort groups at first and at most.
     pub most: Rate,
     /// What is left to them in any case.
     pub least: Rate,
-    /// How long a change takes to come into force: their regulators' period.
+    /// How long a change takes to become active: the period of their regulators.
     pub settles: Nanos,
 }
 
-/// Something to be done or told.
+/// A change, or a finding to report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// What is left to the others changes.
+    /// What is left to the best-effort groups changes.
     Change {
-        /// From.
+        /// What was left to them before.
         from: Rate,
-        /// To.
+        /// What is left to them from now on.
         to: Rate,
-        /// Why.
+        /// What caused the change.
         why: Why,
     },
-    /// Nothing has come since then: everything stays as it is.
+    /// No unit has come for a long time: everything stays as it is.
     Silent {
-        /// The end of the last unit.
+        /// When the last unit ended.
         since: Nanos,
     },
-    /// Units are late, and nothing can be taken away any more.
+    /// Units are late, and nothing more can be taken away.
     Unmet {
-        /// The slowest.
+        /// How long the slowest unit took.
         took: Nanos,
-        /// The longest it was to take.
+        /// The longest that unit was to take.
         target: Nanos,
     },
 }
 
-/// Why a change.
+/// Why a budget changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Units were late.
+    /// Units took longer than their target.
     Late {
-        /// How many since the last look.
+        /// How many were late since the last step.
         units: u64,
-        /// The slowest.
+        /// How long the slowest unit took.
         took: Nanos,
-        /// The longest it was to take.
+        /// The longest that unit was to take.
         target: Nanos,
     },
-    /// A step back was too much, and is taken back.
+    /// The last rise was too much, and is reverted.
     TooMuch {
-        /// The slowest.
+        /// How long the slowest unit took.
         took: Nanos,
-        /// The longest it was to take.
+        /// The longest that unit was to take.
         target: Nanos,
     },
-    /// So many units in time.
+    /// Units were in time.
     InTime {
         /// How many in a row.
         units: u64,
     },
-    /// What units are said to move, before any has ended.
+    /// What units are declared to move, before any has ended.
     Declared {
         /// The rate at which they then draw.
         need: Rate,
@@ -176,7 +179,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// Durations against their targets, in millionths, of units in time at one budget.
+/// Durations of units in time at one budget, relative to their targets, in millionths.
 #[derive(Clone, Copy, Debug, Default)]
 struct Durations {
     units: u64,
@@ -202,7 +205,8 @@ impl Durations {
         self.sum / self.units.max(1)
     }
 
-    /// What is left until units are late: somewhat more than the slowest so far will come.
+    /// What is left until units are late, in millionths. It is assumed that some units will be a
+    /// little slower than the slowest so far.
     fn room(&self) -> u64 {
         let slower = self.worst + (self.worst - self.mean()) / 8;
         Share::WHOLE.0.saturating_sub(slower)
@@ -214,45 +218,45 @@ impl Durations {
 struct Batch {
     in_time: Durations,
     late: u64,
-    /// The slowest of the late ones against its target.
+    /// The late unit that was slowest relative to its target: its duration and its target.
     worst: Option<(Nanos, Nanos)>,
 }
 
-/// The controller.
+/// The controller of one group with a target.
 #[derive(Clone, Debug)]
 pub struct Deadline {
     aim: Aim,
     /// Units in time that outweigh a late one.
     patience: u64,
     given: Rate,
-    /// Units that began before tell nothing of what is given now.
+    /// Units that began before this time say nothing about what is given now.
     judged_from: Nanos,
     stepped: Nanos,
     batch: Batch,
     /// Units in time since the last change or late unit.
     in_time: Durations,
-    /// What was given, in bytes per second, and what units took of their target then, on average,
-    /// in millionths.
+    /// What was given, in bytes per second, and what share of their target units took then, on
+    /// average, in millionths.
     learned: Option<(u64, u64)>,
-    /// So much more given made units so much slower.
+    /// How much more was given, in bytes per second, and how much slower units were, in millionths.
     slope: Option<(u64, u64)>,
-    /// Units in time that late ones are still to be outweighed by.
+    /// Units in time that are still needed to outweigh late ones.
     owed: u64,
-    /// Where units begin to be late is not known yet, or not any more: late ones are what it takes
-    /// to find out.
+    /// The budget at which units begin to be late is not known yet, or no longer. Late units are
+    /// then the price of finding it, and are not held against it.
     searching: bool,
     /// What the next late unit takes away.
     cut: Share,
-    /// Where units were late last, before the cuts that followed.
+    /// The budget at which units were late last, before the cuts that followed.
     ceiling: Option<Rate>,
-    /// What was given before the last step back, as long as that is not judged.
+    /// What was given before the last rise, until that is judged.
     before: Option<Rate>,
     growth: u64,
     /// What is given was guessed, and no step was taken since.
     guessed: bool,
-    /// What was given was what the others had, at the last step.
+    /// At the last step this controller's budget was the one that was active.
     bounds: bool,
-    /// The last two units' ends.
+    /// When the last unit ended.
     last: Option<Nanos>,
     between: Nanos,
     silent: bool,
@@ -260,12 +264,12 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// One that leaves the others the most, from `now` on.
+    /// A controller that leaves the best-effort groups the most, from `now` on.
     #[must_use]
     pub fn new(aim: Aim, now: Nanos) -> Self {
         let most = aim.most.max(Rate(1));
         let least = aim.least.clamp(Rate(1), most);
-        // Half of the late ones that are allowed.
+        // Half of the late units that are allowed.
         let allowed = Share::WHOLE.0.saturating_sub(aim.percentile.0) / 2;
         let patience = Share::WHOLE.0 / allowed.max(1);
         Self {
@@ -293,7 +297,7 @@ impl Deadline {
         }
     }
 
-    /// What is left to the others, as far as these units go.
+    /// What these units alone would leave to the best-effort groups.
     #[must_use]
     pub fn given(&self) -> Rate {
         self.given
@@ -305,7 +309,7 @@ impl Deadline {
         self.stepped.plus(self.aim.settles.max(SHORTEST))
     }
 
-    /// Takes in a unit of work that has ended.
+    /// Records a unit of work that has ended.
     pub fn seen(&mut self, unit: &Unit) {
         if let Some(last) = self.last {
             self.between = unit.ended.since(last);
@@ -337,8 +341,8 @@ impl Deadline {
         }
     }
 
-    /// Leaves the others so much from now on, if less than before and nothing is known of units
-    /// yet. Whether it did.
+    /// Leaves the best-effort groups `left` from now on, if that is less than before and nothing is
+    /// known of units yet. Returns whether it did.
     pub fn guess(&mut self, now: Nanos, left: Rate) -> bool {
         let left = left.clamp(self.aim.least, self.aim.most);
         let known = self.ceiling.is_some() || self.learned.is_some() || self.in_time.units > 0;
@@ -352,9 +356,9 @@ impl Deadline {
         true
     }
 
-    /// Decides by what was seen since the last step. `force` is what the others are left in fact:
-    /// less than [`Self::given`] where somebody else's units need it, and then only late ones tell
-    /// anything.
+    /// Decides by what was seen since the last step. `force` is what the best-effort groups have in
+    /// fact. It is less than [`Self::given`] where units of another group need that; then only late
+    /// units say anything.
     pub fn step(&mut self, now: Nanos, force: Rate) -> Option<Step> {
         self.stepped = now;
         let bounds = force >= self.given;
@@ -368,7 +372,8 @@ impl Deadline {
         self.silent = false;
         if let Some((took, target)) = batch.worst {
             if !bounds {
-                // They were late by what the others had, not by what these units would leave them.
+                // The units were late at what the best-effort groups had, not at what this
+                // controller would leave.
                 self.given = force;
             }
             return self.cut(now, &batch, took, target);
@@ -377,13 +382,12 @@ impl Deadline {
         if bounds { self.give_back(now) } else { None }
     }
 
-    /// The others have much less since somebody else's units were late: only what begins from now
-    /// on tells of that.
+    /// The best-effort groups have much less, since units of another group were late. Only units
+    /// that begin from now on say anything about that.
     pub(super) fn fell(&mut self, now: Nanos) {
         self.judged_from = now.plus(self.aim.settles);
     }
 
-    /// Whether units were late since the last step.
     #[cfg(test)]
     pub(super) fn has_late(&self) -> bool {
         self.batch.worst.is_some()
@@ -479,8 +483,8 @@ impl Deadline {
         })
     }
 
-    /// How much more can be given until units are late, if their durations go on rising as they did
-    /// since what was learned last.
+    /// How much more can be given until units are late. Assumes that durations rise as they did
+    /// since the last budget that was learned from.
     fn reach(&self) -> u64 {
         let Some((more, slower)) = self.slope else {
             return u64::MAX;
@@ -489,7 +493,7 @@ impl Deadline {
         u64::try_from(reach).unwrap_or(u64::MAX)
     }
 
-    /// Learns how durations follow the budget, unless both differ too little to tell.
+    /// Learns how durations follow the budget, unless the two budgets differ too little to tell.
     fn learn(&mut self) {
         let (given, took) = (self.given.0, self.in_time.mean());
         if let Some((before, then)) = self.learned {
@@ -507,13 +511,13 @@ impl Deadline {
         self.learned = Some((given, took));
     }
 
-    /// How many late ones are not outweighed yet; at least one.
+    /// How many late units are not outweighed yet; at least one.
     fn often(&self) -> u64 {
         self.owed.div_ceil(self.patience).max(1)
     }
 
-    /// What the first of late units that follow each other takes away: the more, the shorter ago
-    /// the others.
+    /// What the first of several late units in a row takes away. It is more where earlier late
+    /// units are not outweighed yet.
     fn first_cut(&self) -> Share {
         Share(FIRST_CUT.0 * self.often())
     }

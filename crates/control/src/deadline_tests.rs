@@ -1,5 +1,5 @@
-//! The controller against plants: a periodic job whose duration rises with what the others may
-//! draw.
+//! The controller against plants: a periodic job whose duration rises with what the best-effort
+//! groups may draw.
 
 #![expect(clippy::cast_sign_loss, reason = "durations are positive")]
 
@@ -18,17 +18,17 @@ const LEAST: Rate = Rate(600_000_000);
 #[derive(Clone, Debug)]
 struct Plant {
     period: Nanos,
-    /// What a unit takes beside nobody.
+    /// What a unit takes alone.
     alone: f64,
-    /// What the others, at the most they may draw, add to that.
+    /// What the best-effort groups add to that, at the most they may draw.
     added: f64,
     /// How the addition rises: 1 evenly, more late and steeply.
     power: i32,
-    /// Noise, as a part of what a unit takes: up to so much more.
+    /// Noise, as a part of what a unit takes: at most this much more.
     noise: f64,
-    /// One of so many units is late whatever the others do; 0: none.
+    /// One in this many units is late whatever the best-effort groups do; 0: none.
     stray: u32,
-    /// A change comes into force so much later.
+    /// A change becomes active this much later.
     delay: Nanos,
 }
 
@@ -39,7 +39,7 @@ impl Plant {
         (self.alone + self.added * share.powi(self.power)) * (1.0 + self.noise)
     }
 
-    /// The most that may be given: no unit is late by it.
+    /// The most that may be given without making a unit late.
     fn best(&self, deadline: Nanos) -> Rate {
         let fits = |permille: &u64| self.worst(Rate(MOST.0 / 1000 * permille)) <= deadline.0 as f64;
         let best = (0..=1000).rev().find(fits).unwrap_or(0);
@@ -47,7 +47,7 @@ impl Plant {
     }
 }
 
-/// What came of a run: of every unit its end, whether it was late, and what was given.
+/// The units of a run: each one's end, whether it was late, and what was given.
 struct Ran {
     units: Vec<(Nanos, bool, Rate)>,
     steps: Vec<(Nanos, Step)>,
@@ -91,7 +91,7 @@ fn run(plant: &Plant, control: &mut Deadline, deadline: Nanos, until: Nanos, see
         units: Vec::new(),
         steps: Vec::new(),
     };
-    // What is in force, by time.
+    // What is active, and since when.
     let mut force = VecDeque::from([(Nanos(0), control.given())]);
     let mut begin = Nanos(0);
     while begin < until {
@@ -150,7 +150,7 @@ fn plants() -> impl Strategy<Value = (Plant, Nanos)> {
             delay: Nanos::millis(delay),
             ..plant()
         };
-        // One that can be met, with something to spare for the others.
+        // A deadline that can be met, with something to spare for the best-effort groups.
         let given = Rate(MOST.0 / 1000 * (share * 1000.0) as u64);
         let deadline = Nanos(plant.worst(given) as u64);
         (plant, deadline)
@@ -159,7 +159,7 @@ fn plants() -> impl Strategy<Value = (Plant, Nanos)> {
 
 const SETTLED: Nanos = Nanos::secs(2);
 
-/// From two seconds on units are in time, and the others have what is left.
+/// From two seconds on units are in time, and the best-effort groups have what is left.
 fn settles(ran: &Ran, best: f64) -> Result<(), TestCaseError> {
     let late = ran.late_after(SETTLED);
     prop_assert!(late <= 0.01, "{late} late");
@@ -172,7 +172,7 @@ fn settles(ran: &Ran, best: f64) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    // What is asserted of noise holds nearly always: of the same five hundred it can be counted on.
+    // What is asserted of noise holds nearly always, and always for the same five hundred cases.
     #![proptest_config(ProptestConfig { cases: 500, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
     #[test]
@@ -197,7 +197,7 @@ proptest! {
         prop_assert_eq!(control.given(), Rate(guess).clamp(LEAST, MOST));
         let ran = run(&plant, &mut control, deadline, Nanos::secs(12), seed);
         settles(&ran, best)?;
-        // Once units have come, nobody guesses any more.
+        // Once units have come, no guess counts any more.
         prop_assert!(!control.guess(Nanos::secs(12), LEAST));
     }
 
@@ -215,7 +215,7 @@ proptest! {
             ran.units.iter().filter(|u| u.1).count()
         };
         let (with, without) = (late(Some(Rate((best * near) as u64))), late(None));
-        // But for a stray one: both see other noise.
+        // One stray unit is allowed, since the two runs see different noise.
         prop_assert!(with <= without + 1, "{with} late with, {without} without");
     }
 
@@ -266,7 +266,7 @@ proptest! {
         let before = control.given();
         let light = Plant { added: plant.added / 10.0, noise: 0.0, ..plant };
         let best = light.best(deadline).0 as f64;
-        // On from where the first left off: the same clock.
+        // Continues where the first run ended, on the same clock.
         let mut later = control.clone();
         later.stepped = Nanos(0);
         later.judged_from = Nanos(0);
@@ -346,7 +346,7 @@ fn a_target_that_cannot_be_met_is_told_once_and_the_others_keep_the_least() {
 fn without_units_nothing_changes_and_that_is_told_once() {
     let (plant, deadline) = (plant(), Nanos::micros(5_500));
     let mut control = Deadline::new(aim(deadline), Nanos(0));
-    // Before the first unit nobody waits for one.
+    // Before the first unit none is waited for.
     for _ in 0..500 {
         let now = control.next();
         assert_eq!(control.step(now, MOST), None);
@@ -365,7 +365,7 @@ fn without_units_nothing_changes_and_that_is_told_once() {
         matches!(told.as_slice(), [(at, Step::Silent { since })] if *since == last && at.since(last) < Nanos::millis(1_020)),
         "{told:?}"
     );
-    // It goes on when they come again.
+    // It continues when units come again.
     let unit = |took| Unit {
         ended: last.plus(Nanos::secs(30)),
         took,

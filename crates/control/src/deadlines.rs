@@ -1,30 +1,30 @@
-//! Several groups with targets at once: each has its own [`Deadline`], and the others are left the
-//! least that any of them leaves. So the loop obeys the worst off, and what a group whose units are
-//! in time would leave is never less for it.
+//! Several groups with targets at once. Each has its own [`Deadline`], and the best-effort groups
+//! are left the least that any of them leaves. So the loop obeys the group whose units are latest.
 //!
-//! What more one could leave while another needs it is not known, only what it left before: it
-//! stays there until late units tell otherwise, and is searched on from there once it is the least
-//! again.
+//! Another group whose units are in time keeps what it would leave: that never falls for this
+//! reason. How much more it could leave is not known while the first group needs more. So it stays
+//! at what it left before until its units are late. The search goes on from there once this group
+//! leaves the least again.
 
 use quell_types::units::{Nanos, Rate, Share};
 
 use super::deadline::{Aim, Deadline, Step, Unit, Why};
 
-/// What the others have falls by more than this: then units that began before say nothing of what
-/// they have now. Less is let pass, or long units beside short ones, which move it often, would
-/// never be judged.
+/// If what the best-effort groups have falls by more than this, units that began before say nothing
+/// about the new budget. Smaller falls are ignored: else long units next to short ones, which cause
+/// such falls often, would never be judged.
 const MUCH: Share = Share::percent(10);
 
-/// The controllers of several groups that share what the others are left.
+/// The controllers of several groups that share what the best-effort groups are left.
 #[derive(Clone, Debug)]
 pub struct Deadlines {
     each: Vec<Deadline>,
-    /// The rates that their units are said to draw.
+    /// The rate that the units of each group are declared to draw, by aim. `None`: not declared.
     needs: Vec<Option<Rate>>,
 }
 
 impl Deadlines {
-    /// One for each aim, from `now` on. All have the same ends.
+    /// A controller for each aim, from `now` on. All aims have the same `most` and `least`.
     #[must_use]
     pub fn new(aims: impl IntoIterator<Item = Aim>, now: Nanos) -> Self {
         let each: Vec<Deadline> = aims
@@ -35,7 +35,7 @@ impl Deadlines {
         Self { each, needs }
     }
 
-    /// What is left to the others.
+    /// What is left to the best-effort groups: the least of all controllers. Zero without an aim.
     #[must_use]
     pub fn given(&self) -> Rate {
         self.each
@@ -45,29 +45,29 @@ impl Deadlines {
             .unwrap_or_default()
     }
 
-    /// What units of that aim leave to the others, as far as they go.
+    /// What the units of this aim alone would leave to the best-effort groups.
     #[must_use]
     pub fn given_by(&self, aim: usize) -> Rate {
         self.each.get(aim).map(Deadline::given).unwrap_or_default()
     }
 
-    /// When the next step is due; never without an aim.
+    /// When the next step is due; `u64::MAX` without an aim.
     #[must_use]
     pub fn next(&self) -> Nanos {
         let all = self.each.iter().map(Deadline::next);
         all.min().unwrap_or(Nanos(u64::MAX))
     }
 
-    /// Takes in a unit of the aim of that number.
+    /// Records a unit of the aim with that number.
     pub fn seen(&mut self, aim: usize, unit: &Unit) {
         if let Some(control) = self.each.get_mut(aim) {
             control.seen(unit);
         }
     }
 
-    /// Units of that aim are said to draw `need`. Before any has been judged, the others are left
-    /// what that and the needs of the other aims leave of `sustainable`, if that is less than they
-    /// have.
+    /// Records that the units of this aim are declared to draw `need`. Before any unit has been
+    /// judged, the best-effort groups are left `sustainable` less the needs of all aims, if that is
+    /// less than they have. `Some` if that changed what they have.
     pub fn declared(
         &mut self,
         now: Nanos,
@@ -86,8 +86,8 @@ impl Deadlines {
         (to < from).then_some(Step::Change { from, to, why })
     }
 
-    /// Decides by what was seen since the last step. Every step names its aim; a change is what it
-    /// comes to for the others, and at most one.
+    /// Decides by what was seen since the last step. Every step is paired with the number of its
+    /// aim. At most one step is a change, and it says what changes for the best-effort groups.
     pub fn step(&mut self, now: Nanos) -> Vec<(usize, Step)> {
         let from = self.given();
         let steps = self.each.iter_mut().map(|control| control.step(now, from));
@@ -99,8 +99,8 @@ impl Deadlines {
         if from.0.saturating_sub(to.0) > from.part(MUCH).0 {
             self.each.iter_mut().for_each(|control| control.fell(now));
         }
-        // Who has made it what it is: of what is less, the one that leaves least; of what is more,
-        // whoever gave in.
+        // The aim that a change is attributed to: of a fall, the one that leaves least; of a rise,
+        // one that now leaves more than they had.
         let made_it = |n: usize, own: Rate| {
             let least = self.each.get(n).is_some_and(|c| c.given() == to);
             if to < from { least } else { own > from }

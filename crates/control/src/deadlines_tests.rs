@@ -1,5 +1,5 @@
-//! Several controllers against several jobs on one machine, each slower the more the others may
-//! draw.
+//! Several controllers against several jobs on one machine. Each job is slower the more the
+//! best-effort groups may draw.
 
 #![expect(clippy::cast_sign_loss, reason = "durations are positive")]
 
@@ -14,17 +14,17 @@ const MOST: Rate = Rate(10_000_000_000);
 const LEAST: Rate = Rate(600_000_000);
 const SETTLED: Nanos = Nanos::secs(2);
 
-/// A periodic job: what a unit takes beside nobody, and what the others add to that at the most
-/// they may draw.
+/// A periodic job: what a unit takes alone, and what the best-effort groups add at the most they
+/// may draw.
 #[derive(Clone, Debug)]
 struct Job {
     period: Nanos,
     alone: f64,
     added: f64,
     noise: f64,
-    /// It meets this beside so much, and not beside more.
+    /// The most that the best-effort groups may draw without making it late.
     best: Rate,
-    /// When it ends.
+    /// When the job ends.
     until: Nanos,
 }
 
@@ -49,13 +49,13 @@ fn aim(job: &Job) -> Aim {
     }
 }
 
-/// What came of it: of every unit its job, its end, whether it was late, and what the others were
-/// given.
+/// The units of a run: the number of the job, the unit's end, whether it was late, and what the
+/// best-effort groups were given.
 fn run(jobs: &[Job], until: Nanos, seed: u64) -> Vec<(usize, Nanos, bool, Rate)> {
     let mut control = Deadlines::new(jobs.iter().map(aim), Nanos(0));
     let mut rng = Rng::new(seed);
     let mut units = Vec::new();
-    // Of every job when its next unit begins, or when the one that runs ends and what it took.
+    // Of each job: when its next unit begins, or when the current one ends and what it took.
     let mut next: Vec<(Nanos, Option<Nanos>)> = vec![(Nanos(0), None); jobs.len()];
     loop {
         let left = (0..jobs.len()).filter(|n| next[*n].0 < jobs[*n].until);
@@ -89,7 +89,7 @@ fn run(jobs: &[Job], until: Nanos, seed: u64) -> Vec<(usize, Nanos, bool, Rate)>
     }
 }
 
-/// A step, and what holds of every one.
+/// Makes a step, and checks what holds for each step.
 fn stepped(control: &mut Deadlines) {
     let before: Vec<Rate> = control.each.iter().map(Deadline::given).collect();
     let late: Vec<bool> = control.each.iter().map(Deadline::has_late).collect();
@@ -111,7 +111,7 @@ fn stepped(control: &mut Deadlines) {
 fn job() -> impl Strategy<Value = Job> {
     let shapes = (3.0..6.0f64, 2.0..6.0f64, 0.0..0.03f64, 0.2..0.95f64);
     (shapes, 5u64..12).prop_map(|((alone, added, noise, best), period)| {
-        // As long as a period allows, whatever the others do.
+        // As long as a period allows, whatever the best-effort groups do.
         let scale = period as f64 / 12.4 * 1e6;
         Job {
             period: Nanos::millis(period),
@@ -125,8 +125,7 @@ fn job() -> impl Strategy<Value = Job> {
 }
 
 proptest! {
-    // What is asserted of noise holds nearly always: of the same three hundred it can be counted
-    // on.
+    // What is asserted of noise holds nearly always, and always for the same three hundred cases.
     #![proptest_config(ProptestConfig { cases: 300, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
     #[test]
@@ -144,8 +143,8 @@ proptest! {
         let given: Vec<f64> = units.iter().filter(|u| u.1 >= SETTLED).map(|u| u.3.0 as f64).collect();
         let mean = given.iter().sum::<f64>() / given.len() as f64;
         prop_assert!(mean >= 0.85 * best, "{mean:e} of {best:e} on average");
-        // It stays where it is, to within a few hundredths, but for one way back: who was not the
-        // least when it gave in last, and is late later, goes back to what it left before that.
+        // It stays where it is, to within a few hundredths, with one exception. A job that was not
+        // the least when it gave in last, and is late later, goes back to what it left before that.
         let low = given.iter().copied().fold(f64::MAX, f64::min);
         let high = given.iter().copied().fold(0.0, f64::max);
         prop_assert!(low >= 0.4 * best, "{low:e} of {best:e} at least");
@@ -163,7 +162,7 @@ proptest! {
         let first = Job { best: heavy_best, until: Nanos::secs(3), ..light.clone() };
         let second = Job { best: Rate(MOST.0 / 10 * 7), ..heavy };
         let units = run(&[first, second.clone()], Nanos::secs(20), seed);
-        // The first has ended: what it left last stays, since nothing is known of it any more.
+        // The first has ended. What it left last stays, since nothing more is known of it.
         let end = units.last().unwrap().3.0 as f64;
         prop_assert!(end <= 1.15 * heavy_best.0 as f64, "{end:e}");
         let late = units.iter().filter(|u| u.0 == 1 && u.1 >= SETTLED && u.2).count();

@@ -1,4 +1,4 @@
-//! The controllers: pure state machines that read like the papers they come from.
+//! The controllers: pure state machines. Each module names the paper that its method comes from.
 
 pub mod apart;
 pub mod bandwidth;
@@ -23,15 +23,15 @@ use bandwidth::{CpuRegulator, Verdict};
 use pool::{Period, Pool};
 use pooled::PooledRegulator;
 
-/// The regulator of one CPU, as its [`Regulation`] wants it; whoever runs it brings the time, the
-/// counters' readings and the pool.
+/// The regulator of one CPU, of the kind that its [`Regulation`] asks for. The caller supplies the
+/// time, the counters' readings and the pool.
 #[derive(Clone, Debug)]
 pub enum Regulator {
-    /// By itself, its periods beginning when it next overflows.
+    /// One budget, not pooled. A period begins when the CPU next overflows.
     Alone(CpuRegulator),
-    /// By itself, reads and writes each with a budget.
+    /// Not pooled: one budget for reads, one for writes.
     Apart(ApartRegulator),
-    /// In the pool.
+    /// A budget in a pool. Its periods begin together with those of the other members.
     Pooled(PooledRegulator),
 }
 
@@ -50,7 +50,7 @@ impl Regulator {
         }
     }
 
-    /// A stop is over, or a period may have begun.
+    /// To be called when a stop ends, and when a new period of the pool may have begun.
     pub fn begin(&mut self, now: Nanos, used: LineCounts, pool: &impl Pool) -> Verdict {
         match self {
             Self::Alone(regulator) => Verdict::NewPeriod(regulator.begin(now, used.lines)),
@@ -59,7 +59,7 @@ impl Regulator {
         }
     }
 
-    /// A counter overflowed, or there are [`Self::news`].
+    /// To be called when a counter overflows, and when [`Self::news`] is true.
     pub fn overflow(&mut self, now: Nanos, used: LineCounts, pool: &impl Pool) -> Verdict {
         match self {
             Self::Alone(regulator) => regulator.overflow(now, used.lines),
@@ -68,8 +68,8 @@ impl Regulator {
         }
     }
 
-    /// With what the counters are armed when it said that `lines` may be moved: where reads and
-    /// writes have a budget each, these are the reads.
+    /// After how many lines each counter is to overflow, given a verdict that allows `lines` more.
+    /// Where reads and writes have a budget each, `lines` are the reads, and the answer has both.
     #[must_use]
     pub fn armed(&self, lines: Lines, used: LineCounts) -> LineCounts {
         match self {
@@ -78,7 +78,7 @@ impl Regulator {
         }
     }
 
-    /// Of a CPU that is stopped: whether its stop may end before its time.
+    /// Whether a CPU that is stopped may resume before its stop was to end.
     #[must_use]
     pub fn news(&self, pool: &impl Pool) -> bool {
         match self {
@@ -87,15 +87,16 @@ impl Regulator {
         }
     }
 
-    /// The CPU was not counted until now: a budget of its own begins. Budgets in a pool are always
-    /// counted.
+    /// To be called where the CPU was not counted until now: a budget begins at `now`, without
+    /// debt. Changes [`Self::Alone`] only. Pooled budgets are always counted.
     pub fn restart(&mut self, now: Nanos, used: LineCounts) {
         if let Self::Alone(regulator) = self {
             regulator.restart(now, used.lines);
         }
     }
 
-    /// That of a CPU with one budget of its own, which may be decided about elsewhere.
+    /// The regulator of a CPU with one budget that is not pooled. A copy of it may decide elsewhere
+    /// (in the counter's interrupt).
     pub fn alone(&mut self) -> Option<&mut CpuRegulator> {
         match self {
             Self::Alone(regulator) => Some(regulator),
@@ -103,15 +104,16 @@ impl Regulator {
         }
     }
 
-    /// The CPU is regulated no more.
+    /// The CPU is regulated no more: its regulator leaves the pool.
     pub fn leave(&mut self, pool: &impl Pool) {
         if let Self::Pooled(regulator) = self {
             regulator.leave(pool);
         }
     }
 
-    /// The period it shares with others, if it does, and when that ends: then [`Self::begin`] is
-    /// due, whether it draws anything or not.
+    /// The pool's period that this CPU is in, and when it ends. [`Self::begin`] is due then,
+    /// whether the CPU draws anything or not. `None` where the budget is not pooled, or before it
+    /// has joined.
     #[must_use]
     pub fn period(&self) -> Option<(Period, Nanos)> {
         match self {
@@ -130,7 +132,7 @@ impl Regulator {
         }
     }
 
-    /// Changes them.
+    /// Sets the budget from the next period on. `writes` is ignored where one budget counts all.
     pub fn set_budget(&mut self, budget: LineCounts) {
         match self {
             Self::Alone(regulator) => regulator.set_budget(budget.lines),
@@ -139,7 +141,7 @@ impl Regulator {
         }
     }
 
-    /// What went through the pool so far, if it is in one.
+    /// What this CPU gave to its pool and took from it so far. `None` where it is in no pool.
     #[must_use]
     pub fn did(&self) -> Option<Pooled> {
         match self {
@@ -148,7 +150,7 @@ impl Regulator {
         }
     }
 
-    /// Lines of debt forgiven so far.
+    /// Lines of debt forgiven since the beginning, over all directions.
     #[must_use]
     pub fn forgiven(&self) -> Lines {
         match self {

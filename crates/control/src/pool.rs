@@ -1,15 +1,14 @@
 //! The pool: what CPUs have given away of their budgets in the current period, which period that
-//! is, and how many of them have nothing left. Shared by the regulators of all CPUs, and the only
-//! thing that they share.
+//! is, and how many members have something left. It is all that the regulators of the CPUs share.
 //!
 //! Method: MemGuard's global budget (Yun et al., RTAS 2013, section III-C), kept without locks.
 //! What must be seen together lies in one word, changed by compare-and-exchange: a tag of the
-//! period, how many members have something left, and the lines to be had. So "everybody is out of
-//! budget and nothing is left" is one load of one word, and a CPU that is late and still in the
-//! last period can neither take from this one's lines nor lose any of its own in it unseen.
+//! period, how many members have something left, and the lines in the pool. "All members are out of
+//! budget and the pool is empty" is therefore one load of one word. A late CPU that is still in the
+//! last period can neither take from the new period's lines nor lose its own in it unseen.
 //!
-//! Members come and go while the others run. Whoever does so may be counted once too often in the
-//! period in which it does, never once too little: sharing may begin later for it, not sooner.
+//! Members come and go while other members run. A member that does so may be counted once too often
+//! in that period, never once too little. Sharing may therefore begin later, never sooner.
 
 #[cfg(all(loom, test))]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -21,14 +20,14 @@ use quell_types::units::{Lines, Nanos};
 /// A regulation period, the same for all members of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period {
-    /// When it began.
+    /// When the period began.
     pub start: Nanos,
-    /// It began before the last one was over, because all budgets were spent: what it grants is
-    /// best effort.
+    /// The period began before the last one was over, because all budgets were spent. What it
+    /// grants is best effort.
     pub early: bool,
 }
 
-/// Two periods begin at least so long after one another, in powers of two nanoseconds: 16.4 µs.
+/// The least distance between the starts of two periods, as a power of two of ns: 16.4 µs.
 const TICK: u32 = 14;
 
 impl Period {
@@ -43,12 +42,12 @@ impl Period {
         }
     }
 
-    /// What tells it from those of the two minutes around it.
+    /// Distinguishes the period from those of the two minutes before and after it.
     const fn tag(self) -> u64 {
         self.start.0 >> TICK & TAGS
     }
 
-    /// The one that begins at `now`, before this one is over.
+    /// The period that begins at `now`, before this one is over.
     #[must_use]
     pub fn early(self, now: Nanos) -> Self {
         let next = ((self.start.0 >> TICK) + 1) << TICK;
@@ -59,38 +58,38 @@ impl Period {
     }
 }
 
-/// What the regulators of several CPUs share. Every call names the period that the caller is in.
+/// What the regulators of several CPUs share. Each call names the period that the caller is in.
 pub trait Pool {
-    /// The current period.
+    /// The current period of the pool.
     fn period(&self) -> Period;
-    /// Begins the period `to` after `from`, unless somebody else was first. Returns the current
-    /// one.
+    /// Begins the period `to` after `from`, unless another member has begun one already. Returns
+    /// the current period.
     fn renew(&self, from: Period, to: Period) -> Period;
-    /// A member more, with something left in every period until it says otherwise.
+    /// Adds a member. It has something left in each period until it says otherwise.
     fn join(&self);
-    /// A member less, which had something `left` in `period` or had not.
+    /// Removes a member. `left` says whether it had something left in `period`.
     fn leave(&self, period: Period, left: bool);
-    /// A member has `lines` to give away.
+    /// A member gives away `lines`. They can be taken until `period` ends.
     fn give(&self, period: Period, lines: Lines);
-    /// A member takes up to `want`. Whoever is counted as spent takes itself out of that count
-    /// first ([`Pool::hold`]).
+    /// A member takes up to `want`; returns what it got. A member that is counted as spent calls
+    /// [`Pool::hold`] first.
     fn take(&self, period: Period, want: Lines) -> Lines;
     /// Whether there is anything to take.
     fn offers(&self, period: Period) -> bool;
-    /// A member has nothing left.
+    /// Counts a member as having nothing left.
     fn spend(&self, period: Period);
-    /// A member that was counted as spent is about to have something again.
+    /// Counts a member that was spent as having something again. To be called before it takes.
     fn hold(&self, period: Period);
-    /// Whether every member has spent what it had, and the pool is empty.
+    /// Whether all members have spent what they had, and the pool is empty.
     fn all_spent(&self, period: Period) -> bool;
-    /// Everybody may run freely until the period ends.
+    /// Lets all members run freely until `period` ends.
     fn set_free(&self, period: Period);
-    /// Whether everybody may.
+    /// Whether [`Pool::set_free`] was called for `period`.
     fn is_free(&self, period: Period) -> bool;
     /// A member whose budget is headroom ([`Pooling::headroom`](crate::config::Pooling::headroom))
     /// draws in `period`.
     fn work(&self, period: Period);
-    /// The start of the last period in which one did; zero if none has.
+    /// The start of the last period for which [`Pool::work`] was called; zero before that.
     fn worked(&self) -> Nanos;
 }
 
@@ -100,11 +99,11 @@ const LINES: u64 = (1 << LINES_BITS) - 1;
 const COUNTS: u64 = (1 << COUNT_BITS) - 1;
 const TAGS: u64 = (1 << (64 - LINES_BITS - COUNT_BITS)) - 1;
 
-/// So many members, or more, cannot be counted: then sharing what is left never begins.
+/// From this many members on they are not counted: sharing what is left then never begins.
 const TOO_MANY: u64 = COUNTS;
 
-/// The word: tag of the period, members that have something left, lines to be had (2^30 lines = 68
-/// GB; what goes beyond expires).
+/// The word: tag of the period, members that have something left, lines in the pool. 2^30 lines are
+/// 68 GB; lines beyond that expire.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct State {
     tag: u64,
@@ -125,8 +124,8 @@ impl State {
         self.tag << (LINES_BITS + COUNT_BITS) | self.having << LINES_BITS | self.lines
     }
 
-    /// Whether it is of a period before that of `tag`. Tags wrap: the nearer way round tells which
-    /// is the older.
+    /// Whether this state belongs to a period before that of `tag`. Tags wrap around: the shorter
+    /// distance decides.
     const fn before(self, tag: u64) -> bool {
         tag != self.tag && tag.wrapping_sub(self.tag) & TAGS <= TAGS / 2
     }
@@ -145,7 +144,7 @@ impl State {
     }
 }
 
-/// The pool of threads and of simulated cores alike. Fixed in size; nothing in it waits or
+/// The pool, for threads and simulated cores alike. Its size is fixed; nothing in it waits or
 /// allocates.
 #[derive(Debug)]
 pub struct SharedPool {
@@ -157,11 +156,11 @@ pub struct SharedPool {
     expired: AtomicU64,
 }
 
-/// No period.
+/// Stands for "no period" in `free`.
 const NEVER: u64 = u64::MAX;
 
 impl SharedPool {
-    /// A pool without members, its first period beginning at `start`.
+    /// A pool without members. Its first period begins at `start`.
     #[must_use]
     pub fn new(start: Nanos) -> Self {
         let first = Period {
@@ -183,20 +182,21 @@ impl SharedPool {
         }
     }
 
-    /// Lines that were given away and that nobody took, of periods that are over.
+    /// Lines given away that no member took, of periods that are over.
     #[must_use]
     pub fn expired(&self) -> Lines {
         Lines(self.expired.load(Ordering::Acquire))
     }
 
-    /// What can be had now.
+    /// Lines that can be taken now.
     #[must_use]
     pub fn left(&self) -> Lines {
         Lines(State::unpack(self.state.load(Ordering::Acquire)).lines)
     }
 
-    /// The word as a member sees it that is in `period`: an older one's is over, and leaves so many
-    /// lines unused. `None`: the member is late.
+    /// The word as a member in `period` sees it. If the word is of an older period, that one is
+    /// over: the member sees a fresh state, and the second value is the lines left unused. `None`:
+    /// the member is late.
     fn seen_in(&self, period: Period, word: u64) -> Option<(State, u64)> {
         let (state, tag) = (State::unpack(word), period.tag());
         if state.tag == tag {
@@ -210,9 +210,9 @@ impl SharedPool {
         state.before(tag).then(|| (fresh(), state.lines))
     }
 
-    /// Changes the word as a member sees it that is in `period`; what its change leaves of an older
-    /// period, or the change itself says is too much, expires. `None`: the member is late, and
-    /// nothing was changed.
+    /// Changes the word as a member in `period` sees it. Lines left of an older period expire, as
+    /// do those that `change` returns as too many. `None`: the member is late, and nothing was
+    /// changed.
     fn change(
         &self,
         period: Period,
@@ -257,14 +257,14 @@ impl Pool for SharedPool {
         }
     }
 
-    /// Counted among the members first: whoever begins the state of a period meanwhile counts it.
-    /// In a state that was there already it is counted here.
+    /// Adds to the members first. A member that begins the state of a period meanwhile then counts
+    /// the new one. In a state that already exists the new member is counted here.
     fn join(&self) {
         self.members.fetch_add(1, Ordering::AcqRel);
         loop {
             let period = self.period();
             let word = self.state.load(Ordering::Acquire);
-            // Late by a moment: a newer period has just begun.
+            // A newer period has just begun.
             let Some((state, left)) = self.seen_in(period, word) else {
                 continue;
             };
@@ -283,13 +283,13 @@ impl Pool for SharedPool {
         }
     }
 
-    /// Taken out of the state first, and of the members then.
+    /// Removes it from the state first, then from the members.
     fn leave(&self, period: Period, left: bool) {
         let tag = period.tag();
         let mut word = self.state.load(Ordering::Acquire);
         loop {
             let state = State::unpack(word);
-            // Whoever has not begun a period that others have is counted in it.
+            // A member that has not begun the current period yet is still counted in it.
             let counted = if state.tag == tag {
                 left
             } else {
@@ -359,7 +359,7 @@ impl Pool for SharedPool {
         self.free.load(Ordering::Acquire) == period.pack()
     }
 
-    // One that is late tells of an older period: what others told since must not be lost.
+    // `max`, since a late member reports an older period, which must not replace a newer one.
     fn work(&self, period: Period) {
         self.worked.fetch_max(period.start.0, Ordering::AcqRel);
     }
@@ -417,8 +417,8 @@ mod interleavings {
         });
     }
 
-    /// Of two who are spent at the same time the last, at least, sees that all are, and nobody
-    /// while lines are to be had or held.
+    /// If two members are spent at the same time, at least the last sees that all are. Neither sees
+    /// it while lines can be taken or are held.
     #[test]
     fn somebody_learns_that_all_are_spent() {
         loom::model(|| {
@@ -444,9 +444,9 @@ mod interleavings {
         });
     }
 
-    /// One leaves while the other spends all it has and the next period begins: it is never waited
-    /// for afterwards for longer than a period, and the other is never taken for spent while it is
-    /// not.
+    /// One member leaves while the other spends all it has and the next period begins. The one that
+    /// left is waited for at most until that period ends. The other never counts as spent while it
+    /// is not.
     #[test]
     fn who_leaves_is_counted_no_longer() {
         loom::model(|| {
@@ -470,7 +470,7 @@ mod interleavings {
         });
     }
 
-    /// One joins while the other begins the next period and spends what it has in it.
+    /// One member joins while the other begins the next period and spends what it has in it.
     #[test]
     fn who_joins_is_waited_for() {
         loom::model(|| {
@@ -488,8 +488,8 @@ mod interleavings {
         });
     }
 
-    /// A CPU that gave everything away and wakes is never taken for spent while it holds what it
-    /// took back.
+    /// A CPU that gave everything away and wakes never counts as spent while it holds what it took
+    /// back.
     #[test]
     fn who_holds_lines_is_not_spent() {
         loom::model(|| {
@@ -512,8 +512,8 @@ mod interleavings {
         });
     }
 
-    /// One of two who would begin the next period at different times does; both are then in the
-    /// same.
+    /// Two members try to begin the next period at different times. One succeeds, and both are in
+    /// that period.
     #[test]
     fn one_period_begins() {
         loom::model(|| {

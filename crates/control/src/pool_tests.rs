@@ -9,7 +9,6 @@ fn period(n: u64) -> Period {
     }
 }
 
-/// Of two members.
 fn pool() -> SharedPool {
     let pool = SharedPool::new(Nanos(0));
     pool.join();
@@ -31,7 +30,7 @@ fn what_nobody_took_expires_with_its_period() {
     let pool = pool();
     pool.give(period(0), Lines(30));
     assert_eq!(pool.renew(period(0), period(1)), period(1));
-    // Whoever is late gets nothing of the new period, and what it gives is of no use to anybody.
+    // A late member gets nothing of the new period, and what it gives is of no use.
     pool.give(period(1), Lines(5));
     assert_eq!(pool.take(period(0), Lines(9)), Lines(0));
     pool.give(period(0), Lines(2));
@@ -88,7 +87,7 @@ fn nobody_waits_for_a_member_that_left() {
         pool.give(period(1), Lines(1));
         pool.take(period(1), Lines(1));
         if !begun {
-            // It was late, and is counted in the period that the others have begun.
+            // It was late, and is counted in the period that other members have begun.
             pool.leave(period(0), left);
         }
         assert!(!pool.all_spent(period(1)));

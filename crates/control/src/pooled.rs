@@ -2,46 +2,50 @@
 //! brake thread or the simulated interrupt handler.
 //!
 //! Method: MemGuard (Yun et al., RTAS 2013, section III, and IEEE Transactions on Computers 65(2),
-//! 2016). Per CPU a budget of memory transactions per regulation period.
+//! 2016). Each CPU has a budget of memory transactions per regulation period.
 //!
 //! * *Reclaim*: at the start of a period a CPU keeps the smaller of its budget and its predicted
-//!   use (a weighted mean of what it drew in the past) and gives the rest to the [`Pool`]. Out of
-//!   what it kept, it takes back what it gave, then takes quanta of what others gave.
-//! * *Reservation miss*: what it gave is gone. It goes on up to its budget all the same; the miss
-//!   is counted, the lines that have so been granted twice are too (never more than it gave), and
-//!   it keeps all of its next budget.
-//! * *After*: every CPU has drawn all it may, and the pool is empty, before the period is over.
-//!   Then nobody's reservation is touched by drawing more: all wait, or run freely until the period
-//!   ends (*spare sharing*), or begin a new period at once (*proportional sharing*). What that
-//!   grants is best effort, and counted apart.
+//!   use (a weighted mean of what it drew in the past). It gives the rest to the [`Pool`]. When it
+//!   has used what it kept, it takes back what it gave. Then it takes quanta of what other CPUs
+//!   gave.
+//! * *Reservation miss*: what it gave is gone. It still continues up to its budget. The miss is
+//!   counted, and so are the lines that were granted twice (never more than it gave). It keeps all
+//!   of its next budget.
+//! * *After*: all CPUs have drawn all they may, and the pool is empty, before the period is over.
+//!   Then drawing more touches no reservation. All wait, or run freely until the period ends
+//!   (*spare sharing*), or begin a new period at once (*proportional sharing*). What that grants is
+//!   best effort, and is counted separately.
 //!
-//! What is drawn beyond the grant before the stop takes hold is debited from the periods that
-//! follow.
+//! What is drawn beyond the grant before the stop begins is debited from the periods that follow.
 //!
 //! **Periods that begin together, and what they cost.** The lazily refreshed budgets of
-//! [`CpuRegulator`] begin whenever the CPU next overflows, and cost a CPU below its budget nothing.
-//! Here that cannot be: a gift is of use only while the period lasts for which the giver does
-//! without, so all members are in the same period, and each must be woken at its start to predict
-//! and give. That is an interrupt (on Linux: the waking of a thread) per member and period, whether
-//! or not it draws anything; so a regulation without reclaim and sharing stays lazy. Where a
-//! wake-up is late the CPU joins the current period whenever it is next looked at: budgets of the
-//! periods it missed pay its debt, and are not given.
+//! [`CpuRegulator`] begin whenever the CPU next overflows. They cost a CPU below its budget
+//! nothing. Here that is impossible. A gift is of use only during the period in which the giver
+//! does without it. So all members are in the same period, and each must be woken at its start to
+//! predict and give. That is one interrupt (on Linux: one wake-up of a thread) per member and
+//! period, whether or not the member draws anything. A regulation without reclaim and sharing
+//! therefore stays lazy. A CPU that is woken late joins the current period when it next runs. The
+//! budgets of the periods it missed pay its debt, and are not given.
 //!
-//! **Deviations from MemGuard.** After a miss it lifts the cap until the period ends; here it is
-//! lifted to the budget, so that what a miss grants twice is bounded. It leaves idle CPUs out when
-//! it asks whether all are exhausted; here an idle CPU counts as spent only when it has given all
-//! it had away, so that without reclaim nothing is shared while anybody has budget left. But no
-//! counter of an idle CPU stands still (interrupts, the brake's own waking), so "all" is all but
-//! [`NOISE`], which it keeps, and whose use wakes nobody. What is taken back grows with what has
-//! been drawn in the period (from a quantum up), so that a CPU that wakes for a moment leaves the
-//! others what they have. A CPU that is not capped (a critical group's by default) is never
-//! stopped: its reserve is what it gives from, and beyond it it runs on. Where the reserve follows
-//! a deadline it is *headroom*, room for a unit to be quick in, and what is drawn says nothing
-//! about how much of it may go: it is given while no such CPU draws anything, and kept whole as
-//! soon as one does.
+//! **Deviations from MemGuard.**
 //!
-//! No allocation, no clock, no system call: the caller brings the time and the counter's reading,
-//! and has [`PooledRegulator::begin`] called on every member when a period begins.
+//! - After a miss MemGuard lifts the cap until the period ends. Here the cap is lifted to the
+//!   budget, so that what a miss grants twice is bounded.
+//! - MemGuard leaves idle CPUs out when it asks whether all are exhausted. Here an idle CPU counts
+//!   as spent only when it has given away all it had. So without reclaim nothing is shared while
+//!   any CPU has budget left.
+//! - No counter of an idle CPU stands still (interrupts, the brake's own wake-ups). So "all" is all
+//!   but [`NOISE`]. The CPU keeps that part, and its use wakes no other CPU.
+//! - What is taken back grows with what has been drawn in the period, from a quantum up. A CPU that
+//!   wakes for a moment thus leaves the other CPUs what they have.
+//! - A CPU that is not capped (by default one of a critical group) is never stopped. It gives from
+//!   its reserve, and beyond that it runs on.
+//! - A reserve that follows a deadline is *headroom*, room for a unit to be quick in. What is drawn
+//!   does not show how much of it can be spared. It is given while no such CPU draws anything, and
+//!   kept whole as soon as one does.
+//!
+//! No allocation, no clock, no system call: the caller brings the time and the counter's reading.
+//! It calls [`PooledRegulator::begin`] on every member when a period begins.
 //!
 //! [`CpuRegulator`]: super::bandwidth::CpuRegulator
 
@@ -54,7 +58,7 @@ use super::bandwidth::{LONGEST_DEBT, Verdict};
 use super::pool::{Period, Pool};
 use crate::config::Pooling;
 
-/// What an idle CPU keeps, in parts of its budget; never more than a quantum.
+/// What an idle CPU keeps, as a divisor of its budget; never more than a quantum.
 const NOISE: u64 = 32;
 
 /// What a CPU gave to the pool of budgets and had from it. Lines, but for the misses.
@@ -79,13 +83,13 @@ pub struct Pooled {
 }
 
 impl Pooled {
-    /// Both together.
+    /// Sums each figure; saturates.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.each(other, u64::saturating_add)
     }
 
-    /// What has been added since `before`.
+    /// What has been added to each figure since `before`.
     #[must_use]
     pub fn less(self, before: Self) -> Self {
         self.each(before, u64::saturating_sub)
@@ -96,7 +100,7 @@ impl Pooled {
         Self::from_array(std::array::from_fn(|i| with(one[i], other[i])))
     }
 
-    /// How many figures there are.
+    /// The number of fields.
     pub const FIELDS: usize = 7;
 
     /// The figures, in the order of the fields.
@@ -113,7 +117,7 @@ impl Pooled {
         ]
     }
 
-    /// The same, back.
+    /// The inverse of [`Self::to_array`].
     #[must_use]
     pub const fn from_array(figures: [u64; Self::FIELDS]) -> Self {
         let [
@@ -142,23 +146,23 @@ impl Pooled {
 pub struct PooledRegulator {
     rules: Pooling,
     length: u64,
-    /// Of the next period.
+    /// The budget from the next period on.
     next_budget: u64,
     period: Option<Period>,
     budget: u64,
-    /// The counter's reading from which use is charged to this period: when it began, less the
-    /// debt.
+    /// The counter's reading from which use is charged to this period: the reading when it began,
+    /// less the debt.
     base: u64,
-    /// What it may draw in this period, debt included: what it kept, took back and took.
+    /// What the CPU may draw in this period, debt included: what it kept, took back and took.
     grant: u64,
-    /// What it gave away in this period and did not take back.
+    /// What it gave away in this period, less what it got back.
     lent: u64,
-    /// Counted by the pool as having nothing left.
+    /// The pool counts this CPU as having nothing left.
     spent: bool,
     missed: bool,
     /// Lines that a miss granted twice in this period.
     twice: u64,
-    /// The reading from which it runs freely until the period ends, and its debt then.
+    /// The reading from which it runs freely until the period ends, and its debt at that reading.
     free: Option<(u64, u64)>,
     predicted: u64,
     forgiven: u64,
@@ -166,9 +170,8 @@ pub struct PooledRegulator {
 }
 
 impl PooledRegulator {
-    /// A regulator with `budget` lines per `length`. It draws nothing until [`Self::begin`], with
-    /// which it joins the pool. Until it has been seen to draw less it is predicted to draw all of
-    /// its budget.
+    /// A regulator with `budget` lines per `length`. It draws nothing until [`Self::begin`], which
+    /// makes it join the pool. It is predicted to draw all of its budget until it has drawn less.
     #[must_use]
     pub fn new(rules: &Pooling, budget: Lines, length: Nanos) -> Self {
         let budget = budget.0.max(1);
@@ -191,7 +194,7 @@ impl PooledRegulator {
         }
     }
 
-    /// The budget from the next period on.
+    /// Sets the budget from the next period on.
     pub fn set_budget(&mut self, budget: Lines) {
         self.next_budget = budget.0.max(1);
     }
@@ -202,7 +205,7 @@ impl PooledRegulator {
         Lines(self.next_budget)
     }
 
-    /// What it has given, taken, missed so far.
+    /// What it has given, taken and missed since the beginning.
     #[must_use]
     pub fn did(&self) -> Pooled {
         self.did
@@ -214,28 +217,28 @@ impl PooledRegulator {
         Lines(self.forgiven)
     }
 
-    /// When the period it is in ends.
+    /// When its current period ends.
     #[must_use]
     pub fn end(&self) -> Nanos {
         let start = self.period.map_or(Nanos(0), |p| p.start);
         start.plus(Nanos(self.length))
     }
 
-    /// What it may draw in this period, without what a miss granted twice. Debts count.
+    /// What it may draw in this period, debts included, without what a miss granted twice.
     #[must_use]
     pub fn granted(&self) -> Lines {
         Lines(self.grant - self.twice)
     }
 
-    /// The period it is in; none before it has joined.
+    /// The period it is in; `None` before it has joined the pool.
     #[must_use]
     pub fn period(&self) -> Option<Period> {
         self.period
     }
 
-    /// Of a CPU that is stopped: whether asking [`Self::overflow`] again may end its stop before
-    /// its time, because another period has begun, all may run, somebody who came late has given
-    /// something, or all are spent.
+    /// Whether a call of [`Self::overflow`] may end the stop of this CPU before its time. That is
+    /// so if another period has begun, all may run freely, a late CPU has given something, or all
+    /// are spent.
     #[must_use]
     pub fn news(&self, pool: &impl Pool) -> bool {
         let Some(period) = self.period else {
@@ -247,8 +250,8 @@ impl PooledRegulator {
             || (self.rules.after != After::Wait && pool.all_spent(period))
     }
 
-    /// The CPU is regulated no more: it leaves the pool, with what of its gift is still there, and
-    /// nobody waits for it any longer.
+    /// The CPU is regulated no more. It leaves the pool and takes with it what is left of its gift.
+    /// No other CPU waits for it any longer.
     pub fn leave(&mut self, pool: &impl Pool) {
         if let Some(period) = self.period.take() {
             let back = pool.take(period, Lines(std::mem::take(&mut self.lent))).0;
@@ -257,8 +260,8 @@ impl PooledRegulator {
         }
     }
 
-    /// A period may have begun: joins the current one, or begins the next when it is time. In the
-    /// same period nothing changes.
+    /// To be called when a period may have begun. Joins the current one, or begins the next when it
+    /// is due. Within the same period nothing changes.
     pub fn begin(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Verdict {
         if self.period.is_none() {
             pool.join();
@@ -287,7 +290,7 @@ impl PooledRegulator {
             self.did.donated += self.lent;
         }
         if self.lent > 0 && kept <= self.noise() {
-            // It looks idle. What it draws beyond the noise tells otherwise.
+            // It seems idle. If it draws more than the noise, it is counted as having lines again.
             self.spent = true;
             pool.spend(current);
         }
@@ -297,14 +300,14 @@ impl PooledRegulator {
         }
     }
 
-    /// The counter overflowed at `now` and reads `used`.
+    /// Decides what happens after an overflow at `now`, with the counter at `used`.
     pub fn overflow(&mut self, now: Nanos, used: Lines, pool: &impl Pool) -> Verdict {
         if now >= self.end() || self.period != Some(pool.period()) {
             return self.begin(now, used, pool);
         }
         match self.decide(used, pool) {
-            // Everybody has drawn all there was: whoever learns it first begins the next period for
-            // all.
+            // All members have drawn all there was: the first to find out begins the next period
+            // for all.
             Verdict::ThrottleUntil(_) | Verdict::RunFreeUntil(_) if self.renews(pool) => {
                 if let Some(period) = self.period {
                     pool.renew(period, period.early(now));
@@ -319,7 +322,7 @@ impl PooledRegulator {
         self.rules.after == After::Proportional && self.period.is_some_and(|p| pool.all_spent(p))
     }
 
-    /// What this CPU keeps of its budget in `period`. The debt is demand like any other.
+    /// What this CPU keeps of its budget in `period`. Its debt is demand like any other.
     fn kept(&self, period: Period, debt: u64, pool: &impl Pool) -> u64 {
         if !self.rules.reclaim {
             return self.budget;
@@ -336,7 +339,7 @@ impl PooledRegulator {
         self.budget.min(demand.max(self.noise()))
     }
 
-    /// What an idle CPU's counter may count.
+    /// Lines per period that an idle CPU's counter may count.
     fn noise(&self) -> u64 {
         (self.budget / NOISE).min(self.rules.quantum.0).max(1)
     }
@@ -350,8 +353,7 @@ impl PooledRegulator {
         }
     }
 
-    /// The last period is over: learns from it, and returns the debt that goes into the one that
-    /// begins.
+    /// Ends the last period: learns from it, and returns the debt that goes into the next one.
     fn close(&mut self, next: Period, used: Lines) -> u64 {
         let Some(last) = self.period else {
             return 0;
@@ -379,9 +381,9 @@ impl PooledRegulator {
         debt.min(most)
     }
 
-    /// The weighted mean of what was drawn, debts included: a CPU that is stopped for its debt
-    /// would draw, if it could. No more than the budget: what goes beyond says nothing about what
-    /// to give away.
+    /// Updates the weighted mean of what was drawn. Debts count, because a CPU that is stopped for
+    /// its debt would draw if it could. Use beyond the budget is left out: it says nothing about
+    /// what to give.
     fn predict(&mut self, drawn: u64) {
         let whole = u128::from(Share::WHOLE.0);
         let newest = u128::from(self.rules.predictor.0).min(whole);
@@ -390,7 +392,7 @@ impl PooledRegulator {
         self.predicted = u64::try_from(sum / whole).unwrap_or(u64::MAX);
     }
 
-    /// What to do in the current period with the counter at `used`.
+    /// The verdict in the current period, with the counter at `used`.
     fn decide(&mut self, used: Lines, pool: &impl Pool) -> Verdict {
         let (Some(period), until) = (self.period, self.end()) else {
             return Verdict::ThrottleUntil(self.end());
@@ -402,7 +404,7 @@ impl PooledRegulator {
         if spent < self.grant {
             return Verdict::Rearm(Lines(self.grant - spent));
         }
-        // Where it has asked already, and nothing has come since, it need not ask again.
+        // It has asked already, and nothing has come since: asking again is of no use.
         if self.rules.reclaim && !(self.spent && self.lent == 0 && !pool.offers(period)) {
             self.have(period, pool);
             self.reclaim(spent, period, pool);
@@ -413,14 +415,15 @@ impl PooledRegulator {
         self.exhausted(used, period, pool)
     }
 
-    /// It is not to be counted as spent while it takes.
+    /// Makes sure the pool does not count it as spent while it takes lines.
     fn have(&mut self, period: Period, pool: &impl Pool) {
         if std::mem::take(&mut self.spent) {
             pool.hold(period);
         }
     }
 
-    /// Its own donation first, then quanta of the others'; its reservation in any case.
+    /// Takes back its own donation first, then quanta of other CPUs' gifts. It gets its reservation
+    /// in any case.
     fn reclaim(&mut self, spent: u64, period: Period, pool: &impl Pool) {
         let quantum = self.rules.quantum.0.max(1);
         while self.lent > 0 && spent >= self.grant {
@@ -451,7 +454,7 @@ impl PooledRegulator {
         }
     }
 
-    /// It has drawn all that it may.
+    /// The CPU has drawn all that it may.
     fn exhausted(&mut self, used: Lines, period: Period, pool: &impl Pool) -> Verdict {
         let until = self.end();
         if !std::mem::replace(&mut self.spent, true) {
@@ -468,7 +471,7 @@ impl PooledRegulator {
 
     fn run_free(&mut self, used: Lines, until: Nanos) -> Verdict {
         let owed = used.0.saturating_sub(self.base).saturating_sub(self.grant);
-        // What a CPU without a cap drew beyond its reserve is nobody's debt.
+        // What a CPU without a cap drew beyond its reserve is not a debt.
         let owed = if self.rules.capped { owed } else { 0 };
         self.free.get_or_insert((used.0, owed));
         Verdict::RunFreeUntil(until)

@@ -26,16 +26,15 @@ struct Cpu {
     /// Drawn in this period, and whether it was stopped in it below its budget.
     drawn: u64,
     starved: bool,
-    /// Regulated no more.
     gone: bool,
 }
 
-/// A machine without any delays: every CPU is told of a new period when it begins.
+/// A machine without any delays: each CPU begins a new period on time.
 struct Machine {
     pool: SharedPool,
     cpus: Vec<Cpu>,
     now: u64,
-    /// Periods that began early, and how often everybody was let run.
+    /// Periods that began early, and how often all were allowed to run freely.
     renewed: u64,
     freed: u64,
     /// Lines drawn between overflows and stops.
@@ -141,8 +140,8 @@ impl Machine {
         }
     }
 
-    /// Seen from outside: nobody else has anything left that it could draw without asking, but for
-    /// the noise.
+    /// Seen from outside: no other CPU has anything left that it could draw without asking, except
+    /// noise.
     fn all_spent(&self, who: usize) -> bool {
         let noise = |cpu: &Cpu| (cpu.regulator.budget().0 / NOISE).clamp(1, QUANTUM);
         let idle = |cpu: &Cpu| {
@@ -155,8 +154,7 @@ impl Machine {
             .all(|(_, cpu)| cpu.gone || cpu.stopped || cpu.armed.is_none() || idle(cpu))
     }
 
-    /// A CPU's regulator ends, as when the CPU goes offline; whoever is stopped and sees that asks
-    /// again.
+    /// A CPU's regulator ends, as when the CPU goes offline. Stopped CPUs that see this ask again.
     fn leave(&mut self, which: usize) {
         let cpu = &mut self.cpus[which];
         if std::mem::replace(&mut cpu.gone, true) {
@@ -223,8 +221,7 @@ fn what_an_idle_cpu_gives_away_the_other_draws() {
         machine.pass(LENGTH.0);
         machine.draw(1, 1_000, 0);
     }
-    // It has been idle for ten periods and keeps nothing but what may be noise: a thirty-second
-    // part.
+    // It has been idle for ten periods, and keeps only what may be noise: a thirty-second part.
     assert_eq!(machine.cpus[1].drawn, 197);
     assert_eq!(machine.granted(), 200);
 }
@@ -235,12 +232,12 @@ fn who_wakes_takes_back_its_own_first_and_a_miss_brings_it_to_its_budget() {
     let mut machine = Machine::new(&[r.clone(), r], &[100, 100]);
     machine.pass(20 * LENGTH.0);
     machine.pass(LENGTH.0);
-    // Nobody has taken anything yet: all of it comes back.
+    // Nothing has been taken yet: all of it comes back.
     machine.draw(0, 100, 0);
     let did = machine.cpus[0].regulator.did();
     assert_eq!((machine.cpus[0].drawn, did.missed), (100, 0));
     assert!(machine.cpus[0].regulator.did().taken_back >= 97);
-    // The other has drawn everything: a miss, once, and it has its budget all the same.
+    // The second CPU has drawn everything: one miss, and the first gets its budget all the same.
     machine.pass(20 * LENGTH.0);
     machine.draw(1, 1_000, 0);
     machine.draw(0, 150, 0);
@@ -321,7 +318,7 @@ fn headroom_is_kept_whole_while_any_of_its_cpus_draws_and_given_while_none_does(
     (room.capped, room.headroom) = (false, true);
     let other = rules(true, After::Proportional);
     let mut machine = Machine::new(&[room.clone(), room, other], &[1_000, 1_000, 100]);
-    // What the third one draws in a period in which the first draws so much, asked in four
+    // What the third CPU draws in a period in which the first draws `working`. It asks in four
     // quarters.
     let mut period = |working: u64| {
         machine.pass(LENGTH.0);
@@ -335,8 +332,8 @@ fn headroom_is_kept_whole_while_any_of_its_cpus_draws_and_given_while_none_does(
         period(0);
     }
     assert!(period(0) > 1_900, "what both do not need");
-    // A unit of work begins: from the next period on, though it draws little of what it has, and
-    // the second nothing.
+    // A unit of work begins: from the next period on, though the first CPU draws little of what it
+    // has, and the second nothing.
     period(200);
     for _ in 0..5 {
         assert_eq!(period(200), 100);
@@ -423,13 +420,12 @@ fn what_comes_late_is_seen_by_those_that_are_stopped() {
     assert!(greedy.regulator.news(pool));
 }
 
-/// Who does what for how long: the CPU, how many lines it wants, how late its stop is, and how much
-/// time passes then.
+/// Demands: the CPU, how many lines it wants, how late its stop is, and how much time passes then.
 fn demands() -> impl Strategy<Value = Vec<(usize, u64, u64, u64)>> {
     proptest::collection::vec((0usize..4, 0u64..400, 0u64..6, 0u64..900_000), 1..300)
 }
 
-/// Who is regulated no more, and before which of the demands.
+/// Departures: before which of the demands, and which CPU is regulated no more.
 fn leaves() -> impl Strategy<Value = Vec<(usize, usize)>> {
     proptest::collection::vec((0usize..300, 0usize..4), 0..4)
 }
@@ -465,7 +461,7 @@ proptest! {
             }
             for (cpu, budget) in machine.cpus.iter().zip(BUDGETS) {
                 let regulator = &cpu.regulator;
-                // Nobody is stopped before it has drawn its reserve in this period or in advance;
+                // No CPU is stopped before it has drawn its reserve in this period or in advance;
                 // not even for a miss.
                 if cpu.stopped && !cpu.gone {
                     prop_assert!(cpu.used - regulator.base >= budget, "{cpu:?}");
@@ -480,7 +476,7 @@ proptest! {
         let (left, expired) = (machine.pool.left().0, machine.pool.expired().0);
         prop_assert_eq!(did.donated, did.taken_back + did.reclaimed + left + expired);
         prop_assert!(did.granted_twice <= did.donated);
-        // Whatever was drawn is accounted for: within budgets, twice by a miss, beyond all budgets,
+        // All that was drawn is accounted for: within budgets, twice by a miss, beyond all budgets,
         // or late.
         machine.pass(LENGTH.0);
         let did = machine.did();
@@ -489,7 +485,7 @@ proptest! {
         prop_assert!(after != After::Wait || (did.best_effort, machine.renewed, machine.freed) == (0, 0, 0));
     }
 
-    /// Noise is not demand: whatever an idle CPU's counter counts below it, the others have all
+    /// Noise is not demand: whatever an idle CPU's counter counts below it, the other CPUs have all
     /// else, and share it.
     #[test]
     fn noise_keeps_nobody_waiting(budget in 1u64..10_000, parts in proptest::collection::vec(0u64..=100, 30..60)) {
@@ -524,8 +520,8 @@ proptest! {
         }
     }
 
-    /// Whatever the mode and the lateness: without sharing nobody draws more in the long run than
-    /// the budgets.
+    /// Whatever the mode and the lateness: without sharing no CPU draws more than the budgets in
+    /// the long run.
     #[test]
     fn the_average_holds(lates in proptest::collection::vec(0u64..80, 2..60)) {
         let mut machine = Machine::new(&vec![rules(true, After::Wait); 2], &[120, 60]);

@@ -1,28 +1,31 @@
-//! A group's budget over its CPUs, by what each of them draws.
+//! Splits a group's budget over its CPUs by what each of them draws.
 //!
-//! Method: max-min fairness (Bertsekas and Gallager, "Data Networks", section 6.5.2): whoever draws
-//! less than its part keeps that and a margin, and those who want more share what is left evenly. A
-//! CPU that is stopped at its budget does not show how much more it wants, so that dividing in
-//! proportion to what was drawn would keep whatever division there is; evenness among the hungry
-//! does not. Every CPU keeps a least part, so that one that wakes is not stopped at its first
-//! lines.
+//! Method: max-min fairness (Bertsekas and Gallager, "Data Networks", section 6.5.2). A CPU that
+//! draws less than its part keeps what it drew and a margin. The hungry CPUs share what is left
+//! evenly.
+//!
+//! A CPU that is stopped at its budget does not show how much more it wants. A split in proportion
+//! to what was drawn would therefore keep whatever split there is. An even split among the hungry
+//! CPUs does not.
+//!
+//! Every CPU keeps a least part, so that one that wakes is not stopped at its first lines.
 
 use quell_types::units::{Lines, Nanos};
 
-/// A CPU is hungry that has drawn so much of its budget (in sixteenths), or more.
+/// A CPU is hungry if it has drawn at least this much of its budget, in sixteenths.
 const HUNGRY: u64 = 15;
 
-/// What a CPU keeps beyond what it drew, in parts of it: a quarter.
+/// What a CPU keeps beyond what it drew, as a divisor of that: a quarter.
 const MARGIN: u64 = 4;
 
-/// The least that every CPU keeps, in parts of an even share: an eighth, or what the plan says if
-/// that is more.
+/// The least that every CPU keeps, as a divisor of an even share: an eighth. What the plan says
+/// counts instead if it is more.
 const LEAST: u64 = 8;
 
-/// How often a budget is split again: so many periods, and no less than [`SHORTEST`].
+/// A budget is split again after this many periods, and not before [`SHORTEST`].
 const PERIODS: u64 = 10;
 
-/// Slow controllers decide no more often than this.
+/// The shortest time between two splits.
 const SHORTEST: Nanos = Nanos::millis(10);
 
 /// The budget of one group, split again and again by what its CPUs drew since the last time.
@@ -36,8 +39,8 @@ pub struct ByDemand {
 }
 
 impl ByDemand {
-    /// `total` lines per `period`, of CPUs whose counters read `used`, each of which keeps `least`
-    /// at least.
+    /// Splits `total` lines per `period` over the CPUs whose counters read `used` at `now`. Each
+    /// CPU keeps at least `least` lines per period.
     #[must_use]
     pub fn new(total: Lines, least: Lines, period: Nanos, now: Nanos, used: Vec<Lines>) -> Self {
         Self {
@@ -49,19 +52,20 @@ impl ByDemand {
         }
     }
 
-    /// When it is to be split again.
+    /// When the budget is to be split again.
     #[must_use]
     pub fn next(&self) -> Nanos {
         let span = Nanos(self.period.0.saturating_mul(PERIODS));
         self.at.plus(span.max(SHORTEST))
     }
 
-    /// What is split from the next time on.
+    /// Sets what is split from the next step on.
     pub fn set_total(&mut self, total: Lines) {
         self.total = total;
     }
 
-    /// The budgets from now on, for CPUs with these budgets so far whose counters read `used`.
+    /// The new budgets of the CPUs. Their counters read `used`, and `budgets` were theirs until
+    /// now.
     pub fn step(&mut self, now: Nanos, used: Vec<Lines>, budgets: &[Lines]) -> Vec<Lines> {
         let span = now.since(self.at).0.max(1);
         let per_period = |lines: u64| {
@@ -85,9 +89,9 @@ impl ByDemand {
 /// What a CPU had and drew, per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drew {
-    /// Its budget.
+    /// What it was allowed to draw.
     pub budget: Lines,
-    /// Lines drawn in a period, on average.
+    /// What it drew, on average since the last split.
     pub lines: Lines,
 }
 
@@ -114,8 +118,8 @@ pub fn by_demand(total: Lines, least: Lines, drew: &[Drew]) -> Vec<Lines> {
             (!hungry).then_some(want.max(least.0))
         })
         .collect();
-    // Those who want least are served first; an even part of what is left goes to each that wants
-    // more.
+    // The CPUs that want least are served first. Each hungry CPU gets an even part of what is then
+    // left.
     let mut order: Vec<usize> = (0..drew.len()).collect();
     order.sort_by_key(|cpu| wants[*cpu].unwrap_or(u64::MAX));
     let mut parts = vec![Lines(0); drew.len()];
@@ -125,7 +129,7 @@ pub fn by_demand(total: Lines, least: Lines, drew: &[Drew]) -> Vec<Lines> {
         parts[*cpu] = Lines(wants[*cpu].map_or(even, |want| want.min(even)));
         left -= parts[*cpu].0;
     }
-    // Nobody is hungry: what is left is everybody's.
+    // What is left where no CPU is hungry is spread evenly.
     for (part, more) in parts.iter_mut().zip(even(Lines(left), drew.len())) {
         part.0 += more.0;
     }
@@ -195,13 +199,13 @@ mod tests {
             prop_assert_eq!(even(Lines(total), list.len()).iter().map(|l| l.0).sum::<u64>(), total);
         }
 
-        /// Demands that fit are met, whatever the split was before, within two re-splits.
+        /// Demands that fit are met within eight splits, whatever the split was before.
         #[test]
         fn demands_that_fit_are_met(
             demands in proptest::collection::vec(0u64..1_000, 1..8),
             first in 1u64..9,
         ) {
-            // Margins and least parts included.
+            // This includes margins and least parts.
             let total = demands.iter().map(|d| d + d / MARGIN + d / HUNGRY + 2).sum::<u64>() * 8 / 7 + 8;
             let mut budgets = even(Lines(total), demands.len());
             budgets[0].0 /= first;

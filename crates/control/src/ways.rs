@@ -1,72 +1,77 @@
 //! How many ways of a cache a group gets, by what it misses.
 //!
-//! Method: what is known of a program's need is its miss curve, misses against ways, of which only
-//! the point it is at can be seen (without the shadow tags of UCP: Qureshi and Patt, "Utility-Based
-//! Cache Partitioning", MICRO 2006). So, as in dCat (Xu et al., EuroSys 2018), ways are tried: when
-//! all is calm the group gives one back, and if its misses rise by more than what is tolerated it
-//! has it again at the next look. A rise that no trial explains means that it works on something
-//! else: it gets all it may have at once, what was known of its curve is forgotten, and ways are
-//! given back again one by one. Programs that miss alike with any number of ways (streams) come
-//! down to the least.
+//! Method: a program's need is its miss curve, misses against ways. Without shadow tags (UCP:
+//! Qureshi and Patt, "Utility-Based Cache Partitioning", MICRO 2006) only the current point of it
+//! can be seen. So ways are tried, as in dCat (Xu et al., EuroSys 2018):
 //!
-//! What keeps it from swinging: misses are compared with the fewest seen since the program works on
-//! what it does, not with those before the last step, so that small rises do not add up; each
-//! failed trial doubles the time to the next one, as long as the program does not change; and after
-//! it got ways it is not judged until it has filled them.
+//! - When all is calm, the group gives one way back.
+//! - If its misses then rise by more than is tolerated, it has that way again at the next sample.
+//! - A rise without a trial means that the program works on something else. It gets all the ways it
+//!   may have at once, what was learned of its curve is forgotten, and ways are given back again
+//!   one by one.
+//! - Programs that miss alike with any number of ways (streams) come down to the least.
 //!
-//! [`Boundary`](crate::config::Boundary) makes masks of a number: what is given back lies at the
-//! side of those who get it, so that nobody's mask gets a hole.
+//! What keeps it from oscillating:
+//!
+//! - Misses are compared with the fewest seen since the program works on what it does, not with
+//!   those before the last step. So small rises do not add up.
+//! - Each failed trial doubles the time to the next one, as long as the program does not change.
+//! - After the group got ways it is not judged until it has filled them.
+//!
+//! [`Boundary`](crate::config::Boundary) turns a number of ways into masks. The ways given back lie
+//! next to those of the best-effort groups, so that no mask gets a hole.
 
 use quell_types::units::{Nanos, Rate};
 
-/// Looks without a rise after which a way is given back.
+/// Samples without a rise after which a way is given back.
 const CALM: u32 = 10;
-/// Looks in which ways are filled after they were got.
+/// Samples that are not judged after the group got ways: it fills them meanwhile.
 const FILL: u32 = 3;
-/// A failed trial doubles the calm that the next one waits for, up to so many times.
+/// Each failed trial doubles the calm before the next one, at most this many times.
 const PATIENCE: u32 = 6;
-/// Rises within so many looks after a change of what it works on are part of it.
+/// A rise within this many samples after a change of work belongs to that change: it does not reset
+/// the count of failed trials.
 const AFTER: u32 = CALM;
 
-/// What the controller goes by.
+/// The bounds and the tolerance of one [`Sizer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// How often it looks.
+    /// Time between two samples; at least 1 ns.
     pub interval: Nanos,
-    /// Ways that the group has in any case: at least what a mask must have.
+    /// Ways that the group keeps in any case: at least what a mask must have.
     pub least: u32,
     /// Ways that it has at most, and at first.
     pub most: u32,
-    /// How much more it may draw from memory than it does with all of them.
+    /// How much more it may draw from memory than the least it drew with more ways.
     pub tolerated: Rate,
 }
 
-/// What is to be done, and why.
+/// A change of the number of ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Ways before.
+    /// Ways before the change.
     pub from: u32,
-    /// Ways from now on.
+    /// Ways from the change on.
     pub to: u32,
-    /// Why.
+    /// What caused the change.
     pub why: Why,
 }
 
-/// Why ways move.
+/// Why a group's number of ways changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It has missed no more with as many: one is tried to be left to the others.
+    /// It missed no more than with more ways: it gives one way back on trial.
     Calm,
-    /// That was too few.
+    /// The trial left too few ways, and is reverted.
     Missed {
-        /// What it drew from memory with them.
+        /// What it drew from memory during the trial.
         drew: Rate,
-        /// The least it drew with more.
+        /// The least it drew with more ways.
         with_more: Rate,
     },
-    /// It misses more than before without having lost any: it works on something else.
+    /// It misses more than before without having lost a way: it works on something else.
     Changed {
-        /// What it draws from memory.
+        /// What it draws from memory now.
         draws: Rate,
         /// The least it drew before.
         before: Rate,
@@ -92,35 +97,35 @@ impl std::fmt::Display for Why {
     }
 }
 
-/// A rate for a sentence: whole MB/s.
+/// Rounds a rate down to whole MB/s, for a sentence.
 fn whole(rate: Rate) -> Rate {
     Rate(rate.0 / 1_000_000 * 1_000_000)
 }
 
-/// Sizes one group's ways.
+/// The controller of one group's number of ways.
 #[derive(Clone, Debug)]
 pub struct Sizer {
     rules: Rules,
     ways: u32,
     at: Nanos,
-    /// Bytes drawn so far, at the last look.
+    /// Bytes drawn so far, at the last sample. `None` at first, and after a sample that failed.
     drawn: Option<u64>,
-    /// The least it drew since it works on what it does.
+    /// The least that it drew since it works on what it does.
     best: Option<Rate>,
-    /// Looks in a row without a rise.
+    /// Samples in a row without a rise.
     calm: u32,
-    /// Looks that are not judged any more.
+    /// Samples still to come that are not judged, while ways fill.
     filling: u32,
-    /// Looks since the last change of what it works on.
+    /// Samples since the last change of work.
     same: u32,
     /// The last step was a trial, and it is not over.
     trying: bool,
-    /// Failed trials.
+    /// Failed trials since the last change of work, at most [`PATIENCE`].
     failed: u32,
 }
 
 impl Sizer {
-    /// Begins with all it may have.
+    /// Begins with all the ways that the group may have.
     #[must_use]
     pub fn new(rules: &Rules, now: Nanos) -> Self {
         let rules = Rules {
@@ -142,25 +147,25 @@ impl Sizer {
         }
     }
 
-    /// Its ways now.
+    /// The number of ways that the group has now.
     #[must_use]
     pub const fn ways(&self) -> u32 {
         self.ways
     }
 
-    /// When the next look is due.
+    /// When the next sample is due.
     #[must_use]
     pub fn next(&self) -> Nanos {
         self.at.plus(self.rules.interval)
     }
 
-    /// A look that could not tell: the next one begins anew.
+    /// To be called where a sample failed: the next one only starts a new difference.
     pub fn blind(&mut self, now: Nanos) {
         self.at = now;
         self.drawn = None;
     }
 
-    /// A look: the bytes that the group has drawn from memory so far.
+    /// Takes a sample: the bytes that the group has drawn from memory so far. `Some`: ways change.
     pub fn look(&mut self, now: Nanos, drawn: u64) -> Option<Step> {
         let span = now.since(self.at).0;
         let before = self.drawn.replace(drawn);
@@ -175,7 +180,7 @@ impl Sizer {
         let best = self.best.unwrap_or(rate);
         let rose = rate.0 > best.0.saturating_add(self.rules.tolerated.0);
         if rose && self.trying {
-            // It had enough with one more.
+            // The way that the trial gave back was needed.
             self.failed = (self.failed + 1).min(PATIENCE);
             self.trying = false;
             let why = Why::Missed {
@@ -194,7 +199,7 @@ impl Sizer {
         self.best = Some(best.min(rate));
         self.calm += 1;
         if self.calm >= CALM {
-            // What a trial would have cost is known by now.
+            // A trial that failed would have shown it by now.
             self.trying = false;
         }
         if self.calm < CALM << self.failed || self.ways <= self.rules.least {
@@ -206,7 +211,7 @@ impl Sizer {
         step
     }
 
-    /// It works on something else, which begins with misses however many ways it has.
+    /// It works on something else, which begins with misses whatever ways it has.
     fn changed(&mut self, rate: Rate, before: Rate) -> Option<Step> {
         if self.same > AFTER {
             self.failed = 0;

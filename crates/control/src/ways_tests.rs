@@ -1,5 +1,5 @@
-//! Against a plant: a miss curve per stretch of time, what was lost coming back as misses, and
-//! noise.
+//! The controller against a plant: a miss curve per stretch of time, refills that count as misses,
+//! and noise.
 
 use quell_types::partition::Mask;
 use quell_types::rng::Rng;
@@ -13,7 +13,7 @@ const TOLERATED: Rate = Rate(20_000_000);
 
 const NOISE: u32 = 5_000_000;
 
-/// A program that needs so many ways: with fewer it draws `steep` more for each that is missing.
+/// A program that needs `ways` ways. It draws `steep` more for each one that is missing.
 #[derive(Clone, Copy, Debug)]
 struct Need {
     ways: u32,
@@ -34,7 +34,7 @@ struct Plant {
     noise: Rng,
     steps: Vec<(u64, Step)>,
     looks: u64,
-    /// Looks that found it with fewer ways than it needs.
+    /// Samples in which it had fewer ways than it needs.
     short: u64,
 }
 
@@ -57,7 +57,7 @@ impl Plant {
         }
     }
 
-    /// So many looks at a program; noise of up to a quarter of what is tolerated.
+    /// Takes `looks` samples of a program, with noise of up to a quarter of what is tolerated.
     fn run(&mut self, need: Need, looks: u64) {
         for _ in 0..looks {
             self.now = self.sizer.next();
@@ -95,7 +95,7 @@ proptest! {
         plant.run(need, 400);
         let (wanted, short) = (need.ways.max(least), plant.short);
         plant.run(need, 2000);
-        // A trial now and then, taken back at the next look.
+        // A trial now and then, reverted at the next sample.
         let late: Vec<_> = plant.steps.iter().filter(|(at, _)| *at >= 400).collect();
         prop_assert!(late.len() <= 12, "{late:?}");
         for (_, step) in &late {

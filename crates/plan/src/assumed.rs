@@ -1,6 +1,6 @@
 //! Rates that a plan assumes on a machine where none were measured.
 //!
-//! The rule: one CPU draws 10 GB/s. The CPUs of a memory node draw as much together as four of
+//! The rule: one CPU draws 10 GB/s. The CPUs of a memory node together draw as much as four of
 //! them, or as all of them where there are fewer. Unmatched tasks draw a hundredth of one CPU's
 //! rate. `quell run` never uses these figures: it measures first.
 
@@ -10,16 +10,16 @@ use quell_types::units::Rate;
 
 use crate::inventory::{Inventory, Measured};
 
-/// What one CPU is taken to draw at most, in bytes per second.
+/// What one CPU is assumed to draw at most.
 const ONE_CPU: Rate = Rate(10_000_000_000);
 
-/// So many CPUs of a memory node are taken to draw all that the node gives.
+/// This many CPUs of a memory node are assumed to draw all that the node gives.
 const SATURATE_A_NODE: u64 = 4;
 
-/// Unmatched tasks are taken to draw the rate of one CPU divided by this.
+/// Unmatched tasks are assumed to draw the rate of one CPU divided by this.
 const REST: u64 = 100;
 
-/// The rates of a machine by the rule.
+/// The assumed rates of a machine, by the rule above.
 #[must_use]
 pub fn rates(machine: &Inventory) -> Measured {
     let mut nodes: BTreeMap<u32, u64> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What a machine is made of: which one it is, its CPUs and its caches.
+//! What a machine consists of: its identity, its CPUs and its caches.
 
 use quell_policy::lab::Guest;
 use quell_types::cpuset::{CpuId, CpuSet};

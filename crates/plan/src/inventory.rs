@@ -1,5 +1,5 @@
-//! What the machine is and offers. Filled by a backend, read by the planner; a value, so that plans
-//! can be made for a machine that is not here.
+//! What the machine is and offers. A backend fills it in, the planner reads it. It is a value, so
+//! that plans can be made for another machine.
 
 use std::collections::BTreeMap;
 
@@ -96,7 +96,7 @@ impl Lack {
         *self == Self::Machine
     }
 
-    /// What stands behind a refusal that follows from it.
+    /// The cause of a refusal that follows from it.
     #[must_use]
     pub const fn cause(self) -> Cause {
         match self {
@@ -205,7 +205,7 @@ pub struct Means {
     pub memory: MemoryMeans,
 }
 
-/// Inventories of versions before the brake do not say.
+/// The value for inventories of versions without the brake.
 fn unknown_brake() -> Result<(), String> {
     Err("this inventory says nothing about it; take it again".to_owned())
 }
@@ -244,7 +244,7 @@ pub struct MemoryMeans {
 }
 
 impl MemoryMeans {
-    /// Whether nobody has looked.
+    /// Whether it has not been probed.
     fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
@@ -317,7 +317,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Why a promise that rests on these rates is an estimate at best, where it is.
+    /// Why a promise that rests on these rates is at best an estimate; `None` where it is not.
     #[must_use]
     pub fn doubt(&self) -> Option<String> {
         let size = self.within_cache?;
@@ -327,8 +327,8 @@ impl Measured {
         ))
     }
 
-    /// The operation that all CPUs together sustain least of, and its rate: what is there whatever
-    /// a program does. Absent where the operations were not measured together.
+    /// The operation of which all CPUs together sustain least, and its rate. That much is there
+    /// whatever a program does. `None` where the operations were not measured together.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -344,8 +344,8 @@ impl Measured {
 }
 
 impl Measured {
-    /// The figures of all operations' streams on `cpus` CPUs, measured at `at_unix_s`; `None`
-    /// without any operation.
+    /// The figures of all operations' streams on `cpus` CPUs, measured at `at_unix_s` (seconds
+    /// since 1970). `None` without any operation.
     #[must_use]
     pub fn of_streams(all: &[Streams], cpus: usize, at_unix_s: u64) -> Option<Self> {
         let (fastest, peak) = all
@@ -378,8 +378,8 @@ impl Measured {
 
 impl Inventory {
     /// What figures about this machine depend on. `boot` is `/proc/sys/kernel/random/boot_id`. A
-    /// virtual machine's memory comes and goes and does not count; its boot does, since it may be
-    /// on another host.
+    /// virtual machine's memory changes and does not count. Its boot does, since it may run on
+    /// another host since.
     #[must_use]
     pub fn fingerprint(&self, boot: Option<String>) -> Fingerprint {
         let guest = self.identity.hypervisor.is_some();
@@ -389,13 +389,13 @@ impl Inventory {
         Fingerprint::of(&self.identity, parts, memory, boot.filter(|_| guest))
     }
 
-    /// All usable CPUs.
+    /// The CPUs that Quell may use.
     #[must_use]
     pub fn cpu_set(&self) -> CpuSet {
         self.cpus.iter().map(|c| c.id).collect()
     }
 
-    /// The last-level cache seen from `cpu`.
+    /// The last-level cache that `cpu` uses; `None` where the kernel reports none.
     #[must_use]
     pub fn llc(&self, cpu: CpuId) -> Option<&Cache> {
         self.caches
@@ -404,10 +404,10 @@ impl Inventory {
             .max_by_key(|c| c.level)
     }
 
-    /// The data caches seen from `cpu`. Levels the machine does not tell of are 32 KiB, 1 MiB and
-    /// 32 MiB: more than some have, less than others, and said by nobody. A last level that each of
-    /// several cores has for itself is none: Arm's servers have a cache behind it that is in no
-    /// file of the kernel.
+    /// The sizes of the data caches that `cpu` uses. Levels that the machine does not report are
+    /// assumed to be 32 KiB, 1 MiB and 32 MiB. Some machines have less and some have more. A last
+    /// level that each of several cores has for itself does not count as one. Arm's servers have a
+    /// cache behind it that no file of the kernel shows.
     #[must_use]
     pub fn data_caches(&self, cpu: CpuId) -> Caches {
         let level = |level| {
@@ -430,14 +430,14 @@ impl Inventory {
         }
     }
 
-    /// Where latency was measured to leave the plateau of the last cache that shows in it. Absent:
-    /// it was not measured, or no cache shows.
+    /// The size at which measured latency leaves the plateau of the last visible cache. `None`: it
+    /// was not measured, or no cache is visible.
     #[must_use]
     pub fn seen_llc(&self) -> Option<Bytes> {
         self.cache_steps()?.seen_last()
     }
 
-    /// Latency against size, as far as it was measured.
+    /// Latency against size; `None` where it was not measured.
     #[must_use]
     pub fn cache_steps(&self) -> Option<&CacheSteps> {
         let measured = self.measured.as_ref()?;
@@ -445,15 +445,16 @@ impl Inventory {
         measured.cache_steps.as_ref().or_else(deep)
     }
 
-    /// Whether a second-level cache is of the core of `cpu` alone, and there are others.
+    /// Whether only the core of `cpu` uses this cache, up to the second level, and there are more
+    /// CPUs.
     fn is_of_one_core(&self, cache: &Cache, cpu: CpuId) -> bool {
         let of_core = |c: &Cpu| c.id == cpu && cache.cpus.difference(&c.siblings).is_empty();
         cache.level <= 2 && self.cpus.len() > cache.cpus.len() && self.cpus.iter().any(of_core)
     }
 
-    /// The rate the given CPUs can draw together: the sum of their single-CPU peaks, at most what
-    /// all CPUs sustain. Percentages of bandwidth in a policy refer to this rate for the CPUs of
-    /// their group.
+    /// The rate that the given CPUs can draw together: the sum of their single-CPU peaks, at most
+    /// what all CPUs sustain. A policy's percentages of bandwidth refer to this rate for the CPUs
+    /// of their group.
     #[must_use]
     pub fn sustainable(&self, cpus: &CpuSet) -> Option<Rate> {
         let measured = self.measured.as_ref()?;

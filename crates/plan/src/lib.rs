@@ -1,4 +1,4 @@
-//! What there is (inventory), and what will be done (plan), by a planner that reads a policy.
+//! What there is (inventory) and what will be done (plan), by a planner that reads a policy.
 
 pub mod assumed;
 pub mod deep;

@@ -1,6 +1,9 @@
-//! Which pairs of CPUs to probe for a shared cache: all of them where there are few; else for every
-//! last-level cache its first CPU against its second (near), its last (far) and its first CPU's
-//! sibling, and against the next cache (across).
+//! Which pairs of CPUs to probe for a shared cache. Where there are few CPUs, all pairs are probed.
+//! Else the first CPU of each last-level cache is probed against these:
+//!
+//! - the second CPU of the cache (near) and its last one (far)
+//! - its own SMT sibling
+//! - the next cache (across)
 
 use std::collections::BTreeSet;
 
@@ -8,10 +11,10 @@ use quell_types::cpuset::{CpuId, CpuSet};
 
 use crate::inventory::Inventory;
 
-/// At most so many pairs: at some 10 ms a probe and a few probes a pair, a few seconds.
+/// The most pairs. At some 10 ms a probe and a few probes per pair, that is a few seconds.
 pub const PAIRS: usize = 64;
 
-/// The pairs, the smaller number first, ascending.
+/// The pairs to probe, ascending; the smaller number comes first in each.
 #[must_use]
 pub fn pairs(machine: &Inventory) -> Vec<(CpuId, CpuId)> {
     let all: Vec<CpuId> = machine.cpu_set().iter().collect();
@@ -51,7 +54,7 @@ pub fn pairs(machine: &Inventory) -> Vec<(CpuId, CpuId)> {
         );
         add(first, groups[(i + 1) % groups.len()].first());
     }
-    // More caches than the bound holds: evenly thinned.
+    // There are more caches than the bound allows: thin out evenly.
     let chosen: Vec<(CpuId, CpuId)> = chosen.into_iter().collect();
     let n = chosen.len().min(PAIRS);
     (0..n).map(|i| chosen[i * chosen.len() / n]).collect()

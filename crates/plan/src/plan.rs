@@ -1,4 +1,4 @@
-//! What will be done, why, and what each promise is then worth.
+//! The plan: what will be done, why, and what each promise is then worth.
 
 mod loops;
 
@@ -41,7 +41,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Every mechanism at work: one choice of pages may divide caches and banks alike.
+    /// All mechanisms at work: one choice of pages may divide both caches and banks.
     #[must_use]
     pub fn mechanisms(&self) -> Vec<Mechanism> {
         let Setting::Colour { choices, .. } = &self.set else {
@@ -535,7 +535,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The configuration's level: the minimum of its promises', `none` without promises.
+    /// The lowest level of all promises; `none` without promises.
     #[must_use]
     pub fn level(&self) -> Level {
         self.promises
@@ -545,7 +545,7 @@ impl Plan {
             .unwrap_or(Level::None)
     }
 
-    /// The CPUs of a group, if the plan has it.
+    /// The CPUs of a group; `None` if the plan does not have the group.
     #[must_use]
     pub fn cpus(&self, group: &str) -> Option<&CpuSet> {
         self.groups
@@ -554,7 +554,7 @@ impl Plan {
             .map(|g| &g.cpus)
     }
 
-    /// The CPU a one-CPU group runs on.
+    /// The CPU of a group that runs on one; of several, the lowest.
     #[must_use]
     pub fn first_cpu(&self, group: &str) -> Option<CpuId> {
         self.cpus(group).and_then(CpuSet::first)
@@ -562,12 +562,12 @@ impl Plan {
 }
 
 impl Plan {
-    /// Its promises by their numbers.
+    /// All promises with their numbers, from 1 on.
     pub fn numbered(&self) -> impl Iterator<Item = (PromiseId, &Held)> {
         (1..).map(PromiseId).zip(&self.promises)
     }
 
-    /// The promises that rest on such steps of a group, whosever they are.
+    /// The promises of any group that rest on a group's steps for which `such` is true.
     pub fn resting_on<'p>(
         &'p self,
         group: &str,
@@ -579,7 +579,7 @@ impl Plan {
             .filter(move |(_, held)| held.held_by.iter().any(|by| steps.contains(by)))
     }
 
-    /// A promise by its number.
+    /// A promise by its number; `None` if the plan does not have it.
     #[must_use]
     pub fn promise(&self, id: PromiseId) -> Option<&Held> {
         self.promises.get((id.0 as usize).checked_sub(1)?)

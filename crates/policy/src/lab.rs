@@ -1,5 +1,6 @@
-//! The machine that the lab boots (`quell lab`, `--on lab`): what of it can be chosen, by the
-//! `[lab]` table of an experiment and by `--lab KEY=VALUE`, and which combinations cannot be.
+//! The machine that the lab boots (`quell lab`, `--on lab`). Here is what of it can be chosen, by
+//! the `[lab]` table of an experiment and by `--lab KEY=VALUE`, and which combinations are
+//! impossible.
 
 use std::fmt;
 
@@ -35,9 +36,9 @@ words! {
     }
 }
 
-/// Less memory than a kernel and the guest's files need.
+/// The least memory that is accepted: less is not enough for a kernel and the guest's files.
 const LEAST_MEMORY: Bytes = Bytes(256 << 20);
-/// More CPUs than are tried.
+/// The most CPUs that are accepted: more were not tried.
 const MOST_CPUS: u32 = 64;
 
 /// A virtual machine.
@@ -104,19 +105,19 @@ impl Default for Guest {
 }
 
 impl Guest {
-    /// Hardware threads of a core.
+    /// Number of hardware threads per core.
     #[must_use]
     pub const fn threads(&self) -> u32 {
         if self.smt { 2 } else { 1 }
     }
 
-    /// Cores of a socket, as far as they are whole.
+    /// Number of cores per socket, rounded down.
     #[must_use]
     pub fn cores(&self) -> u32 {
         self.cpus / self.threads() / self.sockets.max(1)
     }
 
-    /// What cannot be.
+    /// What makes the combination impossible; empty if it is possible.
     #[must_use]
     pub fn faults(&self) -> Vec<Fault> {
         let mut all = Vec::new();
@@ -180,10 +181,10 @@ impl Guest {
         all
     }
 
-    /// The same with one key changed, written as `KEY=VALUE`; of a list one element is added.
+    /// A copy with one key changed, written as `KEY=VALUE`. For a list one element is added.
     ///
     /// # Errors
-    /// What is wrong with it, for a person.
+    /// What is wrong with the key or the value, for a person.
     pub fn with(&self, text: &str) -> Result<Self, String> {
         let (key, value) = text
             .split_once('=')
@@ -201,8 +202,8 @@ impl Guest {
         list.get_or_insert_default().push(value.into());
         let text = changed(value.into());
         let (number, list) = (plain.map(changed), list.map(|l| changed(l.into())));
-        // As a text, as a number or truth, as one more of a list: a key takes one of them, and what
-        // is wrong with the text tells what the key wants.
+        // The value is tried as text, as a number or truth value, and as one more element of a
+        // list. A key accepts one of them. What is wrong with the text says what the key wants.
         match (text, number, list) {
             (Ok(done), ..) | (_, Some(Ok(done)), _) | (.., Some(Ok(done))) => Ok(done),
             (Err(why), ..) => Err(format!("{key}: {why}")),

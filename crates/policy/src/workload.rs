@@ -1,4 +1,4 @@
-//! The generators' patterns as data: what a subject of kind `run` does. The programs are in
+//! The generators' patterns as data: what a subject with `run` does. The programs are in
 //! `quell-workload`, the simulated ones in `quell-sim`.
 
 use schemars::JsonSchema;
@@ -30,18 +30,16 @@ pub use traffic::{Traffic, line_bytes};
 pub(crate) use words::words;
 pub use words::{Access, Operation, Order, Pages, Passes, Reading, Store, Touch, Word};
 
-/// The size of a list where none is given: it fits into the last-level cache, and a neighbour can
-/// take that away.
+/// The default size of a list. It fits into the last-level cache, and a neighbour can evict it from
+/// there.
 pub const LIST_SIZE: Size = Size::Llc(0.5);
-/// The size of a stream's buffer, or of lists side by side, where none is given: far beyond the
-/// caches.
+/// The default size of a stream's buffer, or of parallel lists: far beyond the caches.
 pub const STREAM_SIZE: Size = Size::Llc(4.0);
-/// The size of a churned buffer where none is given: all of the last-level cache.
+/// The default size of a churned buffer: all of the last-level cache.
 pub const CHURN_SIZE: Size = Size::Llc(1.0);
-/// The size of a real-time task's buffer where none is given: the one of the cache-allocation
-/// study.
+/// The default size of a real-time task's buffer: that of the cache-allocation study.
 pub const TASK_SIZE: Size = Size::Bytes(Bytes(128 << 10));
-/// A word, as generators load and store it.
+/// Bytes of a word, as generators load and store it.
 pub const WORD_BYTES: u64 = 8;
 
 /// A generator and its parameters. `docs/generators.md` says what each does and measures.
@@ -255,14 +253,14 @@ const fn call_rate() -> Rate {
     CALL_RATE
 }
 
-/// Positions that a call stage compares each piece of a frame with, by default.
+/// The default number of positions with which a call stage compares each piece of a frame.
 pub const CALL_SEARCH: u32 = 4;
-/// The most media that a call stage sends, by default: about what the case study's call sent alone
-/// (4022 KB/s).
+/// The default for the most media that a call stage sends. It is about what the case study's call
+/// sent alone (4022 KB/s).
 pub const CALL_RATE: Rate = Rate(4_000_000);
 
 impl Workload {
-    /// The size a kind of generator has where none is given.
+    /// The default size of a kind of generator; `None` if it has none.
     #[must_use]
     pub fn usual_size(kind: &str) -> Option<Size> {
         match kind {
@@ -274,7 +272,7 @@ impl Workload {
         }
     }
 
-    /// With its size for a CPU with these caches: then it depends on the machine no more.
+    /// The same with its size for a CPU with these caches. It no longer depends on the machine.
     #[must_use]
     pub fn resolve(&self, caches: &Caches) -> Workload<Bytes> {
         match self.clone() {
@@ -412,7 +410,7 @@ impl<S> Workload<S> {
         }
     }
 
-    /// The pages its memory is taken in.
+    /// The page size in which its memory is allocated.
     #[must_use]
     pub const fn pages(&self) -> Pages {
         match self {
@@ -434,7 +432,7 @@ impl<S> Workload<S> {
         }
     }
 
-    /// Its size, where it is one that may follow a cache.
+    /// Its size, if that may depend on a cache.
     #[must_use]
     pub const fn size(&self) -> Option<&S> {
         match self {
@@ -449,7 +447,7 @@ impl<S> Workload<S> {
         }
     }
 
-    /// The same in these pages, where it has a choice.
+    /// The same with these pages, if it has a choice.
     #[must_use]
     pub fn in_pages(mut self, wanted: Pages) -> Self {
         if let Self::Latency { pages, .. }
@@ -465,14 +463,14 @@ impl<S> Workload<S> {
         self
     }
 
-    /// Only the simulated machine can run it.
+    /// Whether only the simulated machine can run it.
     #[must_use]
     pub const fn simulated_only(&self) -> bool {
         matches!(self, Self::Trace { .. })
     }
 
-    /// Only a real kernel can run it: it is about files and what reclaims their pages, or about
-    /// threads that wait for each other.
+    /// Whether only a real kernel can run it. Such a generator is about files and the reclaim of
+    /// their pages, or about threads that wait for each other.
     #[must_use]
     pub const fn kernel_only(&self) -> bool {
         matches!(
@@ -485,7 +483,7 @@ impl<S> Workload<S> {
         )
     }
 
-    /// Its target rate.
+    /// Its target rate, if it has one.
     #[must_use]
     pub const fn rate(&self) -> Option<Rate> {
         match self {
@@ -507,7 +505,7 @@ impl<S> Workload<S> {
         }
     }
 
-    /// The same with another target rate; what has none stays as it is.
+    /// The same with another target rate. A generator without one stays as it is.
     #[must_use]
     pub fn at(mut self, target: Option<Rate>) -> Self {
         if let Self::Bandwidth { rate, .. }

@@ -35,7 +35,7 @@ const EXAMPLES: [(&str, &str); 6] = [
     ),
 ];
 
-/// The answers to a policy, one line each.
+/// The problems found in a policy, one line each.
 fn answers(text: &str) -> Vec<String> {
     match Policy::parse(text, "policy.toml") {
         Ok(policy) => panic!("accepted as {policy:?}"),
@@ -43,7 +43,7 @@ fn answers(text: &str) -> Vec<String> {
     }
 }
 
-/// The answers to what stands under a correct group.
+/// The problems found in text below a correct group.
 fn answers_below(text: &str) -> Vec<String> {
     answers(&format!(
         "quell = 1\n[group.a]\nrole = \"best-effort\"\nmatch = [{{ comm = \"a\" }}]\n{text}"
@@ -486,8 +486,8 @@ proptest! {
         }
     }
 
-    /// The reference with pieces cut out and put in: closer to real mistakes than random characters
-    /// are.
+    /// The reference with pieces cut out and inserted. That is closer to real mistakes than random
+    /// characters.
     #[test]
     fn any_damage_is_read_or_answered(at in 0usize..REFERENCE.len(), cut in 0usize..40, put in "[\\[\\]{}=\"'.,a-z0-9 \n]{0,12}") {
         let clean = |mut i: usize| { while !REFERENCE.is_char_boundary(i) { i += 1 } i };

@@ -55,8 +55,8 @@ impl About {
         matches!(self, Self::Other)
     }
 
-    /// Whether both are about the same, whatever the numbers. Of what is about nothing known,
-    /// nobody can tell.
+    /// Whether both are about the same thing, whatever the numbers. `false` for [`Self::Other`], of
+    /// which nothing is known.
     #[must_use]
     pub fn same(&self, other: &Self) -> bool {
         match (self, other) {

@@ -1,5 +1,5 @@
-//! What a hold came to, kept by its events: how long, what each promise was worth when, what the
-//! neighbours got.
+//! Summary of a hold, computed from its events: how long it took, what each promise was worth when,
+//! and what the neighbours got.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,43 +12,44 @@ use quell_types::units::{LINE_BYTES, Nanos};
 use crate::events::{Event, Phase};
 use crate::standing::{Standing, Worth};
 
-/// Recent figures are of so long.
+/// The span of recent figures.
 const RECENT: Nanos = Nanos::secs(5);
 
-/// The account.
+/// The summary of one hold.
 #[derive(Debug)]
 pub struct Account {
     begun: Option<Nanos>,
     ended: Option<Nanos>,
     standing: Standing,
-    /// Promise → since when it is lost, while it is, and for how long it was before that.
+    /// Promise → since when it is lost, if it is, and how long it was lost before that.
     lost: BTreeMap<PromiseId, (Option<Nanos>, Nanos)>,
     neighbours: BTreeMap<GroupId, Neighbour>,
-    /// Group → units of work, and how many of them were late.
+    /// Group → number of units of work, and how many of them were late.
     pub units: BTreeMap<GroupId, (u64, u64)>,
 }
 
-/// What the tasks of one group got.
+/// What the tasks of one group got during the hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Neighbour {
-    /// CPU time.
+    /// CPU time of all its threads.
     pub ran: Nanos,
-    /// Time ready to run while something else ran, over all threads.
+    /// Time ready to run while something else ran, summed over its threads.
     pub waited: Nanos,
-    /// From the beginning of the hold until its threads were looked at last.
+    /// From the beginning of the hold until its threads were sampled last.
     pub over: Nanos,
-    /// Times a CPU was throttled for it.
+    /// How often one of its CPUs was throttled.
     pub throttles: u64,
-    /// Time throttled, over its CPUs.
+    /// Time throttled, summed over its CPUs.
     pub throttled: Nanos,
-    /// Bytes moved to and from memory; absent where no counter counts them.
+    /// Bytes moved to and from memory. `None` where no hardware counter counts them.
     pub moved: Option<u64>,
-    /// When its threads were looked at, and the CPU time since the look before.
+    /// Times of recent samples, each with the CPU time since the sample before.
     recent: VecDeque<(Nanos, Nanos)>,
 }
 
 impl Neighbour {
-    /// CPUs that it used over the last seconds before `now`; nothing where it was not seen to run.
+    /// CPUs that it used on average over the last [`RECENT`] before `now`. `None` where it was not
+    /// seen to run.
     #[must_use]
     pub fn cpus_now(&self, now: Nanos) -> Option<f64> {
         let fresh = |at: &Nanos| now.since(*at) <= RECENT;
@@ -59,7 +60,7 @@ impl Neighbour {
         (span.0 > 0 && ran > 0).then(|| ran as f64 / span.0 as f64)
     }
 
-    /// CPUs that it used on average; nothing where it was not seen to run.
+    /// CPUs that it used on average. `None` where it was not seen to run.
     #[must_use]
     pub fn cpus(&self) -> Option<f64> {
         (self.ran.0 > 0 && self.over.0 > 0).then(|| self.ran.0 as f64 / self.over.0 as f64)
@@ -69,16 +70,17 @@ impl Neighbour {
 /// What one promise was worth over a hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share<'a> {
-    /// The promise.
+    /// The number of the promise.
     pub id: PromiseId,
     /// What it was worth at its best and worst.
     pub worth: &'a Worth,
-    /// The part of the hold in which something held it, 0 to 1; 1 for none.
+    /// The part of the hold in which something held it, 0 to 1. Before any time has passed it is 1,
+    /// or 0 if it is lost.
     pub held: f64,
 }
 
 impl Account {
-    /// An empty one; `neighbours` are the groups whose figures are kept.
+    /// An empty account; `neighbours` are the groups whose figures are kept.
     #[must_use]
     pub fn new<'g>(plan: &Plan, neighbours: impl Iterator<Item = &'g GroupId>) -> Self {
         let counted = |group: &GroupId| {
@@ -105,7 +107,7 @@ impl Account {
         }
     }
 
-    /// Takes in an event.
+    /// Updates the account by one event.
     pub fn take(&mut self, at: Nanos, event: &Event) {
         self.standing.take(event);
         match event {
@@ -165,7 +167,8 @@ impl Account {
         }
     }
 
-    /// How long the plan has been held, `now` or at its end; nothing before all steps are applied.
+    /// How long the plan has been held, at `now` or at its end. `None` before all steps are
+    /// applied.
     #[must_use]
     pub fn held(&self, now: Nanos) -> Option<Nanos> {
         Some(self.ended.unwrap_or(now).since(self.begun?))
@@ -284,7 +287,7 @@ mod tests {
         account.take(s(12), &spent(Nanos::millis(500)));
         assert_eq!(noise(&account).cpus_now(s(12)), Some(0.5));
         account.take(s(18), &spent(s(2)));
-        // One look alone tells of no span.
+        // A single sample spans no time.
         assert_eq!(noise(&account).cpus_now(s(18)), None);
         account.take(s(19), &spent(s(2)));
         assert_eq!(noise(&account).cpus_now(s(19)), Some(2.0));

@@ -1,25 +1,30 @@
-//! Why a unit of work was late: which part of its delay was preemption, throttling along, steal,
-//! page faults or interrupts, by the kernel's own clocks, and what is left to memory.
+//! Why a unit of work was late. Its delay is split into preemption, throttling along, steal, page
+//! faults and interrupts, by the kernel's own clocks. What is left is attributed to memory.
 //!
-//! A *unit* is what a generator times: a window, a job. It is *late* when its value is worse than
-//! [`LATE`] times the median unit of the same round's baseline ([`reference()`]), and its *late
-//! time* is what it took beyond that for the same work. The parts, in the order in which they are
-//! taken out of the late time (none takes more than is left of it):
+//! A *unit* is what a generator times: a window or a job. It is *late* when its value is worse than
+//! [`LATE`] times the median unit of the same round's baseline ([`reference()`]). Its *late time*
+//! is what it took beyond that for the same work. The causes are taken out of the late time in this
+//! order; none takes more than is left of it:
 //!
 //! | cause | from | how |
 //! |---|---|---|
-//! | throttled along | the stops of the brake of its group on the unit's CPU, within the time the thread waited to run | measured |
+//! | throttled along | stops of its group's brake on its CPU while it waited to run | measured |
 //! | preemption | the rest of the time it waited to run (`schedstat`, second field) | measured |
-//! | major faults, waiting | time neither running nor waiting to run, with a major fault or a sleep in it | measured |
-//! | steal | the same without: the thread's CPU clock leaves out what the hypervisor took | measured |
-//! | interrupts | the same, where the kernel accounts interrupt time; else their number × the gap one makes | measured or counted |
+//! | major faults, waiting | *other time*, with a major fault or a sleep in it | measured |
+//! | steal | *other time* without either | measured |
+//! | interrupts | *other time*, or their number × the gap of one | measured or counted |
 //! | minor faults | their number × the time one takes | counted |
-//! | standstill | a single step that took twenty times as long as meant, less all of the above: firmware, or a hypervisor that does not tell | measured |
+//! | standstill | a step far longer than meant, less all of the above | measured |
 //! | memory | the rest | remainder |
 //!
-//! `run_delay` and the two clocks: kernel/sched/stats.h (`sched_info_arrive`) and
-//! kernel/sched/core.c (`update_rq_clock_task`). What a cache has lost to a preemption is refilled
-//! afterwards and counts as memory.
+//! *Other time* is time in which the thread neither ran nor waited to run. It shows steal, because
+//! the thread's CPU clock leaves out what the hypervisor took. It shows interrupts where the kernel
+//! accounts interrupt time. A standstill is a single step that took twenty times as long as meant:
+//! firmware, or a hypervisor that does not report steal.
+//!
+//! Sources for `run_delay` and the two clocks: kernel/sched/stats.h (`sched_info_arrive`) and
+//! kernel/sched/core.c (`update_rq_clock_task`). What a cache lost to a preemption is refilled
+//! later and counts as memory.
 
 use std::collections::BTreeMap;
 
@@ -31,14 +36,13 @@ use quell_types::ids::GroupId;
 use quell_types::stats::Better;
 use quell_types::stats::median;
 
-/// A unit is late when it takes longer than so many times the reference for the same work.
+/// A unit is late when it takes longer than this many times the reference for the same work.
 pub const LATE: f64 = 1.25;
 
-/// Set in the environment of a generator that is to keep an [`Account`].
+/// Environment variable of a generator that is to keep an [`Account`].
 pub const ACCOUNT_ENV: &str = "QUELL_ACCOUNT";
 
-/// [`Unit`] with its columns and its row, from one list: the order of the fields is that of the
-/// columns.
+/// Defines [`Unit`], its columns and its row from one list: fields and columns have the same order.
 macro_rules! unit {
     ($($(#[$about:meta])+ $field:ident: $column:literal,)+) => {
         /// What the kernel's clocks say of one unit. Times in nanoseconds.
@@ -67,11 +71,11 @@ macro_rules! unit {
     };
 }
 
-/// A unit's values, by column.
+/// A unit's values, in the order of [`Unit::COLUMNS`].
 pub type Row = [u64; Unit::COLUMNS.len()];
 
 unit! {
-    /// How many values of the metric it stands for: a stall over several windows is one unit.
+    /// How many values of the metric it stands for. A stall over several windows is one unit.
     windows: "windows",
     /// When it ended, on the backend's clock.
     at_ns: "at_ns",
@@ -79,13 +83,13 @@ unit! {
     wall_ns: "wall_ns",
     /// How long its thread ran, by the thread's CPU clock.
     cpu_ns: "cpu_ns",
-    /// How long its thread was ready to run and did not.
+    /// How long its thread was ready to run, but did not run.
     waited_ns: "waited_ns",
-    /// How long single steps took beyond twenty times what they were meant to take.
+    /// How far single steps exceeded twenty times the time that they were meant to take.
     stalled_ns: "stalled_ns",
     /// Page faults without input or output.
     minor: "minor_faults",
-    /// Page faults with.
+    /// Page faults that needed input or output.
     major: "major_faults",
     /// How often its thread went to sleep.
     slept: "sleeps",
@@ -93,39 +97,40 @@ unit! {
     cpu: "cpu",
 }
 
-/// The units of one span, and what their counts and clocks are worth on this machine.
+/// The units of one span, and how to interpret their counts and clocks on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Account {
     /// The units, in order of time. Their `windows` sum to the metric's values.
     pub units: Vec<Unit>,
-    /// What reading the clocks took per unit, in nanoseconds; it lies between the units.
+    /// What reading the clocks took per unit, in nanoseconds. This time lies between the units.
     pub sample_ns: f64,
     /// The part of the span that interrupts took: their number × the gap one makes ÷ the span.
     pub interrupted: f64,
-    /// The kernel keeps interrupt time apart from the time of threads (CONFIG_IRQ_TIME_ACCOUNTING).
+    /// The kernel accounts interrupts separately from threads (CONFIG_IRQ_TIME_ACCOUNTING).
     pub interrupts_apart: bool,
-    /// Nanoseconds of a minor fault that brings a page of zeroes.
+    /// Nanoseconds that a minor fault takes that brings a page of zeroes.
     pub fault_ns: f64,
-    /// There may be a hypervisor that takes the CPU away.
+    /// There may be a hypervisor that takes CPU time away.
     pub guest: bool,
-    /// Steal on the CPU during the span by `/proc/stat`, a clock of 10 ms, in nanoseconds.
+    /// Steal on the CPU during the span, in nanoseconds, by `/proc/stat`. That clock has steps of
+    /// 10 ms.
     pub steal_ns: u64,
 }
 
-/// A brake stopped its group on a CPU.
+/// A stretch in which a brake kept its group stopped on a CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
-    /// Which group.
+    /// The group that was stopped.
     pub group: GroupId,
-    /// On which CPU.
+    /// The CPU on which it was stopped.
     pub cpu: CpuId,
-    /// Since when, in nanoseconds on the backend's clock.
+    /// Its beginning, in nanoseconds on the backend's clock.
     pub from_ns: u64,
-    /// Until when.
+    /// Its end, on the same clock.
     pub until_ns: u64,
 }
 
-/// The median over the units of a baseline's `values`: a stall over many windows is one unit and
+/// The median over the units of a baseline's `values`. A stall over many windows is one unit, and
 /// moves it little.
 #[must_use]
 pub fn reference(values: &[f64], account: &Account) -> Option<f64> {
@@ -175,7 +180,7 @@ impl Cause {
         Self::Standstill,
     ];
 
-    /// The name for people.
+    /// The name that reports use.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -242,20 +247,20 @@ pub struct Attribution {
     pub sample_ns: f64,
 }
 
-/// Late time and its parts, summed over units and spans.
+/// Late time and its causes, summed over units and spans.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sum {
     units: u64,
     late: u64,
     late_ns: f64,
     parts: BTreeMap<Cause, f64>,
-    /// What is counted, not measured, of interrupts and of faults.
+    /// What is counted, not measured: interrupts and faults.
     counted: BTreeMap<Cause, f64>,
     hidden_ns: f64,
     sampling: (f64, u32),
 }
 
-/// One unit's late time, and what is left of it.
+/// The late time of one unit that no cause has taken yet.
 struct Late<'s> {
     left: f64,
     sum: &'s mut Sum,
@@ -274,7 +279,7 @@ impl Late<'_> {
     }
 }
 
-/// How much of a unit the stops on its CPU cover.
+/// Nanoseconds of a unit that are covered by stops on its CPU.
 fn stopped(unit: &Unit, stops: &[Stop]) -> u64 {
     let (from, until) = (unit.at_ns.saturating_sub(unit.wall_ns), unit.at_ns);
     stops

@@ -1,4 +1,4 @@
-//! Late time of made-up units.
+//! Attribution of late time, on made-up units.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! What a machine must do for the engine: sense and act, nothing else. Implemented by the Linux
-//! backend and the simulated machine; the engine never knows which one it drives.
+//! What a machine must do for the engine: observe and act, no decisions. The Linux backend and the
+//! simulated machine implement it. The engine never knows which one it drives.
 
 use crate::measurement::Measurement;
 use std::collections::BTreeMap;
@@ -19,21 +19,21 @@ use crate::demand::{Drawn, WorkingSet};
 use crate::events::{CpuTimes, Decision, Declared, Event};
 use crate::standing::Standing;
 
-/// How deep to look.
+/// How thoroughly the machine is probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Probe {
-    /// Read and try only; under 100 ms.
+    /// Only reads and cheap trials; under 100 ms.
     Fast,
-    /// Measure rates, too: seconds of full memory load.
+    /// Also measures rates: seconds of full memory load.
     Deep,
 }
 
 /// What a subject runs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Program {
-    /// A generator.
+    /// A built-in generator with its parameters.
     Generator(Workload),
-    /// Any program, with its arguments.
+    /// Any program with its arguments; the first word is the program.
     Command(Vec<String>),
 }
 
@@ -42,24 +42,24 @@ pub enum Program {
 pub struct SubjectSpec {
     /// Its name (`victim`, `db.2`).
     pub name: String,
-    /// The group it is born in, if the plan gathers one of that name; else where the backend itself
-    /// runs.
+    /// The group it starts in, if the plan gathers one of that name. Else it starts where the
+    /// backend itself runs.
     pub group: GroupId,
-    /// What it runs.
+    /// The generator or command that it runs.
     pub program: Program,
-    /// The CPUs it is pinned to from birth; absent: wherever its group may run.
+    /// The CPUs it is pinned to from its start; absent: all CPUs of its group.
     pub cpus: Option<CpuSet>,
-    /// Extra environment.
+    /// Variables added to its environment.
     pub env: BTreeMap<String, String>,
-    /// Whether its output is observed line by line ([`Seen::Line`]) or left to the terminal.
+    /// Whether its output is observed line by line ([`Seen::Line`]), or left to the terminal.
     pub capture: bool,
 }
 
-/// A started subject.
+/// Number of a started subject, given by the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubjectId(pub u32);
 
-/// What was seen while waiting, in order of time.
+/// What was observed while waiting, in order of time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
     /// A generator has built and warmed its memory and waits for [`Action::Go`]. Commands are never
@@ -67,25 +67,25 @@ pub enum Seen {
     Ready(SubjectId),
     /// A generator finished its measured span.
     Result(SubjectId, Measurement),
-    /// A command wrote a line.
+    /// A command wrote a line of output.
     Line(SubjectId, String),
     /// A subject ended, with its status as a shell reports it and its run time.
     Exited(SubjectId, i32, Nanos),
-    /// Units of work of an observed group ended, in order of time; and how many more there were
-    /// that nobody can tell of.
+    /// Units of work of an observed group ended, in order of time. The number counts further units
+    /// of which nothing is known.
     Units(GroupId, Vec<Unit>, u64),
-    /// What the programs of an observed group say of their units, together, when they say it first
-    /// and when that changes.
+    /// What the programs of an observed group declare about their units, summed. Sent the first
+    /// time, and on each change.
     Declared(GroupId, Declared),
-    /// Something for the record: throttling, findings.
+    /// An event for the record, such as throttling or a finding.
     Event(Event),
-    /// What the regulator of a group decided on a CPU since the last time, and how many decisions
-    /// were lost on the way.
+    /// What the regulator of a group decided on a CPU since the last time. The number counts
+    /// decisions that were lost on the way.
     Decisions(GroupId, CpuId, Vec<Decision>, u64),
     /// The user or the system wants the run to end (SIGINT, SIGTERM, SIGHUP): the signal's number.
     Stop(i32),
-    /// The backend's hold on the machine was revoked (its watchdog undid everything): nothing is
-    /// held any more.
+    /// The backend's hold on the machine was revoked (its watchdog reverted everything). Nothing is
+    /// held any more. The text is the reason.
     Revoked(String),
 }
 
@@ -98,138 +98,139 @@ pub enum Action {
     /// A ready generator runs `warmup`, then measures for `duration`, reports, and keeps its load
     /// up until stopped.
     Go {
-        /// Which.
+        /// The generator to start.
         subject: SubjectId,
-        /// Load before measuring.
+        /// How long it runs before it measures.
         warmup: Nanos,
-        /// The measured span.
+        /// The length of the measured span.
         duration: Nanos,
     },
-    /// End a subject and everything it started, and reap it.
+    /// Ends a subject and everything it started, and reaps it.
     Stop(SubjectId),
-    /// From now on the group, which is regulated on these CPUs, may move so many lines per period
-    /// on each of them.
+    /// Sets the lines per period that the group may move on each of these CPUs. It is regulated on
+    /// them.
     Budget {
-        /// The group. Others may be regulated on the same CPUs.
+        /// The group. Other groups may be regulated on the same CPUs.
         group: GroupId,
-        /// The CPUs.
+        /// The CPUs of which the budget changes.
         cpus: CpuSet,
         /// Lines per period and CPU.
         budget: Lines,
     },
-    /// A group fills these ways of the caches of a level from now on.
+    /// Sets the ways of the caches of a level that a group may fill.
     Ways {
-        /// The group, or the rest.
+        /// The group, or `rest`.
         group: GroupId,
-        /// 1, 2, 3, …
+        /// Cache level: 1, 2, 3, …
         level: u32,
-        /// The ways.
+        /// The ways that it may fill from now on.
         mask: Mask,
     },
-    /// Memory is steered. Groups by their number in what was [watched](Backend::watch); who has
-    /// ended meanwhile is no error.
+    /// An act on memory. Groups are named by their number in what was [watched](Backend::watch). A
+    /// process that has ended meanwhile is no error.
     Memory(Act),
 }
 
-/// What undoing came to.
+/// The outcome of an undo.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Undone {
-    /// Changes taken back.
+    /// Changes that were reverted.
     pub restored: u32,
-    /// Changes left alone because somebody else has changed them since, each in a sentence.
+    /// Changes left alone because another program changed them since; a sentence each.
     pub left: Vec<String>,
 }
 
-/// A refusal by the machine: what failed, where, why, and what to do.
+/// The machine refused: what failed, where, why, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BackendError(pub String);
 
-/// What our own process takes.
+/// What Quell's own process takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Own {
     /// CPU time of all its threads so far.
     pub cpu: Nanos,
-    /// What it has in memory.
+    /// Memory that it has resident.
     pub resident: Bytes,
-    /// What of its address space stays in memory once it is there.
+    /// Bytes of its address space that are locked: they stay in memory once they are there.
     pub locked: Bytes,
 }
 
 /// How a plan is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HoldOptions {
-    /// What happens when somebody else changes a setting.
+    /// What happens when another program changes a setting.
     pub on_drift: OnDrift,
 }
 
-/// The machine behind the plan.
+/// The machine on which a plan is held.
 pub trait Backend {
-    /// What the machine is and offers.
+    /// What the machine is and what it offers.
     fn inventory(&mut self, depth: Probe) -> Result<Inventory, BackendError>;
-    /// The time, on the clock that [`Self::wait`] uses.
+    /// The current time, on the clock that [`Self::wait`] uses.
     fn now(&self) -> Nanos;
-    /// A cell of an experiment begins; nothing is applied and nobody runs. On a machine that draws
-    /// what is random from a seed, what happens from here on depends on that seed and the cell's
-    /// number, not on what was before.
+    /// A cell of an experiment begins; no step is applied and no subject runs. On a machine with
+    /// seeded randomness, what follows depends only on the seed and the cell's number.
     fn begin(&mut self, _cell: u64) -> Result<(), BackendError> {
         Ok(())
     }
-    /// A plan begins to be held; its steps are applied next, and nothing was started yet. From here
-    /// on, until it is undone, units of work of its observed groups are seen ([`Seen::Units`]), as
-    /// far as their programs tell of any, and so is what its promises are worth where that changes
+    /// A plan begins to be held. No subject was started yet, and its steps are applied next. Until
+    /// it is undone, the units of work of its observed groups are reported ([`Seen::Units`]), as
+    /// far as their programs report any. Changes of a promise's worth are reported as well
     /// ([`Event::Promise`]).
     fn hold(&mut self, plan: &Plan, how: HoldOptions) -> Result<(), BackendError>;
     /// What the plan's promises are worth now, for other programs that ask (`quell status`).
     fn stands(&mut self, _standing: &Standing) {}
-    /// Carries out one step, having recorded how to undo it. Returns what a person should know (who
-    /// stayed on the CPU).
+    /// Carries out one step, after recording how to revert it. Returns what a person should know
+    /// (for example which tasks stayed on the CPU).
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError>;
-    /// Takes back everything applied, in reverse, and ends every subject.
+    /// Reverts everything that was applied, in reverse order, and ends all subjects.
     fn undo(&mut self) -> Result<Undone, BackendError>;
-    /// Starts a program.
+    /// Starts a program in its group.
     fn start(&mut self, subject: &SubjectSpec) -> Result<SubjectId, BackendError>;
-    /// Waits until `until` or until something was seen; returns the time.
+    /// Waits until `until`, or until something was observed. Returns the time.
     fn wait(&mut self, until: Nanos, seen: &mut Observation) -> Result<Nanos, BackendError>;
-    /// From here on, until it is undone, memory is looked at and steered ([`Self::memory`],
-    /// [`Action::Memory`]). Once the steps are applied.
+    /// Until it is undone, memory is sampled and steered ([`Self::memory`], [`Action::Memory`]). To
+    /// be called once the steps are applied.
     fn watch(&mut self, _pressure: &Pressured) -> Result<(), BackendError> {
         Err(BackendError(
             "this machine does not tell of its memory".to_owned(),
         ))
     }
-    /// Memory as it is now, into a look that the caller keeps; `processes`: with those of the
-    /// neighbours.
+    /// Samples memory into `_look`, which the caller reuses. `_processes`: include the neighbours'
+    /// processes.
     fn memory(&mut self, _processes: bool, _look: &mut Look) -> Result<(), BackendError> {
         Err(BackendError("memory is not watched".to_owned()))
     }
-    /// What our own process has taken, for the record. `None` where nobody keeps an account of it.
+    /// What Quell's own process has taken, for the record. `None` on a machine without such an
+    /// account.
     fn own(&mut self) -> Result<Option<Own>, BackendError> {
         Ok(None)
     }
-    /// Acts on a running subject.
+    /// Carries out one action.
     fn act(&mut self, action: &Action) -> Result<(), BackendError>;
-    /// Whether two CPUs share a cache right now, by a probe of the backend's own: 1 = a neighbour's
-    /// line is as near as one's own, 0 = as far as memory. `None` where it cannot be told.
+    /// Whether two CPUs share a cache right now, by a probe of the backend's own. 1: a neighbour's
+    /// line is as near as one's own. 0: it is as far as memory. `None` where it cannot be
+    /// determined.
     fn shared_cache(&mut self, a: CpuId, b: CpuId) -> Result<Option<f64>, BackendError>;
     /// What a subject has drawn from memory since it was started. `None` on a machine that does not
-    /// count that by subject.
+    /// count it per subject.
     fn drawn(&mut self, _subject: SubjectId) -> Result<Option<Drawn>, BackendError> {
         Ok(None)
     }
-    /// Bytes that a group's tasks have drawn from memory so far, counted from no particular moment;
-    /// `None` while that cannot be told.
+    /// Bytes that a group's tasks have drawn from memory, counted from an arbitrary moment. `None`
+    /// while that is not known.
     fn drawn_by(&mut self, _group: &str) -> Result<Option<u64>, BackendError> {
         Err(BackendError(
             "this machine does not tell what a group draws from memory".to_owned(),
         ))
     }
-    /// The memory that a subject works on. `None` on a machine that cannot tell.
+    /// The memory that a subject works on. `None` on a machine that cannot determine it.
     fn working_set(&mut self, _subject: SubjectId) -> Result<Option<WorkingSet>, BackendError> {
         Ok(None)
     }
-    /// How the time of every CPU was spent so far, for the record. `None` on a machine that keeps
-    /// no account.
+    /// How the time of each CPU was spent so far, for the record. `None` on a machine without that
+    /// account.
     fn cpu_times(&mut self) -> Result<Option<Vec<CpuTimes>>, BackendError> {
         Ok(None)
     }

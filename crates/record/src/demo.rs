@@ -1,9 +1,9 @@
-//! What hurts on a machine, and how much of it Quell takes away: the shape of `quell demo --json`
-//! (schema `quell.demo/1`), and the decisions about it. Pure functions of comparisons.
+//! What hurts on a machine, and how much of it Quell removes. This is the format of `quell demo
+//! --json` (schema `quell.demo/1`), and the decisions about it. All are pure functions of
+//! comparisons.
 //!
-//! All ratios are at the 95th percentile: a ratio of 2 means that 95 % of the values lie below
-//! twice what they lie below alone. They are formed within each round, and intervals are over
-//! rounds.
+//! All ratios are at the 95th percentile. A ratio of 2 means that the 95th percentile is twice that
+//! of the program alone. Ratios are formed within each round, and intervals are over rounds.
 
 use quell_types::mechanism::Mechanism;
 use quell_types::refusal::Refusal;
@@ -18,7 +18,7 @@ use quell_policy::Role;
 pub const DEMO_SCHEMA: &str = "quell.demo/1";
 /// A resource hurts where the lower bound of the ratio is at least this.
 pub const HURTS: f64 = 1.25;
-/// A resource is covered where at least this part of the excess is gone.
+/// A resource is covered where at least this part of the excess is removed.
 pub const COVERED: f64 = 0.7;
 /// The configurations of the experiments `hurts-…`: alone, next to the neighbour, with Quell.
 pub const CONFIGURATIONS: [&str; 3] = ["solo", "none", "quell"];
@@ -44,7 +44,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// In the order in which they are tried: what hurts everywhere comes first.
+    /// All resources in the order in which they are tried: what hurts on any machine comes first.
     pub const ALL: [Self; 6] = [
         Self::Cpu,
         Self::Memory,
@@ -54,7 +54,7 @@ impl Resource {
         Self::Disk,
     ];
 
-    /// Its name in results and on the command line.
+    /// The name in results and on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl Resource {
         }
     }
 
-    /// The built-in experiment about it.
+    /// The name of the built-in experiment about it.
     #[must_use]
     pub const fn experiment(self) -> &'static str {
         match self {
@@ -158,7 +158,7 @@ pub struct DemoResult {
     pub interrupted: Option<String>,
 }
 
-/// How much longer it takes than alone: the inverse of normalized performance.
+/// How many times longer it takes than alone: the inverse of normalized performance.
 fn longer(figures: &Figures) -> Option<(f64, Option<Interval>)> {
     let ratio = figures.normalized_p95.filter(|n| *n > 0.0)?.recip();
     let interval = figures.normalized_p95_ci95.filter(|i| i.low > 0.0);
@@ -166,8 +166,8 @@ fn longer(figures: &Figures) -> Option<(f64, Option<Interval>)> {
     Some((ratio, interval))
 }
 
-/// What a comparison says of a resource; `None` where it lacks the figures: a configuration was not
-/// measured, or its rounds have fewer than 20 values.
+/// What a comparison shows about a resource. `None` where figures are missing: a configuration was
+/// not measured, or its rounds have fewer than 20 values.
 #[must_use]
 pub fn found(name: Resource, result: &CompareResult, record: Option<String>) -> Option<Found> {
     let [solo, none, quell] = CONFIGURATIONS.map(|c| result.configuration(c));
@@ -202,14 +202,14 @@ pub fn found(name: Resource, result: &CompareResult, record: Option<String>) -> 
     })
 }
 
-/// Whether a neighbour hurts, by the interval of the ratio over rounds. One round shows nothing.
+/// Whether a neighbour hurts, by the interval of the ratio over rounds. One round has no interval.
 #[must_use]
 pub fn hurts(ratio: Option<Interval>) -> bool {
     ratio.is_some_and(|interval| interval.low >= HURTS)
 }
 
-/// The part of the excess over 1 that is gone: 1 = as alone, 0 = as without Quell, negative =
-/// worse.
+/// The part of the excess over 1 that is removed. 1: as alone; 0: as without Quell; negative:
+/// worse. `None` where there is no excess.
 #[must_use]
 pub fn gone(none: f64, quell: f64) -> Option<f64> {
     let part = (none - quell) / (none - 1.0);
@@ -217,7 +217,7 @@ pub fn gone(none: f64, quell: f64) -> Option<f64> {
 }
 
 impl Found {
-    /// Whether Quell covers it: most of the excess is gone, and the intervals are apart.
+    /// Whether Quell covers it: most of the excess is removed, and the intervals do not overlap.
     #[must_use]
     pub fn covered(&self) -> bool {
         let apart = match (self.none_ci95, self.quell_ci95) {
@@ -228,7 +228,7 @@ impl Found {
     }
 }
 
-/// Puts what hurts first, by how much it hurts. Equal ones keep the order of [`Resource::ALL`].
+/// Sorts by how much each hurts, and what hurts first. Equal ones keep [`Resource::ALL`]'s order.
 pub fn rank(all: &mut [Found]) {
     all.sort_by(|a, b| {
         b.hurts

@@ -1,5 +1,5 @@
-//! What happened: the events of a run, in the order they enter `events.jsonl`, and a whole record
-//! as it is read back.
+//! What happened: the events of a run, in the order in which they enter `events.jsonl`, and a whole
+//! record as it is read back.
 
 use quell_control::pooled::Pooled;
 use std::collections::BTreeMap;
@@ -209,7 +209,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Something a person should know, of a group or of all.
+    /// A finding: what a person should know, about one group or all.
     #[must_use]
     pub fn finding(about: About, what: impl Into<String>, group: Option<&str>) -> Self {
         Self::Finding {
@@ -236,7 +236,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The word for it in a record.
+    /// The name of the phase in a record.
     #[must_use]
     pub fn word(&self) -> &str {
         match self {
@@ -342,7 +342,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// Both together.
+    /// The sum of both, by field.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -353,7 +353,7 @@ impl Spent {
         }
     }
 
-    /// What has been added since `before`.
+    /// What has been added since `before`, by field.
     #[must_use]
     pub const fn less(self, before: Self) -> Self {
         Self {
@@ -370,12 +370,12 @@ impl Spent {
 pub struct Decision {
     /// When, on the backend's clock.
     pub at: Nanos,
-    /// What the counter read.
+    /// The counter's reading, in lines.
     pub used: Lines,
-    /// What was decided.
+    /// What the regulator decided.
     pub what: Verdict,
-    /// From the overflow to the decision, where the machine records overflows as they happen, and
-    /// whether the overflow came while the kernel ran (else a program).
+    /// Time from the overflow to the decision, and whether the overflow came in the kernel (else in
+    /// a program). `None` where the machine does not record overflows as they happen.
     pub reaction: Option<(Nanos, bool)>,
 }
 
@@ -389,11 +389,11 @@ pub struct Stamped {
     pub event: Event,
 }
 
-/// How one CPU's time was spent since the machine started, as the kernel accounts for it: in its
-/// clock ticks, often of 10 ms (proc_stat(5)). A row of `samples/machine.csv`.
+/// How one CPU's time was spent since the machine started, as the kernel accounts for it. It counts
+/// in clock ticks, often of 10 ms (proc_stat(5)). A row of `samples/machine.csv`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTimes {
-    /// The CPU.
+    /// Number of the CPU.
     pub cpu: CpuId,
     /// Nanoseconds in programs and in the kernel on their behalf.
     pub busy_ns: u64,
@@ -408,7 +408,7 @@ pub struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// All of its time and the stolen part, in nanoseconds, added up over some CPUs.
+    /// All of the time and the stolen part, in nanoseconds, summed over CPUs.
     fn all_and_stolen<'a>(times: impl Iterator<Item = &'a Self>) -> (u64, u64) {
         times.fold((0, 0), |(all, stolen), t| {
             let parts = [t.busy_ns, t.irq_ns, t.softirq_ns, t.steal_ns, t.idle_ns];
@@ -419,8 +419,8 @@ impl CpuTimes {
         })
     }
 
-    /// The part of the time between two readings that the host ran something else in, of the CPUs
-    /// chosen, 0 to 1. `None` where no time has passed.
+    /// The part of the time between two readings in which the host ran something else, over the
+    /// chosen CPUs, 0 to 1. `None` where no time has passed.
     #[must_use]
     pub fn stolen(before: &[Self], after: &[Self], of: impl Fn(CpuId) -> bool) -> Option<f64> {
         let in_both =
@@ -436,11 +436,11 @@ impl CpuTimes {
 /// The windows of one subject's primary metric in one round.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// The configuration.
+    /// Name of the configuration.
     pub configuration: String,
-    /// The subject.
+    /// Name of the subject.
     pub subject: String,
-    /// From 0.
+    /// Number of the round, from 0.
     pub round: u32,
     /// Nanoseconds since the run began at which each window began, where that is known.
     pub at_ns: Option<Vec<u64>>,
@@ -451,22 +451,22 @@ pub struct Span {
 /// What the units of work of one subject met in memory in one round.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Course {
-    /// The configuration.
+    /// Name of the configuration.
     pub configuration: String,
-    /// The subject.
+    /// Name of the subject.
     pub subject: String,
-    /// From 0.
+    /// Number of the round, from 0.
     pub round: u32,
-    /// At the end of each, in order of time.
+    /// A point at the end of each unit, in order of time.
     pub points: Vec<Met>,
 }
 
-/// What a unit of work met.
+/// What one unit of work met in memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Met {
-    /// Nanoseconds since the run began.
+    /// When the unit ended, in nanoseconds since the run began.
     pub at_ns: u64,
-    /// What its process had in memory, in 10^6 bytes.
+    /// Resident memory of its process, in 10^6 bytes.
     pub resident_mb: f64,
     /// Share of the pages it read that were not in the page cache.
     pub cache_misses: f64,
@@ -477,9 +477,9 @@ pub struct Met {
 /// A stretch in which a regulator kept a CPU stopped, in nanoseconds since the run began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stop {
-    /// From.
+    /// When the stop began.
     pub from_ns: u64,
-    /// Until.
+    /// When the stop ended.
     pub until_ns: u64,
 }
 
@@ -498,7 +498,7 @@ pub struct Record {
     pub result: Option<CompareResult>,
     /// The experiment or the policy as TOML.
     pub text: Option<String>,
-    /// The machine.
+    /// The machine as it was probed.
     pub machine: Option<Inventory>,
     /// Configuration (of a run: the policy's name) → plan.
     pub plans: BTreeMap<String, Plan>,
@@ -506,14 +506,14 @@ pub struct Record {
     pub refused: BTreeMap<String, Vec<Refusal>>,
     /// The windows of every subject in every cell.
     pub spans: Vec<Span>,
-    /// What subjects met in memory, of those that tell.
+    /// What subjects met in memory, of those that report it.
     pub courses: Vec<Course>,
-    /// What happened.
+    /// All events, in order of time.
     pub events: Vec<Stamped>,
     /// When regulators kept CPUs stopped, in order of time.
     pub stops: BTreeMap<CpuId, Vec<Stop>>,
-    /// How the CPUs' time was spent: nanoseconds since the run began, and the kernel's account, in
-    /// order of time.
+    /// How the CPUs' time was spent, by the kernel's account, in order of time. Each entry begins
+    /// with nanoseconds since the run began.
     pub cpu_times: BTreeMap<CpuId, Vec<(u64, CpuTimes)>>,
 }
 

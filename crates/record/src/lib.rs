@@ -1,5 +1,5 @@
-//! What happened: events, what a promise is worth now, measurements, results; and the machine as it
-//! is spoken to.
+//! What happened: events, the current worth of promises, measurements, results. Also the trait
+//! [`backend::Backend`], by which the engine drives a machine.
 
 pub mod about;
 pub mod account;

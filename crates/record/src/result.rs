@@ -1,11 +1,14 @@
-//! What a comparison found: the shape of `compare --json` (schema `quell.compare/1`).
+//! What a comparison found: the format of `compare --json` (schema `quell.compare/1`).
 //!
-//! Fields that do not apply are absent, never zero. How the figures come about: within a round, a
-//! metric's value is the mean of its windows and its percentiles are those of its windows; over
-//! rounds, every figure is the median of the rounds' figures, except `max`, which is the largest
-//! window of all. `normalized` figures are formed within each round against the configuration
-//! `baseline` of the same round, then reduced in the same way. Intervals are percentile bootstrap
-//! intervals over rounds ([`quell_types::stats`]).
+//! Fields that do not apply are absent, never zero. How the figures are computed:
+//!
+//! - Within a round, a metric's value is the mean of its windows, and its percentiles are those of
+//!   its windows.
+//! - Over rounds, each figure is the median of the rounds' figures. Only `max` is the largest
+//!   window of all rounds.
+//! - `normalized` figures are formed within each round, against the configuration `baseline` of the
+//!   same round. They are then reduced in the same way.
+//! - Intervals are percentile bootstrap intervals over rounds ([`quell_types::stats`]).
 
 use quell_types::stats::Better;
 use std::collections::BTreeMap;
@@ -141,7 +144,7 @@ pub struct SubjectResult {
 }
 
 impl SubjectResult {
-    /// The figures over the rounds asked for, as far as there are any.
+    /// The figures over these rounds; `None` where there are none.
     #[must_use]
     pub fn over(&self, rounds: Subset) -> Option<&Figures> {
         match rounds {
@@ -154,7 +157,7 @@ impl SubjectResult {
 /// Which rounds figures are over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subset {
-    /// All of them.
+    /// All rounds of the experiment.
     All,
     /// Those in which the canary found that the subjects' CPUs shared a cache.
     Shared,
@@ -180,7 +183,7 @@ pub struct PromiseResult {
 }
 
 impl PromiseResult {
-    /// What it was worth at its worst moment.
+    /// The level at the worst moment of the hold.
     #[must_use]
     pub fn least(&self) -> Level {
         self.lost
@@ -188,7 +191,7 @@ impl PromiseResult {
             .map_or(self.level, |lost| lost.level.min(self.level))
     }
 
-    /// Whether the plan promised something and at some moment nothing held it.
+    /// Whether the plan promised something that nothing held at some moment.
     #[must_use]
     pub fn was_lost(&self) -> bool {
         self.level > Level::None && self.least() == Level::None
@@ -292,7 +295,7 @@ pub struct ConfigurationResult {
 }
 
 impl ConfigurationResult {
-    /// Family and cap of a record of a version that had both in the name alone.
+    /// Fills in family and cap for a record whose version had both in the name alone.
     pub fn complete(&mut self) {
         if let (None, Some((family, cap))) = (&self.family, self.name.split_once('@')) {
             self.cap = Some(cap.to_owned());
@@ -300,13 +303,13 @@ impl ConfigurationResult {
         }
     }
 
-    /// The family it is of. A configuration without a cap is a family of its own.
+    /// The family of the configuration. One without a cap is its own family.
     #[must_use]
     pub fn family(&self) -> &str {
         self.family.as_deref().unwrap_or(&self.name)
     }
 
-    /// What sets it apart in its family: its cap, or its name where it has none.
+    /// What distinguishes it within its family: its cap, or its name where it has none.
     #[must_use]
     pub fn label(&self) -> &str {
         self.cap.as_deref().unwrap_or(&self.name)
@@ -484,7 +487,7 @@ mod tests {
                 .value,
             Some(20.0)
         );
-        // Of a version that had the two in the name alone.
+        // Results of a version that had both in the name alone.
         let parts = |n: usize| {
             let mut old = result.configurations[n].clone();
             old.complete();

@@ -1,4 +1,4 @@
-//! What each promise of a plan is worth while the plan is held: the plan's own word, and what has
+//! What each promise of a plan is worth while the plan is held: the planned level, and what has
 //! happened since.
 
 use quell_types::ids::PromiseId;
@@ -126,43 +126,43 @@ impl fmt::Display for Cause {
     }
 }
 
-/// What one promise is worth.
+/// What one promise is worth, and was worth at its worst.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Worth {
-    /// As the plan says.
+    /// The level that the plan states.
     pub planned: Level,
-    /// Now.
+    /// The level at this moment.
     pub now: Level,
-    /// At the worst moment since the plan is held.
+    /// The level at the worst moment since the plan is held.
     pub least: Level,
-    /// Why it changed last, if it did.
+    /// The cause of the last change, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub because: Option<Cause>,
-    /// Why it came to be worth the least, if it is less than planned.
+    /// The cause of the least level, if that is below the planned one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least_because: Option<Cause>,
 }
 
 impl Worth {
-    /// Whether the plan promised something and at some moment nothing held it.
+    /// Whether the plan promised something that nothing held at some moment.
     #[must_use]
     pub fn was_lost(&self) -> bool {
         self.least == Level::None && self.planned > Level::None
     }
 
-    /// Whether the plan promised something and nothing holds it now.
+    /// Whether the plan promised something that nothing holds now.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.now == Level::None && self.planned > Level::None
     }
 }
 
-/// What every promise of a plan is worth, as [`Event::Promise`] tells.
+/// What each promise of a plan is worth, by the [`Event::Promise`] events so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing(Vec<Worth>);
 
 impl Standing {
-    /// As the plan begins.
+    /// All promises at their planned levels.
     #[must_use]
     pub fn of(plan: &Plan) -> Self {
         let worth = |held: &Held| Worth {
@@ -175,7 +175,7 @@ impl Standing {
         Self(plan.promises.iter().map(worth).collect())
     }
 
-    /// Takes in an event; says whether a promise is worth something else now.
+    /// Applies an event. Returns whether a promise is worth something else now.
     pub fn take(&mut self, event: &Event) -> bool {
         let Event::Promise { id, level, because } = event else {
             return false;
@@ -194,12 +194,12 @@ impl Standing {
         changed
     }
 
-    /// The promises by their numbers.
+    /// All promises with their numbers, from 1 on.
     pub fn all(&self) -> impl Iterator<Item = (PromiseId, &Worth)> {
         (1..).map(PromiseId).zip(&self.0)
     }
 
-    /// What a promise is worth; `None` for a number that the plan does not have.
+    /// What a promise is worth. `None` for a number that the plan does not have.
     #[must_use]
     pub fn worth(&self, id: PromiseId) -> Option<&Worth> {
         self.0.get((id.0 as usize).checked_sub(1)?)
@@ -211,13 +211,13 @@ impl Standing {
         self.0.iter().any(Worth::was_lost)
     }
 
-    /// Whether every promise holds now that the plan made.
+    /// Whether everything that the plan promised holds now.
     #[must_use]
     pub fn holds(&self) -> bool {
         !self.0.iter().any(Worth::is_lost)
     }
 
-    /// The plan with what its promises are worth now, and why where that has changed.
+    /// A copy of the plan with the current levels, and the cause where a level has changed.
     #[must_use]
     pub fn over(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
@@ -302,8 +302,8 @@ mod tests {
     }
 
     proptest! {
-        /// Of any events: the last one told is now, the least one told or planned is least, and
-        /// others change nothing.
+        /// For any events: the last one for a promise is now, and the least one, or the planned
+        /// one, is least. Events with other numbers change nothing.
         #[test]
         fn the_last_is_now_and_the_least_is_kept(
             planned in prop::collection::vec(0_usize..4, 1..4),

@@ -1,6 +1,6 @@
-//! The published schemas and the reference page are generated from the types, and are not out of
-//! date. `QUELL_BLESS=1 cargo test -p quell-record --test schemas` writes them anew after a change
-//! that is meant.
+//! The published schemas and the reference page are generated from the types, and are up to date.
+//! `QUELL_BLESS=1 cargo test -p quell-record --test schemas` rewrites them after an intended
+//! change.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -73,8 +73,8 @@ fn the_reference_page_is_published() {
     published("docs/policy-reference.md", &policy_reference());
 }
 
-/// Whether `value` uses only keys that `schema` knows: the part of a validator that catches drift
-/// between the reader and the schema.
+/// Whether `value` uses only keys that `schema` knows. This is the part of a validator that catches
+/// drift between the reader and the schema.
 fn known(root: &Value, schema: &Value, value: &Value, at: &str) {
     if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
         return known(
@@ -86,7 +86,7 @@ fn known(root: &Value, schema: &Value, value: &Value, at: &str) {
     }
     for choices in ["anyOf", "oneOf"] {
         if let Some(choices) = schema.get(choices).and_then(Value::as_array) {
-            // A tagged choice is known by its tag, others by whether they are tables.
+            // A tagged choice is recognized by its tag, any other by whether it is a table.
             let tagged = |s: &Value| {
                 s.pointer("/properties/kind/const")
                     .is_none_or(|tag| value.get("kind") == Some(tag))
@@ -105,7 +105,7 @@ fn known(root: &Value, schema: &Value, value: &Value, at: &str) {
         }
     }
     match value {
-        // Another key's table, of which any part may stand here.
+        // A table with another key's contents, of which any part is valid here.
         Value::Object(_) if schema.get("additionalProperties") == Some(&Value::Bool(true)) => {}
         Value::Object(map) => {
             let properties = schema.get("properties");

@@ -1,6 +1,9 @@
-//! How profiles write functions of address bits: a list, lowest output bit first, of which each
-//! element is a bit (`12`), a run of bits that are a function each (`"6-11"`), or several bits
-//! whose exclusive or is one function (`[13, 17]`).
+//! How profiles write functions of address bits: a list, lowest output bit first. An element is one
+//! of:
+//!
+//! - a bit (`12`)
+//! - a run of bits that are a function each (`"6-11"`)
+//! - several bits, the exclusive or of which is one function (`[13, 17]`)
 
 use std::fmt;
 
@@ -22,14 +25,14 @@ impl<'de> Deserialize<'de> for BitFunctions {
 }
 
 impl Serialize for BitFunctions {
-    /// Every function by its bits.
+    /// Writes each function as the list of its bits.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let bits = |mask: &u64| -> Vec<u32> { (0..64).filter(|n| mask >> n & 1 == 1).collect() };
         serializer.collect_seq(self.0.iter().map(bits))
     }
 }
 
-/// The functions of one element.
+/// The functions that one element of the list stands for.
 struct Element(Vec<u64>);
 
 fn bit<E: de::Error>(number: u64) -> Result<u64, E> {

@@ -1,8 +1,8 @@
-//! Seconds since 1970 as people write them. The seconds come from the caller: nothing here reads a
+//! Seconds since 1970 as people write them. The caller supplies the seconds: nothing here reads a
 //! clock.
 
-/// `YYYY-MM-DD HH:MM:SS` in UTC. Days to date after Howard Hinnant, "chrono-Compatible Low-Level
-/// Date Algorithms", `civil_from_days`: years begin in March, so that the leap day is the last.
+/// `YYYY-MM-DD HH:MM:SS` in UTC. The date follows Howard Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms", `civil_from_days`: years begin in March, so that the leap day is the last one.
 #[must_use]
 pub fn utc(unix_s: u64) -> String {
     let (days, second) = (unix_s / 86_400, unix_s % 86_400);

@@ -26,7 +26,7 @@ impl CpuSet {
     /// The empty set, as a constant.
     pub const EMPTY: Self = Self(BTreeSet::new());
 
-    /// The empty set.
+    /// The empty set, for a set that is to grow.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -50,7 +50,7 @@ impl CpuSet {
         self.0.contains(&cpu)
     }
 
-    /// Adds one number.
+    /// Adds one number; no effect if it is there.
     pub fn insert(&mut self, cpu: CpuId) {
         self.0.insert(cpu);
     }
@@ -60,13 +60,13 @@ impl CpuSet {
         self.0.iter().copied()
     }
 
-    /// The smallest number.
+    /// The smallest number; `None` of an empty set.
     #[must_use]
     pub fn first(&self) -> Option<CpuId> {
         self.0.first().copied()
     }
 
-    /// At most `most` of the numbers, evenly over the set.
+    /// At most `most` of the numbers, spread evenly over the set.
     #[must_use]
     pub fn spread(&self, most: usize) -> Vec<CpuId> {
         let all: Vec<CpuId> = self.iter().collect();
@@ -86,15 +86,14 @@ impl CpuSet {
         Self(self.0.intersection(&other.0).copied().collect())
     }
 
-    /// Everything in this set that is not in the other.
+    /// Everything in this set that is not in `other`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         Self(self.0.difference(&other.0).copied().collect())
     }
 
-    /// The list for a sentence: where it counts on in steps of more than one, only the ends of the
-    /// row are written, as in `0,2,…,30`. What a program reads is the kernel's own list, as
-    /// displayed.
+    /// The list for a sentence. Where numbers go up in steps of more than one, only the ends of the
+    /// row are written, as in `0,2,…,30`. Programs read the kernel's own list, as displayed.
     #[must_use]
     pub fn brief(&self) -> String {
         /// Shorter rows are written out.
@@ -125,7 +124,7 @@ impl CpuSet {
         brief.join(",")
     }
 
-    /// Whether every number of this set is in the other.
+    /// Whether every number of this set is in `other`.
     #[must_use]
     pub fn is_subset(&self, other: &Self) -> bool {
         self.0.is_subset(&other.0)
@@ -138,16 +137,16 @@ impl FromIterator<CpuId> for CpuSet {
     }
 }
 
-/// Why a list could not be read.
+/// Why a list of numbers could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CpuSetError {
     /// Not a number, or an empty element.
     #[error("'{0}' is not a CPU number; write a list as the kernel does, for example 0,2-3")]
     Number(String),
-    /// A range whose end lies before its start.
+    /// A range with its end before its start.
     #[error("the range '{0}' ends before it starts")]
     Range(String),
-    /// Beyond [`MAX_CPU`].
+    /// A number beyond [`MAX_CPU`].
     #[error("CPU {0} is beyond the largest number Linux knows ({MAX_CPU})")]
     TooLarge(u64),
 }

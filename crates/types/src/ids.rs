@@ -1,4 +1,4 @@
-//! How groups, steps and promises are named.
+//! The types that name groups, steps and promises.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! What has to be known to undo a change: plain data. The file it is kept in, and the undoing
-//! itself, belong to the backend; this is the contract between them and the record.
+//! What has to be known to revert a change, as plain data. The backend owns the file that it is
+//! kept in and the undoing itself. This is the contract between them and the record.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

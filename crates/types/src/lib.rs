@@ -1,4 +1,4 @@
-//! What all parts of Quell speak of: units, CPU sets, identifiers, options, text, statistics,
+//! The types that all parts of Quell use: units, CPU sets, identifiers, options, text, statistics,
 //! random numbers.
 //!
 //! Nothing here reads a clock, a file, an environment variable or a random source: time arrives as

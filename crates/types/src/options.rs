@@ -1,4 +1,4 @@
-//! What a policy leaves to choose, and a plan hands on to whoever acts.
+//! What a policy may choose, and what the plan passes on to controllers and backends.
 
 use std::fmt;
 
@@ -33,13 +33,13 @@ pub enum Split {
 }
 
 impl Split {
-    /// The default of older records.
+    /// The default for older records, in which it is absent.
     #[must_use]
     pub const fn even() -> Self {
         Self::Even
     }
 
-    /// Evenly.
+    /// Whether this is [`Self::Even`].
     #[must_use]
     pub fn is_even(&self) -> bool {
         *self == Self::Even
@@ -65,14 +65,14 @@ pub enum PressureController {
 /// The weight of a group where several cgroups want the same CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CpuWeight {
-    /// Runs only where nothing of another weight wants to (`cpu.idle`).
+    /// It runs only where no task of another weight wants to run (`cpu.idle`).
     Idle,
-    /// 1 to 10000; 100 is what the kernel gives every cgroup.
+    /// From 1 to 10000. The kernel gives each cgroup 100.
     Of(u32),
 }
 
 impl CpuWeight {
-    /// What the kernel gives every cgroup.
+    /// The weight that the kernel gives each cgroup.
     pub const USUAL: Self = Self::Of(100);
 }
 

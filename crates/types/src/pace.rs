@@ -1,14 +1,14 @@
-//! A target rate: how many steps of a load are due when. Pure: the generators, on Linux and on the
-//! simulated machine, bring the time, and wait.
+//! A target rate: how many steps of a load are due when. It is pure. The generators, on Linux and
+//! on the simulated machine, bring the time and wait.
 
 use crate::units::Rate;
 
 /// A target rate is spread over slots this long, in nanoseconds.
 pub const SLOT_NS: u64 = 100_000;
-/// Waits up to this long are spun through: a sleep would take about as long to wake from.
+/// Waits of up to this long spin: waking from a sleep would take about as long.
 pub const SPIN_NS: u64 = 30_000;
-/// A stream behind its target rate by more than this does not catch up with the rest: after a stall
-/// there must not follow a burst as long as the stall.
+/// A stream that is behind its target rate by more than this does not catch up with the rest. A
+/// stall must not be followed by a burst of the same length.
 const LONGEST_DEBT_NS: u64 = 100_000_000;
 
 /// A target rate, spread over slots. What is due is computed from the beginning, so nothing drifts.
@@ -21,7 +21,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// `rate` program bytes per second, in steps of `step_bytes` (at least one).
+    /// A pace of `rate` program bytes per second, in steps of `step_bytes` (at least one).
     #[must_use]
     pub fn new(rate: Rate, step_bytes: u64) -> Self {
         Self {
@@ -48,12 +48,12 @@ impl Pace {
         wanted.saturating_sub(self.done)
     }
 
-    /// So many more were done.
+    /// Counts `steps` more as done.
     pub fn done(&mut self, steps: u64) {
         self.done += steps;
     }
 
-    /// When the next slot begins.
+    /// When the next slot begins, on the caller's clock in nanoseconds.
     #[must_use]
     pub fn next_slot(&self, now: u64) -> u64 {
         let begin = self.begin.unwrap_or(now);

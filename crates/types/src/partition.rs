@@ -1,9 +1,9 @@
-//! What the caches, banks and controllers of a machine can be divided by: in the inventory as what
-//! there is, in plans as what a group gets.
+//! What the caches, banks and controllers of a machine can be divided by. The inventory says what
+//! there is, plans say what a group gets.
 //!
-//! Words: a *class* is a set of tasks with one mask of ways; a *colour* is what the choice of a
-//! page frame decides. Colours are told apart by functions of the physical address (each the
-//! exclusive or of the bits of a mask); colour bit 0 is the first function.
+//! Words: a *class* is a set of tasks with one mask of ways. A *colour* is what the choice of a
+//! page frame decides. Colours are distinguished by functions of the physical address (each is the
+//! exclusive or of the bits of a mask). Colour bit 0 is the first function.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -36,13 +36,13 @@ impl Mask {
         Self(ones.checked_shl(first).unwrap_or(0))
     }
 
-    /// How many bits are set.
+    /// The number of bits that are set.
     #[must_use]
     pub fn count(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// No bit is set.
+    /// Whether no bit is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0 == 0
@@ -97,13 +97,13 @@ pub struct Partitions {
 }
 
 impl Partitions {
-    /// Nothing can be divided.
+    /// Whether nothing can be divided.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Why two mechanisms cannot be had together here, if so.
+    /// Why this machine cannot use both mechanisms at once; `None` if it can.
     #[must_use]
     pub fn excluded(&self, one: Mechanism, other: Mechanism) -> Option<&str> {
         let both = |e: &&Exclusion| {
@@ -173,7 +173,7 @@ pub struct Colouring {
 }
 
 impl Colouring {
-    /// How many colours.
+    /// The number of colours that small pages have.
     #[must_use]
     pub fn count(&self) -> u32 {
         u32::try_from(self.functions.len())
@@ -182,18 +182,18 @@ impl Colouring {
             .unwrap_or(u32::MAX)
     }
 
-    /// How many colours large pages have.
+    /// The number of colours that large pages have.
     #[must_use]
     pub fn count_large(&self) -> u32 {
         1u32.checked_shl(self.large).unwrap_or(u32::MAX)
     }
 
-    /// What pages of these colours have of another kind of colour: how many they reach of how many,
-    /// looking only at those of its functions that these colours decide. All of one where the two
-    /// have nothing to do with each other.
+    /// How many colours of kind `other` pages with these `colours` reach, and of how many. Counts
+    /// only those functions of `other` that these colours decide. It is one of one where the two
+    /// kinds are independent.
     #[must_use]
     pub fn reach(&self, colours: &CpuSet, other: &Self) -> (u32, u32) {
-        // Reduced form: a bit of its own tells whether a function is part of a sum.
+        // Reduced form: a bit that no other function has shows whether a function is part of a sum.
         let own = |i: usize| {
             let others = self.functions.iter().enumerate().filter(|(k, _)| *k != i);
             self.functions[i].0 & !others.fold(0, |sum, (_, f)| sum | f.0)
@@ -275,7 +275,7 @@ pub enum Divides {
 }
 
 impl Divides {
-    /// The mechanisms that are at work.
+    /// The mechanisms that divide this.
     #[must_use]
     pub const fn mechanisms(self) -> &'static [Mechanism] {
         match self {
@@ -285,7 +285,7 @@ impl Divides {
         }
     }
 
-    /// In words: what the colours are colours of.
+    /// What the colours are colours of, in words.
     #[must_use]
     pub const fn of(self) -> &'static str {
         match self {
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(banks.reach(&set("0-3"), &joint), (4, 4));
         assert_eq!(banks.reach(&set("0,4,8"), &joint), (1, 4));
         assert_eq!(banks.reach(&set("0-1"), &joint), (2, 4));
-        // A sum of two functions, and one that is not told by these at all.
+        // A sum of two functions, and one that these colours do not decide at all.
         let hashed = kind(&[(1 << 14) | (1 << 17), (1 << 15) | (1 << 18)]);
         let sum = kind(&[0b11 << 14 | 0b11 << 17, 1 << 20]);
         assert_eq!(hashed.reach(&set("0,3"), &sum), (1, 2));

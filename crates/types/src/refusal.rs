@@ -60,7 +60,7 @@ pub enum Remedy {
 }
 
 impl Remedy {
-    /// Writes a key.
+    /// A line of a policy: `key = value`, with the value as TOML.
     pub fn set(key: impl Into<String>, value: impl std::fmt::Display) -> Self {
         Self::Set {
             key: key.into(),
@@ -68,26 +68,26 @@ impl Remedy {
         }
     }
 
-    /// Writes a key whose value is a string of TOML.
+    /// A line of a policy with a string as its value; adds the quotes.
     pub fn set_text(key: impl Into<String>, value: impl std::fmt::Display) -> Self {
         Self::set(key, format!("\"{value}\""))
     }
 
-    /// Leaves one key out.
+    /// A key of the policy to leave out.
     pub fn leave_out(key: impl Into<String>) -> Self {
         Self::LeaveOut {
             keys: vec![key.into()],
         }
     }
 
-    /// Calls a command.
+    /// A command to run.
     pub fn command(command: impl Into<String>) -> Self {
         Self::Command {
             command: command.into(),
         }
     }
 
-    /// Whether it is a line of a policy, or a command.
+    /// Whether it is a line of a policy or a command, not advice.
     #[must_use]
     pub const fn is_exact(&self) -> bool {
         !matches!(self, Self::Advice { .. })
@@ -106,8 +106,8 @@ impl From<&str> for Remedy {
     }
 }
 
-/// A dotted key as its table and the rest: `group.batch.limit.memory` is `limit.memory` in
-/// `[group.batch]`.
+/// A dotted key as its table and the rest. For example `group.batch.limit.memory` is `limit.memory`
+/// in `[group.batch]`.
 fn in_table(key: &str) -> (Option<String>, &str) {
     let tables = if key.starts_with("group.") { 2 } else { 1 };
     let mut at = key.match_indices('.').map(|(at, _)| at);
@@ -164,7 +164,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The remedy to show first: a line or a command, where there is one.
+    /// The remedy to show first: a line or a command, if there is one.
     #[must_use]
     pub fn first_remedy(&self) -> Option<&Remedy> {
         let exact = self.remedies.iter().find(|r| r.is_exact());

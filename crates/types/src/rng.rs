@@ -1,6 +1,6 @@
 //! Small seeded generators. A seed must give the same numbers in every version, so the algorithms
-//! are our own and never change. There are two, because records of both exist: another generator
-//! would give other figures for the same seed.
+//! are part of Quell and never change. There are two, because records of both exist: another
+//! generator would give other figures for the same seed.
 //!
 //! - [`Rng`]: the order of cells, resampling, the lists of generators.
 //! - [`SplitMix`]: simulated programs and page frames.
@@ -64,7 +64,7 @@ impl Rng {
 pub struct SplitMix(u64);
 
 impl SplitMix {
-    /// From a seed; any will do.
+    /// From a seed, which may be any number.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -79,7 +79,7 @@ impl SplitMix {
         z ^ z >> 31
     }
 
-    /// A number below `n`, which must not be zero. (The bias is below n / 2^64.)
+    /// A number below `n`, which must not be zero. The bias is below n / 2^64.
     pub fn below(&mut self, n: u64) -> u64 {
         let product = u128::from(self.bits()) * u128::from(n);
         u64::try_from(product >> 64).unwrap_or(0)

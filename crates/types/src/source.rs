@@ -15,14 +15,14 @@ use crate::units::Nanos;
 pub enum Source {
     /// The application reports them.
     Client,
-    /// Nobody: the target is a wish.
+    /// None: no times are observed, and the target is only a wish.
     None,
     /// They are read from the program's output.
     Pattern(Pattern),
 }
 
-/// A regular expression that finds numbers in a program's output: compiled when it is read, with
-/// exactly one group, which captures the number.
+/// A regular expression that finds numbers in a program's output. It is compiled when it is read,
+/// and has exactly one group, which captures the number.
 #[derive(Clone, Debug)]
 pub struct NumberPattern(Regex);
 
@@ -54,10 +54,10 @@ impl FromStr for NumberPattern {
     }
 }
 
-/// Compiles a regular expression; the error says where it is wrong, on one line.
+/// Compiles a regular expression. The error says on one line where it is wrong.
 ///
 /// # Errors
-/// Where it is wrong.
+/// The place and the reason.
 pub fn compile(text: &str) -> Result<Regex, String> {
     Regex::new(text).map_err(|e| {
         let reason = e.to_string();
@@ -102,8 +102,8 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The time in a line of output, if the pattern is found there; one below zero or longer than
-    /// an hour is none.
+    /// The time in a line of output, if the pattern is found there. A negative one, or one above an
+    /// hour, does not count.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,

@@ -1,5 +1,5 @@
-//! Values that have several spellings: `cpus = 2` or `cpus = "0,2-3"`. Each is read by hand, so
-//! that a mistake is answered with what would be right instead of "no variant matched".
+//! Values with several spellings: `cpus = 2` or `cpus = "0,2-3"`. Each is read by hand. A mistake
+//! then gets an answer that says what would be right, instead of "no variant matched".
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,21 +10,21 @@ use serde::de::{self, DeserializeOwned, MapAccess, Unexpected, Visitor};
 
 /// A value with several spellings.
 pub trait Spelled: Sized {
-    /// What a correct spelling looks like.
+    /// The correct spellings, as they are to appear in messages.
     const WANTED: &'static str;
     /// The keys of its table form.
     type Table: TableForm;
-    /// From a number, where that is a spelling.
+    /// Reads a number, where that is a spelling.
     #[must_use]
     fn integer(_: u32) -> Option<Self> {
         None
     }
-    /// From text.
+    /// Reads text, as written in a file or on the command line.
     ///
     /// # Errors
-    /// What a correct spelling looks like.
+    /// A message with the correct spellings.
     fn text(text: &str) -> Result<Self, String>;
-    /// From its table form; never called where there is none.
+    /// Reads the table form. It is never called where there is none.
     ///
     /// # Errors
     /// What is wrong with the table.
@@ -38,7 +38,7 @@ pub trait Spelled: Sized {
 
 /// The keys of a value's table form.
 pub trait TableForm: DeserializeOwned {
-    /// Whether there is such a form.
+    /// Whether the value has a table form.
     const EXISTS: bool = true;
 }
 
@@ -83,8 +83,8 @@ impl<'de, T: Spelled> Visitor<'de> for Spelling<T> {
     }
 }
 
-/// Reads and describes types by their [`Spelled`] spellings: `spelled!(Source: json_schema!({ ..
-/// }));`. The schema gets the description [`Spelled::WANTED`].
+/// Implements reading and the schema for a type with [`Spelled`] spellings: `spelled!(Source:
+/// json_schema!({ .. }));`. The schema's description is [`Spelled::WANTED`].
 #[macro_export]
 macro_rules! spelled {
     ($name:ident: $schema:expr) => {

@@ -1,12 +1,12 @@
-//! What the numbers mean: percentiles, spread, and confidence intervals over rounds. Pure functions
-//! on values.
+//! Percentiles, spread, and confidence intervals over rounds. All are pure functions of values.
 //!
 //! Percentiles interpolate linearly between order statistics (type 7 of Hyndman and Fan 1996,
-//! "Sample Quantiles in Statistical Packages"; the default of R and NumPy). Intervals are
-//! percentile bootstrap intervals (Efron and Tibshirani 1993, "An Introduction to the Bootstrap",
-//! chapter 13) that resample *rounds*, never samples: samples of one round share whatever the
-//! machine did in it, so they are not independent. Ratios are formed within a round first
-//! ([`ratios`]) and then resampled, which keeps the pairs together.
+//! "Sample Quantiles in Statistical Packages"; the default of R and NumPy).
+//!
+//! Intervals are percentile bootstrap intervals (Efron and Tibshirani 1993, "An Introduction to the
+//! Bootstrap", chapter 13). They resample *rounds*, never samples. Samples of one round share
+//! whatever the machine did in it, so they are not independent. Ratios are formed within a round
+//! first ([`ratios`]) and then resampled, which keeps the pairs together.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -40,21 +40,21 @@ impl From<Interval> for [f64; 2] {
 }
 
 impl Interval {
-    /// Whether the two have a point in common: then a difference between their statistics is not
+    /// Whether the two have a point in common. Then no difference between their statistics is
     /// shown.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.low <= other.high && other.low <= self.high
     }
 
-    /// Half its width.
+    /// Half of the width, in the unit of the values.
     #[must_use]
     pub fn half_width(&self) -> f64 {
         (self.high - self.low) / 2.0
     }
 }
 
-/// The values in ascending order. Values that are not numbers sort last.
+/// The values in ascending order; NaN comes last.
 #[must_use]
 pub fn sorted(values: &[f64]) -> Vec<f64> {
     let mut sorted = values.to_vec();
@@ -75,7 +75,7 @@ pub fn percentile(sorted: &[f64], p: f64) -> Option<f64> {
     let below = (position.floor() as usize).min(last);
     let above = (below + 1).min(last);
     let (low, high) = (*sorted.get(below)?, *sorted.get(above)?);
-    // `low + (high − low) × w` may leave the interval by a rounding error; hold it inside.
+    // Rounding may carry `low + (high − low) × w` beyond the ends; keep it inside.
     let value = low + (high - low) * (position - below as f64);
     Some(value.min(high).max(low))
 }
@@ -92,8 +92,8 @@ pub fn median(values: &[f64]) -> Option<f64> {
     percentile(&sorted(values), 50.0)
 }
 
-/// `above ÷ below`, pair by pair; pairs in which either is missing, zero below or not finite are
-/// left out.
+/// `above ÷ below` for each pair. A pair is left out if a value is missing or not finite, or
+/// `below` is zero.
 #[must_use]
 pub fn ratios(above: &[Option<f64>], below: &[Option<f64>]) -> Vec<f64> {
     above
@@ -106,7 +106,7 @@ pub fn ratios(above: &[Option<f64>], below: &[Option<f64>]) -> Vec<f64> {
 
 /// The percentile bootstrap interval of `statistic` over rounds, at `confidence` (for example
 /// 0.95). The same seed gives the same interval. `None` with fewer than two rounds: one round has
-/// no spread to show.
+/// no spread.
 #[must_use]
 pub fn bootstrap(
     rounds: &[f64],
@@ -132,12 +132,12 @@ pub fn bootstrap(
     })
 }
 
-/// The standard normal quantile of a two-sided 95 %.
+/// The standard normal quantile for two-sided 95 %.
 const Z95: f64 = 1.959_964;
 
-/// The interval of a rate, at 95 % confidence, of which `hits` of `tries` were seen (Wilson 1927,
-/// "Probable Inference, the Law of Succession, and Statistical Inference"): it keeps its confidence
-/// for rates near 0, where none was seen. `None` without a try.
+/// The interval of a rate at 95 % confidence, where `hits` of `tries` were seen (Wilson 1927,
+/// "Probable Inference, the Law of Succession, and Statistical Inference"). It keeps its confidence
+/// for rates near 0, where nothing was seen. `None` without a try.
 #[must_use]
 pub fn wilson(hits: u32, tries: u32) -> Option<Interval> {
     let n = f64::from(tries);
@@ -193,8 +193,7 @@ mod tests {
 
     #[test]
     fn pairing_removes_drift_that_hits_both() {
-        // The machine slows down fourfold over the rounds; the effect is a factor of two in each of
-        // them.
+        // The machine slows down fourfold over the rounds. The effect is a factor of two in each.
         let solo: Vec<_> = (0..12).map(|r| Some(10.0 + 3.0 * f64::from(r))).collect();
         let measured: Vec<_> = solo.iter().map(|v| v.map(|v| v * 2.0)).collect();
         let interval = bootstrap(&ratios(&solo, &measured), median, 0.95, 1).unwrap();

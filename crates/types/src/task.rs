@@ -1,4 +1,4 @@
-//! Which tasks belong to a group: the `match` tables of a policy, their check, and their spelling
+//! Which tasks belong to a group: the `match` tables of a policy, their checks, and their spelling
 //! on the command line (`exe=/usr/bin/x,user=y`).
 
 use std::fmt;
@@ -44,8 +44,7 @@ pub struct TaskMatch {
 }
 
 impl TaskMatch {
-    /// Whether the table names a cgroup as a whole, which is then changed in place and never
-    /// emptied.
+    /// Whether the table names a whole cgroup. Such a cgroup is changed in place and never emptied.
     #[must_use]
     pub fn in_place(&self) -> bool {
         self.cgroup.is_some() || self.unit.is_some() || self.container.is_some()
@@ -76,7 +75,7 @@ impl fmt::Display for TaskMatch {
     }
 }
 
-/// The shortest beginning of a container's id that is accepted, as container engines print it.
+/// The shortest prefix of a container's id that is accepted; container engines print as much.
 const CONTAINER_ID: usize = 12;
 
 /// The keys of a `match` table.

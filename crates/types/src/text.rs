@@ -1,9 +1,9 @@
-//! Text that people write: reading a TOML document into types with *every* problem located, and
-//! what was probably meant by a word that is not known.
+//! Text that people write. It reads a TOML document into types and locates *every* problem. It also
+//! suggests what an unknown word was probably meant to be.
 //!
-//! Reading recovers by leaving out: the value a problem was found in is removed and the rest is
-//! read again, until nothing is left to complain about. So one run names all mistakes of a file;
-//! syntax errors alone end it early.
+//! Reading recovers by leaving out: the value with the problem is removed, and the rest is read
+//! again, until there are no problems. So one run names all mistakes of a file. Only syntax errors
+//! end it early.
 
 mod tree;
 
@@ -18,7 +18,7 @@ use toml::{Spanned, de};
 use tree::{key_at, place, supply};
 pub use tree::{merge, remove, value_at};
 
-/// At most so many problems are reported for one file: after that, they are seldom independent.
+/// The most problems that are reported for one file. Beyond that they are seldom independent.
 const MOST_PROBLEMS: usize = 50;
 
 /// One mistake in a file, with its place.
@@ -54,7 +54,7 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// A step on the way to a value.
+/// One step on the path to a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A key of a table.
@@ -63,12 +63,12 @@ pub enum Step {
     Index(usize),
 }
 
-/// The way from the document's root to a value.
+/// The path from the document's root to a value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Path(pub Vec<Step>);
 
 impl Path {
-    /// From keys.
+    /// A path that consists of keys only.
     #[must_use]
     pub fn of<S: AsRef<str>>(keys: &[S]) -> Self {
         Self(
@@ -78,7 +78,7 @@ impl Path {
         )
     }
 
-    /// One key further.
+    /// This path with one more key.
     #[must_use]
     pub fn key(&self, key: &str) -> Self {
         let mut steps = self.0.clone();
@@ -86,7 +86,7 @@ impl Path {
         Self(steps)
     }
 
-    /// Into an array.
+    /// This path with an index into an array, from 0.
     #[must_use]
     pub fn index(&self, index: usize) -> Self {
         let mut steps = self.0.clone();
@@ -94,7 +94,7 @@ impl Path {
         Self(steps)
     }
 
-    /// Whether one leads to the other.
+    /// Whether one of the two is a prefix of the other, or they are equal.
     fn related(&self, other: &Self) -> bool {
         let shared = self.0.len().min(other.0.len());
         self.0[..shared] == other.0[..shared]
@@ -123,10 +123,10 @@ impl fmt::Display for Path {
     }
 }
 
-/// A mistake found after reading, where the types are right and the meaning is not.
+/// A mistake found after reading: the types are right, the meaning is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Complaint {
-    /// Where.
+    /// The path to the mistake.
     pub at: Path,
     /// What is wrong, without the key.
     pub why: String,
@@ -134,8 +134,8 @@ pub struct Complaint {
     pub remedy: Option<String>,
 }
 
-/// Reads a document of a language that belongs to another crate: types and unknown keys first,
-/// then, where those are in order, what `check` complains of.
+/// Reads a document of a language that another crate defines. Types and unknown keys come first. If
+/// those are right, `check` is asked for complaints.
 ///
 /// # Errors
 /// Every problem found.
@@ -161,10 +161,10 @@ pub fn read<T: DeserializeOwned>(
     }
 }
 
-/// The text of a file, for turning positions into lines.
+/// A file's text, to convert positions into lines.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin<'t> {
-    /// What the problems call it.
+    /// The name that problems use for it.
     pub file: &'t str,
     /// Its text; absent where positions mean nothing to the user.
     pub text: Option<&'t str>,
@@ -197,13 +197,13 @@ impl Origin<'_> {
         }
     }
 
-    /// Reads the TOML. Syntax errors and duplicate keys are all that can go wrong here.
+    /// Parses the TOML. Only syntax errors and duplicate keys are problems here.
     pub fn document<'a>(&self, text: &'a str) -> Result<Spanned<DeTable<'a>>, Vec<Problem>> {
         let (root, errors) = DeTable::parse_recoverable(text);
         if errors.is_empty() {
             return Ok(root);
         }
-        // One slip can upset the reader several times on a line; the first is the one that helps.
+        // One slip can cause several errors on a line; only the first one helps.
         let mut lines = HashSet::new();
         let problems = errors
             .iter()
@@ -225,11 +225,11 @@ impl Origin<'_> {
 pub struct Reader<'t> {
     /// Where the text comes from.
     pub origin: Origin<'t>,
-    /// What the user's keys stand under, for fragments: prepended to messages.
+    /// For fragments: the key that the user's keys belong to. It is prepended to messages.
     pub context: Option<String>,
     /// Problems, in the order found.
     pub problems: Vec<Problem>,
-    /// Where they are.
+    /// The paths of all problems so far.
     seen: Vec<Path>,
 }
 
@@ -249,7 +249,7 @@ impl<'t> Reader<'t> {
         self.report_at(place(root, path), path, why, remedy);
     }
 
-    /// As [`Self::report`], where what is wrong is the key itself.
+    /// Like [`Self::report`], where the key itself is wrong.
     pub fn report_key(
         &mut self,
         root: &DeTable<'_>,
@@ -261,8 +261,7 @@ impl<'t> Reader<'t> {
         self.report_at(offset, path, why, remedy);
     }
 
-    /// Another document is read from now on: what was unreadable in the last one says nothing about
-    /// it.
+    /// To be called before another document is read: problems of the last one say nothing about it.
     pub fn forget_places(&mut self) {
         self.seen.clear();
     }
@@ -273,7 +272,7 @@ impl<'t> Reader<'t> {
             None => why.to_owned(),
         };
         let problem = self.origin.problem(offset, path.to_string(), why, remedy);
-        // Fragments are read once per configuration that holds them; their mistakes are told once.
+        // Fragments are read once per configuration that has them; each mistake is reported once.
         let known = self.problems.iter().any(|p| {
             (p.line, p.column, &p.key) == (problem.line, problem.column, &problem.key)
                 && (self.context.is_some() || p.why == problem.why)
@@ -284,8 +283,8 @@ impl<'t> Reader<'t> {
         self.seen.push(path.clone());
     }
 
-    /// Adds what was found after reading, except where reading already failed nearby: a group
-    /// without `match` is no news when its `match` could not be read.
+    /// Adds what was found after reading, except where reading failed nearby. A group without
+    /// `match` is no news when its `match` could not be read.
     pub fn complain(&mut self, root: &DeTable<'_>, complaints: Vec<Complaint>) {
         let unread = std::mem::take(&mut self.seen);
         for Complaint { at, why, remedy } in complaints {
@@ -296,8 +295,8 @@ impl<'t> Reader<'t> {
         self.seen.extend(unread);
     }
 
-    /// Reads a `T`, leaving out what cannot be read. `None` when nothing can be made of the rest;
-    /// then there is at least one problem.
+    /// Reads a `T`, leaving out what cannot be read. `None` when the rest is not enough for one;
+    /// there is then at least one problem.
     pub fn read<T: DeserializeOwned>(&mut self, root: &Spanned<DeTable<'_>>) -> Option<T> {
         let mut rest = root.clone();
         loop {
@@ -311,7 +310,7 @@ impl<'t> Reader<'t> {
             let mut path = Path(track.path().iter().filter_map(step).collect());
             let said = Said::of(&error);
             if let Said::UnknownKey { key, .. } = &said {
-                // The track may or may not have seen the key it does not know.
+                // The tracked path may or may not end with the unknown key.
                 if path.0.last() != Some(&Step::Key(key.clone()))
                     || value_at(rest.get_ref(), &path).is_none()
                 {
@@ -372,8 +371,8 @@ fn step(segment: &Segment) -> Option<Step> {
     }
 }
 
-/// What serde's message says. Its wording is part of serde's public behaviour (`serde::de::Error`);
-/// a message worded differently is passed on as it is.
+/// What serde's message says. Its wording is part of serde's public behaviour (`serde::de::Error`).
+/// A message with other wording is passed on as it is.
 enum Said {
     UnknownKey { key: String, known: Vec<String> },
     UnknownWord { word: String, known: Vec<String> },
@@ -422,8 +421,8 @@ impl Said {
     }
 }
 
-/// Line and column, both from 1, of a dotted key in a TOML text, or of the innermost table of it
-/// that is there: where to look for what a [`crate::refusal::Refusal`] names.
+/// Line and column, both from 1, of a dotted key in a TOML text: the place that a
+/// [`crate::refusal::Refusal`] names. If the key is not there, the innermost table of it that is.
 #[must_use]
 pub fn place_of(text: &str, key: &str) -> Option<(usize, usize)> {
     let (root, _) = DeTable::parse_recoverable(text);
@@ -433,7 +432,7 @@ pub fn place_of(text: &str, key: &str) -> Option<(usize, usize)> {
     Origin { file, text }.position(place(root.get_ref(), &Path::of(&keys))?)
 }
 
-/// The known word closest to `word`, if one is close enough to have been meant.
+/// The known word that is closest to `word`; `None` if none is close enough.
 pub fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = word.chars().count();
     known
@@ -447,8 +446,8 @@ pub fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> O
         .map(|(_, candidate)| candidate)
 }
 
-/// Edit distance with swaps of neighbours (optimal string alignment), without regard to case, `_`
-/// read as `-`.
+/// Edit distance with swaps of neighbours (optimal string alignment). Case is ignored, and `_`
+/// counts as `-`.
 fn distance(a: &str, b: &str) -> usize {
     let fold = |text: &str| text.replace('_', "-").to_ascii_lowercase();
     strsim::osa_distance(&fold(a), &fold(b))

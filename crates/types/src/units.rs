@@ -1,5 +1,5 @@
-//! Quantities with their units. In files a quantity is text that carries its unit (`1ms`, `3MiB`,
-//! `600MB/s`, `20%`); in the program it is an integer in the base unit. `MB` = 10^6 bytes, `MiB` =
+//! Quantities with their units. In files a quantity is text with its unit (`1ms`, `3MiB`,
+//! `600MB/s`, `20%`). In the program it is an integer in the base unit. `MB` = 10^6 bytes, `MiB` =
 //! 2^20 bytes.
 
 use std::fmt;
@@ -8,15 +8,15 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Bytes in one cache line: the unit of memory transactions ([`Lines`]) on every machine Quell
-/// knows.
+/// Bytes in one cache line, the unit of memory transactions ([`Lines`]). It is the same on all
+/// machines that Quell supports.
 pub const LINE_BYTES: u64 = 64;
 
 /// Why a quantity could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is not {wanted}")]
 pub struct UnitError {
-    /// What was written.
+    /// The text as it was written.
     pub text: String,
     /// What was expected, with an example.
     pub wanted: &'static str,
@@ -29,7 +29,7 @@ fn error(text: &str, wanted: &'static str) -> UnitError {
     }
 }
 
-/// Splits `12.5ms` into the decimal number, scaled by `scale`, and the unit.
+/// Splits `12.5ms` into its decimal number and its unit.
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
     let end = text
@@ -56,8 +56,8 @@ fn trim(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Reads and writes a quantity as text: a type with `FromStr` and `Display`, and what a correct
-/// spelling looks like.
+/// Implements reading and writing a quantity as text. The type must have `FromStr` and `Display`.
+/// The literal describes a correct spelling.
 #[macro_export]
 macro_rules! text_unit {
     ($name:ident, $wanted:literal) => {
@@ -88,7 +88,7 @@ macro_rules! text_unit {
             }
         }
         impl $name {
-            /// What a correct spelling looks like, for error messages.
+            /// A description of correct spellings, for messages.
             pub const WANTED: &'static str = $wanted;
         }
     };
@@ -105,25 +105,25 @@ pub struct Nanos(pub u64);
 text_unit!(Nanos, "a duration such as 500us, 1ms or 2s");
 
 impl Nanos {
-    /// From whole microseconds.
+    /// From a number of microseconds.
     #[must_use]
     pub const fn micros(n: u64) -> Self {
         Self(n * 1_000)
     }
 
-    /// From whole milliseconds.
+    /// From a number of milliseconds.
     #[must_use]
     pub const fn millis(n: u64) -> Self {
         Self(n * 1_000_000)
     }
 
-    /// From whole seconds.
+    /// From a number of seconds.
     #[must_use]
     pub const fn secs(n: u64) -> Self {
         Self(n * 1_000_000_000)
     }
 
-    /// In seconds.
+    /// The time in seconds, with fractions.
     #[must_use]
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
@@ -135,7 +135,7 @@ impl Nanos {
         Self(self.0.saturating_sub(earlier.0))
     }
 
-    /// `self + span`, held at the largest value.
+    /// `self + span`; saturates.
     #[must_use]
     pub const fn plus(self, span: Self) -> Self {
         Self(self.0.saturating_add(span.0))
@@ -239,8 +239,8 @@ pub struct Rate(pub u64);
 text_unit!(Rate, "a rate such as 600MB/s or 2GB/s");
 
 impl Rate {
-    /// From a measured number of bytes per second, up to the next 10^6: peaks are bounds, and
-    /// nothing below is meant by them.
+    /// From a measured number of bytes per second, rounded up to 10^6. Peaks are bounds, and
+    /// smaller differences have no meaning.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -295,16 +295,16 @@ pub struct Share(pub u64);
 text_unit!(Share, "a percentage such as 20%");
 
 impl Share {
-    /// 100 %.
+    /// The share that stands for 100 %.
     pub const WHOLE: Self = Self(1_000_000);
 
-    /// From whole percent.
+    /// From a number of percent.
     #[must_use]
     pub const fn percent(n: u64) -> Self {
         Self(n * 10_000)
     }
 
-    /// As a fraction, 1 = the whole.
+    /// As a fraction; 1 is the whole.
     #[must_use]
     pub fn as_f64(self) -> f64 {
         self.0 as f64 / Self::WHOLE.0 as f64
@@ -363,7 +363,7 @@ impl fmt::Display for Share {
 pub struct Lines(pub u64);
 
 impl Lines {
-    /// Whether there are none.
+    /// Whether there are no lines.
     #[must_use]
     pub const fn is_zero(&self) -> bool {
         self.0 == 0

@@ -1,55 +1,62 @@
-//! Values over short windows of one measured span. The windows lie on a fixed grid from the span's
-//! begin, and a look at the clock seldom falls on a boundary; what then counts depends on what the
-//! value is ([`Cut`]). In either case a stall of five windows (the thread did not run) is entered
-//! for each of them, and so counts five times in a percentile.
+//! Values over short windows of one measured span.
 //!
-//! **How few accesses make a time per access.** A rate over a window in which nothing ran is zero;
-//! a time per access has no value there, and one from the few accesses before or after a stall
-//! tells how many these were: a stall of 3 ms behind a single access is "3 ms per access", behind a
-//! hundred 30 µs. So no such entry is made before the load *ran* for half a window since the last
-//! one, and made [`FEWEST`] accesses; what lacks is taken from right after the stall. Nothing is
-//! left out or counted twice: the entries' times and accesses add up to the span's, which goes on
-//! until the last one can be made. Beside an ordinary pace *t* a stall of *L* windows is then seen
+//! The windows lie on a fixed grid from the span's begin. The clock is sampled at *looks*, which
+//! seldom fall on a boundary. What then counts depends on the kind of value ([`Cut`]). In either
+//! case a stall of five windows (the thread did not run) is entered for each of them. It counts
+//! five times in a percentile.
 //!
-//! - in windows that it touched and no others, ⌊*L*⌋ to ⌊*L*⌋ + 1 of them, and
-//! - in each as *t* (1 + *L*/*r*), where *r*, the part of a window that ran in the same entry, is
-//!   between ½ and 1: by its length, and not by where in a window it began.
+//! **How few accesses make a time per access.** A rate over a window in which nothing ran is zero.
+//! A time per access has no value there. One from the few accesses around a stall depends on how
+//! few they were: a stall of 3 ms behind a single access is "3 ms per access", behind a hundred it
+//! is 30 µs.
 //!
-//! A window in which memory was slow is none of this: it ran, and is entered as it was.
+//! So an entry is made only after the load *ran* for half a window since the last entry, and made
+//! [`FEWEST`] accesses. What is missing is taken from right after the stall. Nothing is left out or
+//! counted twice: the times and accesses of all entries sum to those of the span. The span goes on
+//! until the last entry can be made.
 //!
-//! Pure: the generators, on Linux and on the simulated machine, bring the times of their looks.
+//! Next to an ordinary pace *t*, a stall of *L* windows is then seen
+//!
+//! - only in windows that it touched, ⌊*L*⌋ to ⌊*L*⌋ + 1 of them, and
+//! - in each as *t* (1 + *L*/*r*), where *r* is the part of a window that ran in the same entry,
+//!   between ½ and 1. So it is seen by its length, and not by where in a window it began.
+//!
+//! A window in which memory was slow is different: the load ran, and it is entered as it was.
+//!
+//! The module is pure. The generators, on Linux and on the simulated machine, bring the times of
+//! their looks.
 
-/// Looks at the clock are meant to be this far apart, in nanoseconds.
+/// The intended time between two looks at the clock, in nanoseconds.
 pub const LOOK_NS: u64 = 10_000;
-/// Twenty times as long is no memory: the CPU stood still.
+/// Twenty times as long is not due to memory: the CPU stood still.
 const STALL_NS: u64 = 20 * LOOK_NS;
-/// What a gap between two looks can say at most about how long the load ran: the rest may be a
-/// stall, or memory that has just become slower, of which the next looks will tell.
+/// The most time that a gap between two looks shows the load to have run. The rest may be a stall,
+/// or memory that has just become slower, which the next looks will show.
 const RAN_NS: u64 = 2 * LOOK_NS;
-/// Units of work behind an entry made at a look: with fewer, windows as short as a look would tell
-/// of single accesses.
+/// The least units of work behind an entry made at a look. With fewer, windows as short as a look
+/// would show single accesses.
 const FEWEST: u64 = 32;
 
-/// What becomes of work between two looks with a boundary between them.
+/// How work between two looks is divided if a boundary lies between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// For rates: it went on evenly, and the boundary divides it. Every entry stands for exactly
-    /// one window, so that their mean is work ÷ time, whatever stalls there were: a paced stream
-    /// that catches up in the short rest of a window after a stall must not have that rest counted
-    /// as a whole window.
+    /// For rates: the work is taken as even, and the boundary divides it. Each entry stands for
+    /// exactly one window, so their mean is work ÷ time, whatever stalls there were. A paced stream
+    /// may catch up in the short rest of a window after a stall. That rest must not count as a
+    /// whole window.
     Evenly,
-    /// For times per access: an entry is made at the first look after a boundary with enough behind
-    /// it (see the head of this module), from the time and accesses that really passed since the
-    /// last entry. Divided evenly, a stalled window would have a fraction of an access and a value
-    /// that tells of the looks, not of memory.
+    /// For times per access: an entry is made at the first look after a boundary that has enough
+    /// work behind it (see the module's header). It uses the time and accesses since the last
+    /// entry. Divided evenly, a stalled window would have a fraction of an access, and a value that
+    /// depends on the looks, not on memory.
     AtLook,
 }
 
-/// The longest batch, in steps: an end to growth where a step costs next to nothing.
+/// The longest batch, in steps. It ends the growth where a step costs next to nothing.
 pub const LONGEST_BATCH: u64 = 1 << 16;
 
-/// The steps until the next look, after a batch of `steps` that took `elapsed` nanoseconds: at once
-/// as few as it has to be, at most twice as many.
+/// The steps until the next look, after a batch of `steps` that took `elapsed` nanoseconds. It
+/// shrinks at once as far as necessary, and at most doubles.
 #[must_use]
 pub fn next_batch(steps: u64, elapsed: u64) -> u64 {
     let fits = u128::from(steps) * u128::from(LOOK_NS) / u128::from(elapsed.max(1));
@@ -57,18 +64,18 @@ pub fn next_batch(steps: u64, elapsed: u64) -> u64 {
     u64::try_from(fits).unwrap_or(longest).clamp(1, longest)
 }
 
-/// What one look entered ([`Cut::AtLook`]).
+/// The entry that one look made ([`Cut::AtLook`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entered {
-    /// Where the entry begins: the end of the one before, in nanoseconds.
+    /// Its begin, which is the end of the one before, in nanoseconds.
     pub from: u64,
-    /// Windows that it was entered for.
+    /// The number of windows that have this entry.
     pub windows: u64,
-    /// How long the CPU stood still in it, in nanoseconds.
+    /// How long the CPU stood still meanwhile, in nanoseconds.
     pub stalled: u64,
 }
 
-/// The windows of one span. All memory is taken and touched when it is made.
+/// The windows of one span. All memory is allocated and touched when it is made.
 #[derive(Clone, Debug)]
 pub struct Windows {
     values: Vec<f64>,
@@ -76,21 +83,21 @@ pub struct Windows {
     window: u64,
     cut: Cut,
     begin: u64,
-    /// Where the last entry ends: the time (at looks; else it is a boundary), and the work's
-    /// counter.
+    /// The end of the last entry: its time (for [`Cut::AtLook`]; else it is a boundary), and the
+    /// work's counter.
     entered_time: u64,
     entered_units: u64,
-    /// The last look.
+    /// Time and work's counter at the last look.
     last_time: u64,
     last_units: u64,
-    /// How long the CPU stood still since the last entry.
+    /// Nanoseconds for which the CPU stood still since the last entry.
     stalled: u64,
-    /// How long the load certainly ran since the last entry.
+    /// Nanoseconds for which the load certainly ran since the last entry.
     ran: u64,
 }
 
 impl Windows {
-    /// For a span of `duration` in windows of `window` nanoseconds (at least 1): `duration ÷
+    /// For a span of `duration` in windows of `window` nanoseconds (at least 1). It has `duration ÷
     /// window` entries, rounded down, at least one.
     #[must_use]
     pub fn new(duration: u64, window: u64, cut: Cut) -> Self {
@@ -115,19 +122,19 @@ impl Windows {
         }
     }
 
-    /// The same windows, cut another way.
+    /// The same windows with another kind of cut.
     #[must_use]
     pub fn cut(self, cut: Cut) -> Self {
         Self { cut, ..self }
     }
 
-    /// How many there will be.
+    /// The number of windows in the span.
     #[must_use]
     pub fn count(&self) -> usize {
         self.values.len()
     }
 
-    /// Starts the grid, where the work's counter stands at `units`.
+    /// Starts the grid at `now`, where the work's counter reads `units`.
     pub fn begin(&mut self, now: u64, units: u64) {
         self.begin = now;
         self.entered_units = units;
@@ -138,14 +145,15 @@ impl Windows {
         self.rested(now);
     }
 
-    /// What happened since the last look until `now` belongs to no window: the next entry begins
-    /// here.
+    /// Excludes the time since the last look until `now` from all windows: the next entry begins at
+    /// `now`.
     pub fn rested(&mut self, now: u64) {
         self.entered_time = now;
         self.last_time = now;
     }
 
-    /// A look at the clock: enters `value(units, nanoseconds)` for every window that has passed.
+    /// Takes a look at the clock: enters `value(units, nanoseconds)` for each window that has
+    /// passed.
     pub fn look(
         &mut self,
         now: u64,
@@ -192,18 +200,18 @@ impl Windows {
         done
     }
 
-    /// Whether what was done since the last entry makes a value.
+    /// Whether the work since the last entry is enough for a value.
     fn enough(&self, units: u64) -> bool {
         self.ran >= self.window / 2 && units - self.entered_units >= FEWEST
     }
 
-    /// Whether windows are left to be entered: a span is not over before.
+    /// Whether windows are still to be entered. A span is not over before that.
     #[must_use]
     pub fn open(&self) -> bool {
         self.entered < self.values.len()
     }
 
-    /// The work's counter at a boundary between the last look and this one.
+    /// The work's counter at a boundary between the last look and this one, interpolated.
     fn at(&self, boundary: u64, now: u64, units: u64) -> u64 {
         let done = units - self.last_units;
         let before = u128::from(boundary.saturating_sub(self.last_time));
@@ -365,7 +373,7 @@ mod tests {
         load.stall(3 * MS);
         load.run(2 * MS);
         let values = windows.into_values();
-        // Eight windows of time by the looks until half a window had run: not 4 and 3 ms for the
+        // Eight windows of time until half a window had run, by the looks: not 4 and 3 ms for the
         // one access between.
         let stalled = values[1];
         assert!((1_500.0..=1_650.0).contains(&stalled), "{values:?}");
@@ -441,7 +449,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_mean_of_the_windows_is_work_over_time(
-            // Looks up to three windows apart, with any work between them.
+            // Looks at most three windows after one another, with any work between them.
             steps in prop::collection::vec((1u64..=3_000, 0u64..5_000), 10..200),
         ) {
             let span: u64 = steps.iter().map(|(t, _)| t).sum();
@@ -489,7 +497,7 @@ mod tests {
             prop_assert!(now - time <= window + 6_000_000 && accesses >= units);
             for e in &entries {
                 prop_assert!(e.accesses >= FEWEST);
-                // What ran, apart from what a gap with a stall in it says at most.
+                // What ran, without what a gap with a stall in it shows at most.
                 let ran = (e.accesses - e.stalls) * access_ns;
                 prop_assert!(ran + e.stalls * RAN_NS >= window / 2, "{} of {}", ran, window);
                 prop_assert!(e.windows * window <= e.ns + window);

@@ -1,10 +1,10 @@
-//! What runs on the CPU of a limited group: a program without a limit, and a group with its own.
+//! What runs on the CPU of a limited group: a program without a limit, and another limited group.
 
 use super::*;
 
 /// A program without a limit runs on the CPU of a limited group. A stop of the group does not stop
-/// the program: beside the limited group it does at least the work that half of the CPU gives it.
-/// The group stays within its limit.
+/// the program: it does at least the work that half of the CPU gives it. The group stays within its
+/// limit.
 pub fn a_program_beside_a_limited_group_runs_on(arm: &mut dyn Arm) {
     let Some(meter) = arm.meter() else { return };
     if !offers(arm, Mechanism::Bandwidth) {
@@ -49,8 +49,8 @@ pub fn a_program_beside_a_limited_group_runs_on(arm: &mut dyn Arm) {
     }
 }
 
-/// Two groups are regulated on the same CPU. Neither exceeds its own limit, and neither is held to
-/// the other's.
+/// Two groups are regulated on the same CPU. Neither exceeds its own limit, and neither is bound by
+/// the limit of the second one.
 pub fn two_limited_groups_on_a_cpu_have_a_budget_each(arm: &mut dyn Arm) {
     let Some(meter) = arm.meter() else { return };
     if !offers(arm, Mechanism::Bandwidth) {

@@ -1,4 +1,4 @@
-//! Caches whose ways are divided between groups.
+//! Caches with ways that are divided between groups.
 
 use quell_plan::GroupPlan;
 use quell_record::backend::HoldOptions;
@@ -17,7 +17,7 @@ macro_rules! divided_caches {
     };
 }
 
-/// The division of the last-level cache into ways; `None`, said aloud, where there is none.
+/// The ways of the last-level cache. `None`, with a message, where there are none.
 fn ways(arm: &mut dyn Arm) -> Option<WayPartition> {
     if !offers(arm, Mechanism::Ways) {
         return None;
@@ -40,8 +40,8 @@ fn give(arm: &mut dyn Arm, group: &str, level: u32, mask: Mask) {
         .unwrap();
 }
 
-/// A group that reads a quarter of a cache again and again draws less from memory, next to a stream
-/// through the same cache, where its ways are its own than where the stream fills all of them.
+/// A group reads a quarter of a cache again and again, next to a stream through the same cache. It
+/// draws less from memory where its ways are its own than where the stream fills all of them.
 pub fn exclusive_groups_keep_what_is_in_their_ways(arm: &mut dyn Arm) {
     let Some(ways) = ways(arm) else { return };
     let machine = inventory(arm);
@@ -79,8 +79,8 @@ pub fn exclusive_groups_keep_what_is_in_their_ways(arm: &mut dyn Arm) {
     });
 }
 
-/// A plan of more groups than there are classes of service, all of which get the same ways, is
-/// applied all the same, and what each draws can be told.
+/// A plan has more groups than there are classes of service, and all get the same ways. It is
+/// applied all the same, and the machine reports what each group draws.
 pub fn groups_of_the_same_ways_share_a_class_where_there_are_few(arm: &mut dyn Arm) {
     let Some(ways) = ways(arm) else { return };
     let (first, _) = divided(arm);

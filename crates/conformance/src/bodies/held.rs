@@ -1,4 +1,4 @@
-//! What a machine tells while it holds a plan.
+//! What a machine reports while it holds a plan.
 
 use quell_plan::Plan;
 use quell_record::about::About;
@@ -19,8 +19,8 @@ fn hold(arm: &mut dyn Arm, plan: &Plan, on_drift: OnDrift) {
     }
 }
 
-/// A promise that is not held any more is told by its number in the plan, with its level and the
-/// cause. Until then nothing is told of it.
+/// A promise that is no longer held is reported by its number in the plan, with its level and the
+/// cause. Until then nothing is reported about it.
 pub fn a_promise_lost_while_held_is_told_by_its_number(arm: &mut dyn Arm) {
     let Some(plan) = arm.breakable() else { return };
     hold(arm, &plan, OnDrift::Repair);
@@ -43,8 +43,8 @@ pub fn a_promise_lost_while_held_is_told_by_its_number(arm: &mut dyn Arm) {
     arm.backend().undo().unwrap();
 }
 
-/// Somebody else changes a setting. It is told; and it is set again, left, or the end of the hold,
-/// as the plan's holder asked.
+/// Another program changes a setting, which is reported. Then the setting is restored, or left, or
+/// the hold ends, as asked for.
 pub fn drift_is_answered_as_asked(arm: &mut dyn Arm) {
     for on_drift in [OnDrift::Repair, OnDrift::Report, OnDrift::Stop] {
         let Some(plan) = arm.meddled_with() else {

@@ -13,7 +13,7 @@ macro_rules! mechanisms {
     };
 }
 
-/// A third of a CPU's time is not more than that, and not much less.
+/// A limit of a third of a CPU's time gives at most that, and not much less.
 pub fn a_limit_of_cpu_time_is_held(arm: &mut dyn Arm) {
     if !offers(arm, Mechanism::CpuMax) {
         return;
@@ -36,15 +36,15 @@ pub fn a_limit_of_cpu_time_is_held(arm: &mut dyn Arm) {
         arm.backend().undo().unwrap();
         found
     };
-    // A span that is no whole number of periods has a part of one more.
+    // A span that is not a whole number of periods includes a part of one more.
     within(arm, "work, of its share", (0.6, 1.2), &mut |arm| {
         let free = work(arm, None);
         work(arm, Some(Share::percent(33))) / free / 0.33
     });
 }
 
-/// A limit, a target and a weight of disks are taken, and a group that needs no disk goes on as it
-/// did. What the disks then do is measured in `tests/vm`, where there is one to ask.
+/// A limit, a target and a weight of disks are accepted, and a group that needs no disk runs on
+/// unchanged. What the disks then do is measured in `tests/vm`, where there is a disk.
 pub fn a_group_with_settings_of_disks_runs_on(arm: &mut dyn Arm) {
     let limit = Setting::IoMax(DiskRates {
         read: Some(Rate(50_000_000)),

@@ -1,15 +1,16 @@
-//! `cgroup`: limits as described (experiments.md C). The detector's group and the hog's have
-//! swappiness and a limit on the hog by steps of the plan; here the later idea (the hog's own
-//! pressure is watched, and while memory allows and the critical group is calm its limit grows step
-//! by step, instead of moving it from group to group), and what both strategies share: the worst
-//! process is stopped while the machine's pressure is high and terminated at 0.1 %.
+//! `cgroup`: the limits that Channabasappa and Ravindran describe. Steps of the plan set the
+//! swappiness of the detector's and the hog's group, and a limit on the hog. This module has their
+//! later idea: it watches the hog's own pressure. While memory allows and the critical group is
+//! calm, the hog's limit grows step by step instead of moving from group to group. It also has what
+//! both strategies share: the worst process is stopped while the machine's pressure is high, and
+//! terminated at 0.1 %.
 //!
 //! Frozen before any protected run, with their origins (all assumed: the description names none):
 //! - [`FIRST`]: without a limit in the policy, an eighth of the machine, or what the group uses
 //!   when it is first seen.
 //! - [`STEP`]: a sixteenth of the machine, at most once per [`EVERY`].
-//! - the hog waits: its own memory pressure above the policy's `start`.
-//! - memory allows: twice the step is available beyond what the critical groups have of files.
+//! - The hog waits: its own memory pressure is above the policy's `start`.
+//! - Memory allows: twice the step is available beyond what the critical groups have of files.
 
 use quell_types::units::{Bytes, Nanos, Share};
 
@@ -17,14 +18,14 @@ use super::latd::Stopper;
 use super::stall::{Difference, Stall, disks_used};
 use super::{Act, Decision, Look, Rules, Why};
 
-/// One part of so many of the machine: the first limit.
+/// The first limit, as a divisor of the machine's memory.
 const FIRST: u64 = 8;
-/// One part of so many of the machine: how much it grows at a time.
+/// How much the limit grows at a time, as a divisor of the machine's memory.
 const STEP: u64 = 16;
-/// How often it looks.
+/// Time between two samples.
 const EVERY: Nanos = Nanos::secs(1);
 
-/// The controller.
+/// Moves the neighbours' limits, and stops or kills the worst process.
 #[derive(Clone, Debug)]
 pub struct Cgroup {
     rules: Rules,
@@ -37,7 +38,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// One that looks every second from `now` on, whatever the policy's interval.
+    /// A controller that samples every second from `now` on, whatever the policy's interval.
     #[must_use]
     pub fn new(rules: &Rules, now: Nanos) -> Self {
         let neighbours = rules.allows.len();
@@ -52,13 +53,13 @@ impl Cgroup {
         }
     }
 
-    /// When the next look is due.
+    /// When the next sample is due.
     #[must_use]
     pub fn next(&self) -> Nanos {
         self.looked.plus(EVERY)
     }
 
-    /// Decides.
+    /// Decides by one sample. Appends to `decisions`.
     pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
         let span = now.since(self.looked);
         self.looked = now;
@@ -101,7 +102,7 @@ impl Cgroup {
         self.stopper.step(look, decisions);
     }
 
-    /// Lets go on who is stopped, once nothing can be seen for too long.
+    /// Resumes the stopped process once samples have failed for too long.
     pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
         self.stopper.blind(now, decisions);
     }

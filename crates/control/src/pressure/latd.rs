@@ -1,19 +1,22 @@
-//! `latd`: the latency daemon as described (experiments.md C). The critical task is exempt from the
-//! OOM killer and the sysctls are tuned by steps of the plan; here the rest: *some* pressure of the
-//! machine is read from PSI, the process with the highest `oom_score` is stopped when it rises and
-//! goes on when it is stable, and is terminated when available memory falls to 0.1 % of the total.
+//! `latd`: the latency daemon that Channabasappa and Ravindran describe. Steps of the plan exempt
+//! the critical task from the OOM killer and tune the sysctls. This module has the rest: it reads
+//! the machine's *some* pressure from PSI. When that rises it stops the process with the highest
+//! `oom_score`, and resumes it when the pressure is stable. It terminates it when available memory
+//! falls to 0.1 % of the total.
 //!
 //! Frozen before any protected run, with their origins:
 //! - [`RISES`]: 10 % of ten seconds. The description says "rises"; this is the threshold commonly
-//!   used with `avg10` (pressure.md 6, "avg10>10%, 1 s").
-//! - [`EVERY`]: a second, the same row.
+//!   used with `avg10` ("avg10>10%, 1 s").
+//! - [`EVERY`]: a second, from the same rule.
 //! - *stable*: `avg10` is not above the threshold any more.
 //! - [`LEAST`]: a thousandth of the total, as described.
 //!
-//! Known weaknesses, kept: the average moves every two seconds and may never reach the threshold
-//! while frames are late by a factor of a hundred; a process that is stopped gives nothing back;
-//! and nothing bounds how long it is stopped. (Ours: where memory cannot be seen any more, it goes
-//! on after [`LONGEST_FREEZE`].)
+//! Known weaknesses, kept:
+//! - The average moves every two seconds. It may never reach the threshold while frames are late by
+//!   a factor of a hundred.
+//! - A process that is stopped gives nothing back.
+//! - Nothing bounds how long it is stopped. (Added here: where samples fail, it is resumed after
+//!   [`LONGEST_FREEZE`].)
 
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
@@ -23,9 +26,9 @@ use crate::config::Allows;
 
 /// `avg10` above this is high.
 const RISES: Share = Share::percent(10);
-/// How often it looks.
+/// Time between two samples.
 const EVERY: Nanos = Nanos::secs(1);
-/// One part of so many of the total: what is available when the process is terminated.
+/// A process is terminated when this part of the total is available, or less; a divisor.
 const LEAST: u64 = 1_000;
 
 /// Stops the worst process while pressure is high, and terminates it when memory is all but gone.
@@ -33,7 +36,7 @@ const LEAST: u64 = 1_000;
 pub(super) struct Stopper {
     allows: Vec<Allows>,
     stopped: Option<TaskId>,
-    /// Since when nothing can be seen.
+    /// Since when samples fail; `None` while they succeed.
     blind: Option<Nanos>,
 }
 
@@ -46,7 +49,7 @@ impl Stopper {
         }
     }
 
-    /// Nothing can be seen: for so long as `quell` keeps anybody frozen it may pass.
+    /// To be called when a sample fails. After [`LONGEST_FREEZE`] without a sample it resumes.
     pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
         let since = *self.blind.get_or_insert(now);
         if now.since(since) >= LONGEST_FREEZE
@@ -69,7 +72,8 @@ impl Stopper {
     pub fn step(&mut self, look: &Look, decisions: &mut Vec<Decision>) {
         self.blind = None;
         let machine = &look.machine;
-        // Who left the group is nobody's to stop any more; who ended does not mind.
+        // A process that left the group may not be stopped any more. One that ended is not harmed
+        // by this.
         if let Some(task) = self.stopped
             && !look.processes.iter().any(|p| p.task == task)
         {
@@ -118,7 +122,7 @@ impl Stopper {
     }
 }
 
-/// The daemon.
+/// The daemon: a [`Stopper`] that samples every second.
 #[derive(Clone, Debug)]
 pub struct Latd {
     stopper: Stopper,
@@ -126,7 +130,7 @@ pub struct Latd {
 }
 
 impl Latd {
-    /// One that looks every second from `now` on, whatever the policy's interval.
+    /// A controller that samples every second from `now` on, whatever the policy's interval.
     #[must_use]
     pub fn new(rules: &Rules, now: Nanos) -> Self {
         Self {
@@ -135,19 +139,19 @@ impl Latd {
         }
     }
 
-    /// When the next look is due.
+    /// When the next sample is due.
     #[must_use]
     pub fn next(&self) -> Nanos {
         self.next
     }
 
-    /// Decides.
+    /// Decides by one sample. Appends to `decisions`.
     pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
         self.next = now.plus(EVERY);
         self.stopper.step(look, decisions);
     }
 
-    /// Lets go on who is stopped, once nothing can be seen for too long.
+    /// Resumes the stopped process once samples have failed for too long.
     pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
         self.stopper.blind(now, decisions);
     }

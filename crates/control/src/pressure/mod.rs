@@ -1,10 +1,10 @@
-//! The slow controllers of memory pressure (`[pressure]`): `quell` (ours), `latd` and `cgroup` (as
-//! described by Channabasappa and Ravindran, experiments.md C). Pure: a [`Look`] at memory goes in
-//! every interval, decisions come out.
+//! The slow controllers of memory pressure (`[pressure]`): `quell` (this project's), `latd` and
+//! `cgroup` (both as Channabasappa and Ravindran describe them). They are pure: a [`Look`] at
+//! memory goes in every interval, decisions come out.
 //!
-//! What they may touch is what [`Rules`] names: neighbours, by their number, and processes that a
-//! look shows to be in one. A critical group has no way to be stopped, limited or killed by them:
-//! no [`Act`] can name it, but to protect it.
+//! They may act on what [`Rules`] names: neighbours, by their number, and processes that a look
+//! shows to be in one. They cannot stop, limit or kill a critical group: the only [`Act`] that
+//! names one protects it.
 
 mod cgroup;
 mod latd;
@@ -29,89 +29,90 @@ pub use latd::Latd;
 pub use quell::{LONGEST_FREEZE, Quell, reserve};
 pub use working::WorkingSet;
 
-/// Memory as it is at one moment. Times waited and counts are sums since some beginning:
-/// differences tell.
+/// A sample of memory at one moment. Times waited and counts are sums from an arbitrary beginning,
+/// so only their differences mean anything.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Look {
-    /// Of the machine.
+    /// The machine, or the limit above all groups.
     pub machine: Machine,
-    /// Of the critical groups, in the order of the plan.
+    /// The critical groups, in the order of the plan.
     pub critical: Vec<Critical>,
-    /// Of the groups that may be acted upon, in the order of the plan.
+    /// The groups that may be acted upon, in the order of the plan.
     pub neighbours: Vec<Neighbour>,
     /// The neighbours' processes, if they were asked for ([`Controller::wants_processes`]).
     pub processes: Vec<Process>,
 }
 
-/// The machine's memory; or, where a limit above all groups leaves them less (a slice's, a
-/// container's, an experiment's), what there is of that.
+/// The machine's memory. Where a limit above all groups leaves them less (a slice's, a container's,
+/// an experiment's), it is what that limit allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// All of it.
+    /// All memory, used or not.
     pub total: Bytes,
-    /// What could be had without swapping, by the kernel's estimate: free, and pages of files.
+    /// What could be had without swapping, by the kernel's estimate: free memory and pages of
+    /// files.
     pub available: Bytes,
-    /// Unused swap space.
+    /// Swap space that is not used yet.
     pub swap_free: Bytes,
-    /// Below this the kernel begins to reclaim (zones' `low`, summed).
+    /// Below this the kernel begins to reclaim (the zones' `low`, summed).
     pub low: Bytes,
-    /// Up to this it does (zones' `high`, summed).
+    /// Up to this the kernel reclaims (the zones' `high`, summed).
     pub high: Bytes,
     /// Share of the last ten seconds in which some task waited for memory, as the kernel averages
-    /// it (PSI `avg10`).
+    /// it (PSI `avg10`). `None`: the kernel does not report it.
     pub average: Option<Share>,
 }
 
-/// A critical group.
+/// One critical group in a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Critical {
     /// Time in which some task of it waited for memory, so far.
     pub memory_stall: Nanos,
     /// Time in which some task of it waited for input or output, so far.
     pub io_stall: Nanos,
-    /// What it uses.
+    /// All memory that is charged to it.
     pub usage: Bytes,
-    /// Of that, its programs' own.
+    /// Of `usage`, its programs' own memory.
     pub anonymous: Bytes,
-    /// Of that, pages of files that it uses again and again: active ones, or mapped ones where
-    /// those are more.
+    /// Of `usage`, pages of files that it uses again and again: the active ones, or the mapped ones
+    /// where those are more.
     pub file: Bytes,
     /// Pages of it that were reclaimed and came back soon, so far.
     pub refaults: u64,
-    /// When a unit of its work last ended; absent: nobody tells.
+    /// When a unit of its work last ended. `None`: units are not reported.
     pub beat: Option<Nanos>,
 }
 
-/// A group that may be acted upon.
+/// A group that may be acted upon, in a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Neighbour {
-    /// What it uses.
+    /// All memory that is charged to it.
     pub usage: Bytes,
-    /// Of that, its programs' own: to be had by swapping or killing only.
+    /// Of `usage`, its programs' own memory: only swapping or killing frees it.
     pub anonymous: Bytes,
     /// Pages that were reclaimed and came back soon, so far.
     pub refaults: u64,
     /// Bytes read from and written to disks so far.
     pub io: u64,
-    /// Time in which some task of it waited for memory, so far; absent: nobody tells.
+    /// Time in which some task of it waited for memory, so far. `None`: it is not reported.
     pub stall: Option<Nanos>,
-    /// Whether somebody lives in it.
+    /// Whether there is a process in it.
     pub populated: bool,
-    /// Whether it was frozen and goes on although nobody let it: its cgroup was made anew since the
-    /// last look.
+    /// Whether it was frozen and runs again without a thaw: its cgroup was made anew since the last
+    /// sample.
     pub thawed: bool,
 }
 
-/// A process of a neighbour.
+/// A process of a neighbour, in a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Which.
+    /// The process: its PID and start time.
     pub task: TaskId,
-    /// Of which neighbour.
+    /// The number of its neighbour in [`Look::neighbours`].
     pub neighbour: usize,
-    /// How bad the kernel finds it.
+    /// The kernel's `oom_score`; higher is worse.
     pub oom_score: u32,
-    /// What it has in memory.
+    /// Memory that it has resident.
     pub resident: Bytes,
     /// Bytes read from and written to disks so far.
     pub io: u64,
@@ -119,10 +120,10 @@ pub struct Process {
     pub major_faults: u64,
 }
 
-/// What a controller keeps to.
+/// The parameters of a controller.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// How often it looks.
+    /// Time between two samples.
     pub interval: Nanos,
     /// Stall share of a critical group from which it acts.
     pub start: Share,
@@ -132,84 +133,84 @@ pub struct Rules {
     pub grace: Nanos,
     /// Of each critical group: whether its working set is measured, and its protection follows.
     pub measured: Vec<bool>,
-    /// Of each neighbour.
+    /// Of each neighbour: what may be done to it.
     pub allows: Vec<Allows>,
 }
 
-/// What is done. Neighbours and critical groups by their number in the look.
+/// An act. Neighbours and critical groups are named by their number in the [`Look`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// So much of a critical group's memory is protected.
+    /// Protects memory of a critical group.
     Protect {
-        /// Whose.
+        /// Number of the group.
         critical: usize,
-        /// How much.
+        /// How much is protected from now on.
         memory: Bytes,
     },
-    /// A neighbour's limit moves; `None`: it has none.
+    /// Moves a neighbour's limit.
     Limit {
-        /// Whose.
+        /// Number of the neighbour.
         neighbour: usize,
-        /// To.
+        /// The new limit; `None`: no limit.
         most: Option<Bytes>,
     },
-    /// A neighbour is stopped whole.
+    /// Stops a whole neighbour.
     Freeze {
-        /// Which.
+        /// Number of the neighbour.
         neighbour: usize,
     },
-    /// It goes on.
+    /// Resumes a frozen neighbour.
     Thaw {
-        /// Which.
+        /// Number of the neighbour.
         neighbour: usize,
     },
-    /// Memory of a neighbour is reclaimed.
+    /// Reclaims memory of a neighbour.
     Reclaim {
-        /// Whose.
+        /// Number of the neighbour.
         neighbour: usize,
-        /// How much.
+        /// How much is to be reclaimed.
         amount: Bytes,
     },
-    /// A process is stopped.
+    /// Stops one process of a neighbour (SIGSTOP).
     Stop(TaskId),
-    /// It goes on.
+    /// Resumes a stopped process.
     Continue(TaskId),
-    /// A process is killed.
+    /// Kills one process of a neighbour.
     Kill(TaskId),
 }
 
 /// An act and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What.
+    /// What is to be done.
     pub act: Act,
-    /// Why.
+    /// What made the controller decide so.
     pub why: Why,
 }
 
-/// Why.
+/// Why something is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// A critical group waited for so much of the time since the last look.
+    /// A critical group waited for this share of the time since the last sample.
     Stalled(Share),
-    /// The machine did, over ten seconds.
+    /// Some task of the machine waited for this share of ten seconds.
     Pressure(Share),
-    /// So much is left that is not the critical groups'.
+    /// This much is left that the critical groups do not have.
     Spare(Bytes),
     /// Nothing was short for a while.
     Calm,
-    /// The longest it may be stopped is over.
+    /// The longest stop is over.
     Bound,
-    /// Units of work of the critical group do not end any more: it may wait for the one that is
-    /// stopped.
+    /// No unit of work of the critical group ends any more: it may wait for the process or group
+    /// that is stopped.
     Heartbeat,
-    /// It works on so much.
+    /// A critical group's working set was measured anew.
     WorkingSet,
-    /// The neighbour waits for memory, and there is some.
+    /// The neighbour waits for memory for this share of the time, and there is room.
     Wanted(Share),
-    /// The neighbour is stopped, so that what it has can be had.
+    /// The neighbour is stopped, so its memory can be reclaimed.
     WhileStopped,
-    /// It is in none of the groups any more.
+    /// The process is in none of the groups any more.
     Gone,
 }
 
@@ -232,19 +233,19 @@ impl fmt::Display for Why {
     }
 }
 
-/// One of the three.
+/// One of the three controllers.
 #[derive(Clone, Debug)]
 pub enum Controller {
-    /// Ours.
+    /// This project's own; see its module.
     Quell(Box<Quell>),
-    /// The latency daemon.
+    /// The latency daemon, as described.
     Latd(Latd),
-    /// Limits that grow.
+    /// Limits that grow, as described.
     Cgroup(Cgroup),
 }
 
 impl Controller {
-    /// The controller of a policy; `None` where there is to be none.
+    /// The controller that a policy names; `None` where it names none.
     #[must_use]
     pub fn new(kind: PressureController, rules: &Rules, now: Nanos) -> Option<Self> {
         Some(match kind {
@@ -255,7 +256,7 @@ impl Controller {
         })
     }
 
-    /// When the next look is due.
+    /// When the next sample is due.
     #[must_use]
     pub fn next(&self) -> Nanos {
         match self {
@@ -265,7 +266,7 @@ impl Controller {
         }
     }
 
-    /// Whether the next look has to show processes: looking at them is dear.
+    /// Whether the next sample has to show processes. Reading them is expensive.
     #[must_use]
     pub fn wants_processes(&self) -> bool {
         match self {
@@ -274,9 +275,11 @@ impl Controller {
         }
     }
 
-    /// Memory cannot be seen now: nobody new is acted upon, and who is frozen or stopped goes on in
-    /// time all the same. Decisions are appended. (The described ones know no longest stop; with
-    /// them it begins with the first look that fails.)
+    /// To be called when a sample fails. No group or process is newly acted upon. What is frozen or
+    /// stopped still resumes in time. Appends to `decisions`.
+    ///
+    /// The described controllers have no longest stop; theirs begins with the first sample that
+    /// fails.
     pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
         match self {
             Self::Quell(c) => c.blind(now, decisions),
@@ -285,7 +288,7 @@ impl Controller {
         }
     }
 
-    /// Decides. Decisions are appended.
+    /// Decides by one sample. Appends to `decisions`.
     pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
         match self {
             Self::Quell(c) => c.step(now, look, decisions),

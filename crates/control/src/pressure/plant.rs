@@ -1,31 +1,31 @@
-//! A simulated machine under memory pressure, for tests: one critical group that works in frames,
-//! neighbours that take memory, and a kernel that reclaims. Coarse on purpose: what has to hold
-//! must not hang on details.
+//! A simulated machine under memory pressure, for tests. It has one critical group that works in
+//! frames, neighbours that take memory, and a kernel that reclaims. It is coarse on purpose: what
+//! is tested must not depend on details.
 //!
-//! What it has: pages of files and programs' own memory by amount, reclaim of files from who is
-//! above its limit first and then from everybody in proportion to what is not protected, refaults
-//! that take the disk's time and are seen as stall, `memory.high` that slows an allocation down to
-//! [`CRAWL`], freezing, killing. Left out: swap, writeback, page lists.
+//! Modelled: amounts of file pages and of programs' own memory. Files are reclaimed first from a
+//! group above its limit, then from all in proportion to what is not protected. Refaults take the
+//! disk's time and count as stall. `memory.high` slows an allocation down to [`CRAWL`]. Groups can
+//! be frozen and killed. Left out: swap, writeback, page lists.
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
-/// What grows in spite of a limit (pressure.md 2: 7 MB/s).
+/// How fast a group grows in spite of a limit (measured: 7 MB/s).
 const CRAWL: u64 = 7 * MIB;
-/// What the disk delivers, bytes per second.
+/// What the disk delivers, in bytes per second.
 const DISK: u64 = 400 * MIB;
-/// A frame of the critical group: it touches all it works on.
+/// A frame of the critical group: it touches its whole working set.
 pub const FRAME: Nanos = Nanos::millis(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Takes so much memory of its own per second, up to so much.
+    /// Takes `rate` bytes of its own memory per second, up to `most`.
     Anonymous { rate: u64, most: u64 },
-    /// Reads so much per second and never again.
+    /// Reads `rate` bytes per second, each of them once.
     Stream { rate: u64 },
-    /// Reads so much per second of a file of this size, again and again.
+    /// Reads `rate` bytes per second of a file of `size` bytes, again and again.
     Repeat { rate: u64, size: u64 },
-    /// Sits there.
+    /// Has `own` bytes and does nothing.
     Idle { own: u64 },
 }
 
@@ -38,7 +38,7 @@ pub struct Hog {
     pub limit: Option<u64>,
     pub frozen: bool,
     pub alive: bool,
-    /// Bytes it has got on with.
+    /// Progress so far, in bytes read or allocated.
     pub done: u64,
     refaults: u64,
     io: u64,
@@ -74,16 +74,16 @@ impl Hog {
 pub struct Plant {
     pub now: Nanos,
     pub total: u64,
-    /// What the critical group works on, and what of it is there.
+    /// The critical group's working set, and what of it is in memory.
     pub works_on: u64,
     pub there: u64,
     pub protected: u64,
     pub hogs: Vec<Hog>,
     memory_stall: u64,
-    /// How long the critical group had waited, step by step.
+    /// The sum of the critical group's waits after each step.
     waits: Vec<(Nanos, u64)>,
     refaults: u64,
-    /// When the current frame began to be late, if it is.
+    /// Of each frame: when it ended, and how late it was.
     pub frames: Vec<(Nanos, Nanos)>,
     frame_due: Nanos,
     frame_late: u64,
@@ -124,7 +124,7 @@ impl Plant {
         self.total.saturating_sub(self.there + used)
     }
 
-    /// Lets `span` go by.
+    /// Runs the machine for one step of length `span`.
     pub fn run(&mut self, span: Nanos) {
         let seconds = |rate: u64| rate * span.0 / 1_000_000_000;
         self.now = self.now.plus(span);
@@ -151,7 +151,7 @@ impl Plant {
                 Kind::Stream { rate } => self.read(i, seconds(rate), room, 0, span),
                 Kind::Repeat { rate, size } => {
                     let step = seconds(rate);
-                    // What of it is there needs no disk.
+                    // The part that is in memory needs no disk.
                     let hit = u64::try_from(
                         u128::from(step) * u128::from(hog.file.min(size)) / u128::from(size.max(1)),
                     )
@@ -167,7 +167,7 @@ impl Plant {
         self.waits.push((self.now, self.memory_stall));
     }
 
-    /// When it began to wait for the first time for a tenth of `span` or more.
+    /// The beginning of the first `span` in which it waited for a tenth of it or more.
     pub fn onset(&self, span: Nanos) -> Option<Nanos> {
         let bad = |(at, sum): &&(Nanos, u64)| {
             let until = self.waits.partition_point(|(t, _)| *t < at.plus(span));
@@ -188,7 +188,7 @@ impl Plant {
         hog.refaults += again.min(bytes) / 4096;
     }
 
-    /// Gives memory to a hog, reclaiming from everybody what is missing.
+    /// Gives memory to a hog. What is missing is reclaimed from all groups.
     fn take(&mut self, bytes: u64, who: usize) -> u64 {
         let (low, _) = self.marks();
         let free = self.free();
@@ -222,8 +222,8 @@ impl Plant {
         bytes
     }
 
-    /// The critical group touches everything once a frame; what is missing comes from the disk, and
-    /// while it does it waits.
+    /// The critical group touches all it works on once a frame. What is missing comes from the
+    /// disk, and the group waits meanwhile.
     fn frame(&mut self, span: Nanos) {
         let missing = self.works_on - self.there;
         let fetched = missing.min(DISK * span.0 / 1_000_000_000);
@@ -325,7 +325,7 @@ impl Plant {
         }
     }
 
-    /// The 95th percentile of how late frames were that ended from `from` on.
+    /// The 95th percentile of the lateness of frames that ended from `from` on.
     pub fn late(&self, from: Nanos) -> Nanos {
         let mut late: Vec<u64> = self
             .frames

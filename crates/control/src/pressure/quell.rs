@@ -1,24 +1,29 @@
 //! `quell`: protect first, stop second, kill last.
 //!
-//! *Protect.* What a critical group works on is protected by the kernel ([`WorkingSet`] where it is
-//! measured), and the neighbours are kept from taking it: together they may use what is there but
-//! for what the critical groups have, and a [`reserve`]. That is known before anybody waits, and
-//! holds alone where nothing else disturbs. Below that ceiling is another one, moved by how long
-//! the critical groups waited since the last look: down at once, in proportion to it, and up again
-//! slowly, half-way to where they waited last and from there in steps that become small as what is
-//! there is used up (as the closed loop around a deadline does it, [`super::super::deadline`]).
-//! Between `start` and `release` nothing moves. Who is to blame for more is cut more.
+//! *Protect.* The kernel protects what a critical group works on ([`WorkingSet`] where it is
+//! measured). The neighbours are kept from taking it. Together they may use all memory but what the
+//! critical groups have, and a [`reserve`]. That ceiling is known before any group waits, and is
+//! enough where nothing else disturbs.
 //!
-//! *Stop.* Where that does not hold for `grace`, or nobody may be limited, the one most to blame is
-//! frozen. A frozen group gives nothing back by itself, so that its memory is reclaimed meanwhile,
-//! where it may be. It stays frozen for `grace`; and since letting it go on is a trial that costs
-//! the critical group a unit of work when it fails, each failed one doubles the next stop, up to
-//! [`LONGEST_FREEZE`]. If units of the critical group stop ending although it waits for no memory,
-//! it may wait for a lock that a frozen program holds: that one goes on at once, and is left alone
-//! for a while.
+//! A second ceiling lies below it. It moves by how long the critical groups waited since the last
+//! sample. It falls at once, in proportion to that. It rises slowly: half-way to where they waited
+//! last, then in steps that shrink as memory is used up (like the closed loop around a deadline,
+//! [`super::super::deadline`]). Between `start` and `release` nothing moves. A neighbour that is to
+//! blame for more is cut more.
 //!
-//! *Kill.* When what is left beside the critical groups' own falls below the kernel's own
-//! watermark, or the stall goes on although all else is in force and the reserve is used up.
+//! *Stop.* Where that does not suffice for `grace`, or no neighbour may be limited, the one most to
+//! blame is frozen. A frozen group gives nothing back, so its memory is reclaimed meanwhile if that
+//! is allowed. It stays frozen for `grace`. To resume it is a trial: if it fails, it costs the
+//! critical group a unit of work. So each failed trial doubles the next stop, up to
+//! [`LONGEST_FREEZE`].
+//!
+//! The critical group may wait for a lock that a frozen program holds. The sign is that its units
+//! stop ending although it waits for no memory. The frozen group is then resumed at once, and is
+//! not frozen again for a while.
+//!
+//! *Kill.* This happens when what is left next to the critical groups' own falls below the kernel's
+//! watermark. It also happens when the stall continues although all else is active and the reserve
+//! is used up.
 
 use quell_types::units::{Bytes, Nanos, Share};
 
@@ -27,59 +32,60 @@ use super::stall::{Difference, Stall, disks_used};
 use super::working::WorkingSet;
 use super::{Act, Critical, Decision, Look, Machine, Rules, Why};
 
-/// The longest a group is kept frozen at a time.
+/// The longest that a group is kept frozen at a time.
 pub const LONGEST_FREEZE: Nanos = Nanos::secs(8);
-/// Waiting again this soon after a group went on was its doing.
+/// If a critical group waits again this soon after a group was resumed, that group caused it.
 const PROBATION: Nanos = Nanos::secs(2);
-/// A group that may hold a lock is not frozen again for so long.
+/// How long a group that may hold a lock is not frozen again.
 const SHY: Nanos = Nanos::secs(10);
-/// Units of work are overdue after so many times the usual distance, and no sooner than this.
+/// Units of work are overdue after this many times their usual distance, and not before this time.
 const OVERDUE: (u64, Nanos) = (4, Nanos::millis(200));
-/// A cut needs so many looks to show an effect.
+/// A cut needs this many samples to show an effect.
 const SETTLES: u64 = 3;
-/// At a stall share of all the time, one part of so many of what the neighbours use is cut at once.
+/// What is cut at once at a stall share of 100 %, as a divisor of what the neighbours use.
 const CUT: u64 = 4;
-/// Parts of the machine: the smallest cut and step back, and the least change of a limit that is
-/// worth a write.
+/// Divisors of the machine's memory: the smallest cut and rise, and the least change of a limit
+/// that is worth a write.
 const STEP: u64 = 256;
 const WORTH: u64 = 128;
-/// Beyond where they waited last the ceiling rises by one part of so many of what is there for the
-/// neighbours.
+/// Beyond where the groups waited last, the ceiling rises by this part of what is left below
+/// `known`, as a divisor.
 const BEYOND: u64 = 16;
-/// Parts of the machine that have to be left for limits to be taken off, and below which they are
-/// set.
+/// Divisors of the machine's memory: limits are removed when this much is left beyond the reserve,
+/// and set when less than this is.
 const PLENTY: u64 = 4;
 const SCARCE: u64 = 8;
-/// The least a neighbour's limit sinks to: one part of so many of the machine, within bounds.
+/// The lowest limit of a neighbour: a divisor of the machine's memory, and its bounds in bytes.
 const LEAST: (u64, u64, u64) = (16, 16 << 20, 256 << 20);
 /// How many times what is missing of the reserve is taken from the neighbours' limits.
 const FIRM: u64 = 4;
-/// Looks in a row that find too little left before anybody is killed: one may be a moment's figure.
+/// Samples in a row that must find too little left before a process is killed. One alone may be
+/// wrong.
 const SURE: u32 = 2;
 
-/// What is kept free beside what the critical groups have: twice the level at which the kernel
-/// stops to reclaim, so that it does not begin, and a sixty-fourth of the machine for what grows
-/// between two looks.
+/// What is kept free next to what the critical groups have. It is twice the level at which the
+/// kernel stops reclaiming, so that it does not begin. A sixty-fourth of the machine is added for
+/// growth between two samples.
 #[must_use]
 pub fn reserve(machine: &Machine) -> Bytes {
     Bytes(2 * machine.high.0 + machine.total.0 / 64)
 }
 
-/// One neighbour.
+/// What is done to one neighbour.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     limit: Option<Bytes>,
-    /// Since when it is frozen, and until when at the latest.
+    /// Since when it is frozen, and until when at most.
     frozen: Option<(Nanos, Nanos)>,
-    /// When it went on last.
+    /// When it was resumed last.
     thawed: Option<Nanos>,
-    /// How long it was frozen last, while that has not helped.
+    /// How long it was frozen last; doubled while that has not helped.
     length: Nanos,
-    /// Not to be frozen before.
+    /// It is not frozen before this time.
     shy: Nanos,
 }
 
-/// When units of a critical group end.
+/// When units of a critical group end: the last end, and the average distance.
 #[derive(Clone, Copy, Debug, Default)]
 struct Beat {
     last: Option<Nanos>,
@@ -104,7 +110,7 @@ impl Beat {
     }
 }
 
-/// The controller.
+/// The controller of all critical groups and neighbours.
 #[derive(Clone, Debug)]
 pub struct Quell {
     rules: Rules,
@@ -117,9 +123,9 @@ pub struct Quell {
     blame: Blame,
     suspects: Suspects,
     held: Vec<Held>,
-    /// What the neighbours may use together, as far as waiting tells.
+    /// What the neighbours may use together, judged by waits. `None`: no such bound.
     ceiling: Option<u64>,
-    /// Where the critical groups waited last.
+    /// What the neighbours used, or the ceiling if less, when the critical groups waited last.
     tripped: u64,
     /// When the ceiling moved last.
     moved_at: Nanos,
@@ -135,7 +141,7 @@ pub struct Quell {
 }
 
 impl Quell {
-    /// One that looks first an interval after `now`.
+    /// A controller that takes its first sample an interval after `now`.
     #[must_use]
     pub fn new(rules: &Rules, now: Nanos) -> Self {
         let (critical, neighbours) = (rules.measured.len(), rules.allows.len());
@@ -163,19 +169,19 @@ impl Quell {
         }
     }
 
-    /// When the next look is due.
+    /// When the next sample is due.
     #[must_use]
     pub fn next(&self) -> Nanos {
         self.next
     }
 
-    /// Whether the next look has to show processes.
+    /// Whether the next sample has to show processes.
     #[must_use]
     pub fn wants_processes(&self) -> bool {
         self.processes
     }
 
-    /// Decides.
+    /// Decides by one sample. Appends to `decisions`.
     pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
         self.next = now.plus(self.rules.interval);
         let anew = self.held.iter_mut().zip(&look.neighbours);
@@ -205,20 +211,20 @@ impl Quell {
         self.thaw(now, share, decisions);
         self.limit(now, share, (look, left), decisions);
         self.escalate(now, share, look, decisions);
-        // They are looked at for who is to be killed, and nobody is while there is more than this.
-        // (Who grows is found in few looks.)
+        // Processes are read only to choose one to kill, and none is killed while more than this is
+        // left. A growing process is found within few samples.
         let kills = self.rules.allows.iter().any(|a| a.kill);
         self.processes = kills && self.spare(look) < 2 * reserve(&look.machine).0;
     }
 
-    /// Lets go on who has been frozen for as long as he may; nothing tells that a lock is waited
-    /// for.
+    /// To be called when a sample fails. Resumes groups that have been frozen for as long as they
+    /// may. Nothing shows then that a lock is waited for.
     pub fn blind(&mut self, now: Nanos, decisions: &mut Vec<Decision>) {
         self.next = now.plus(self.rules.interval);
         self.thaw(now, Share::WHOLE, decisions);
     }
 
-    /// Pages of the critical groups' files that nobody else gets: those that they use again and
+    /// Pages of the critical groups' files that no other group gets: those that they use again and
     /// again, and whatever else is protected.
     fn kept(&self, look: &Look) -> u64 {
         let groups = look.critical.iter().zip(&self.sets);
@@ -231,21 +237,21 @@ impl Quell {
         kept.sum()
     }
 
-    /// What could be had without taking from the critical groups what they keep: nobody is killed
-    /// for what the kernel can reclaim.
+    /// What could be had without taking from the critical groups what they keep. No process is
+    /// killed for what the kernel can reclaim.
     fn spare(&self, look: &Look) -> u64 {
         look.machine.available.0.saturating_sub(self.kept(look))
     }
 
-    /// What could be had without taking from anybody what he uses: the kernel's estimate counts
-    /// everybody's files.
+    /// What could be had without taking from any group what it uses. The kernel's estimate counts
+    /// all groups' files as available.
     fn left(&self, look: &Look) -> u64 {
         let neighbours = look.neighbours.iter();
         let files = neighbours.map(|n| n.usage.0.saturating_sub(n.anonymous.0));
         self.spare(look).saturating_sub(files.sum())
     }
 
-    /// Since when it is bad, or calm.
+    /// Updates since when the stall is high, and since when it is calm.
     fn judge(&mut self, now: Nanos, share: Share) {
         if share >= self.rules.start {
             self.last_high = now;
@@ -298,7 +304,7 @@ impl Quell {
         let used: u64 = limited().map(|i| look.neighbours[i].usage.0).sum();
         let least = (total / LEAST.0).clamp(LEAST.1, LEAST.2);
         let reserve = reserve(machine).0;
-        // What is there for them all: what they have, and what is left but for the reserve.
+        // What there is for all of them: what they have, and what is left beyond the reserve.
         let known = (used + left).saturating_sub(reserve);
         self.steer(now, share, (used, least * count, known), total);
         let ceiling = self.ceiling.unwrap_or(u64::MAX);
@@ -325,9 +331,9 @@ impl Quell {
         if !any && !scarce {
             return;
         }
-        // Beyond its limit a program that has nothing to be reclaimed goes on, the slower the
-        // further beyond it is (mm/memcontrol.c): what is missing of the reserve is asked for
-        // several times.
+        // A program beyond its limit that has nothing to be reclaimed runs on, and is slower the
+        // further beyond it is (mm/memcontrol.c). So a multiple of what is missing of the reserve
+        // is taken.
         let known = match reserve.saturating_sub(left) {
             0 => known,
             missing => {
@@ -335,9 +341,9 @@ impl Quell {
                 used.saturating_sub(missing.saturating_mul(FIRM))
             }
         };
-        // Who has just had too much is not given more at once: one who reads on fills a limit
-        // faster than a look sees, goes beyond it before the kernel has reclaimed, and would be cut
-        // again.
+        // A group that has just had too much is not given more at once. One that reads on fills a
+        // limit faster than a sample shows. It goes beyond it before the kernel has reclaimed, and
+        // would be cut again.
         let rises = self
             .scarce_at
             .is_none_or(|at| now.since(at) >= self.rules.grace);
@@ -417,14 +423,14 @@ impl Quell {
         if !calm || now.since(self.moved_at) < self.rules.grace {
             return;
         }
-        // Half-way to where it was too much; there, and beyond, in small steps, as long as what is
-        // known to be there for them does not tell that it was something else.
+        // Half-way to where it was too much. From there on in small steps, or larger ones if
+        // `known` shows that much more is left for the neighbours.
         let step = (self.tripped.saturating_sub(ceiling) / 2)
             .max(known.saturating_sub(ceiling) / BEYOND)
             .max(small);
         let ceiling = ceiling.saturating_add(step);
         self.moved_at = now;
-        // Nobody comes near it.
+        // The neighbours use far less than the ceiling: it is removed.
         self.ceiling = (ceiling < used.saturating_add(total / PLENTY)).then_some(ceiling);
     }
 
@@ -510,8 +516,8 @@ impl Quell {
         true
     }
 
-    /// What a frozen group has and can be had: pages of files, and its own where there is swap
-    /// space.
+    /// Reclaims from a frozen group half of what can be had: pages of files, and its own memory as
+    /// far as there is swap space.
     fn reclaim(&self, look: &Look, decisions: &mut Vec<Decision>) -> bool {
         for (neighbour, held) in self.held.iter().enumerate() {
             if held.frozen.is_none() || !self.rules.allows[neighbour].reclaim {
@@ -537,7 +543,7 @@ impl Quell {
 
     fn kill(&self, look: &Look, why: Why, decisions: &mut Vec<Decision>) -> bool {
         let small = look.machine.total.0 / STEP;
-        // Killing who has nothing of its own gives nothing that could not be reclaimed.
+        // Killing a group without memory of its own frees nothing that could not be reclaimed.
         let may = |i: usize| self.rules.allows[i].kill && look.neighbours[i].anonymous.0 >= small;
         let worst = self.blame.worst(&look.neighbours, may);
         let Some(task) = worst.and_then(|i| self.suspects.worst(i, &look.processes)) else {

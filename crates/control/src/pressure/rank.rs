@@ -1,5 +1,6 @@
-//! Whom to blame: who grows, whose pages come back, who uses the disks, who is large. `oom_score`
-//! alone is size, and misses who streams through files without owning a byte (pressure.md, 7).
+//! Which neighbour, and which process, is to blame. It counts growth, pages that come back, use of
+//! the disks, and size. `oom_score` alone is size: it misses a program that streams through files
+//! and has hardly any memory of its own.
 
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos};
@@ -7,23 +8,24 @@ use quell_types::units::{Bytes, Nanos};
 use super::stall::Difference;
 use super::{Neighbour, Process};
 
-/// The page by which refaults are counted.
+/// The page size by which refaults are counted.
 const PAGE: u64 = 4096;
-/// Bytes of size that weigh as much as a byte per second of growth: who is merely large is to blame
-/// for little.
+/// Bytes of size that weigh as much as one byte per second of growth. A group that is merely large
+/// is to blame for little.
 const SIZE: u64 = 16;
-/// Weight of the newest interval in the averages: one part of so many.
+/// Weight of the newest interval in the averages, as a divisor.
 const NEWEST: u64 = 4;
-/// So many processes are known from one look to the next; who comes later is judged by its size.
+/// The most processes that are remembered from one sample to the next. Later ones are judged by
+/// size.
 const MOST: usize = 1024;
 
-/// One neighbour's account.
+/// The sums and the averaged rate of one neighbour.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     usage: Difference,
     refaults: Difference,
     io: Difference,
-    /// Bytes per second, averaged.
+    /// Growth, pages that came back and half of the disk traffic: bytes per second, averaged.
     rate: u64,
 }
 
@@ -40,7 +42,7 @@ impl Blame {
         }
     }
 
-    /// Takes a look in, `span` after the last.
+    /// Takes a sample, `span` after the last one.
     pub fn see(&mut self, neighbours: &[Neighbour], span: Nanos) {
         for (account, neighbour) in self.accounts.iter_mut().zip(neighbours) {
             let grown = account.usage.of(neighbour.usage.0);
@@ -53,7 +55,7 @@ impl Blame {
         }
     }
 
-    /// How much a neighbour is to blame, in bytes per second. Nobody in it, nobody to blame.
+    /// How much a neighbour is to blame, in bytes per second. Zero where no process is in it.
     pub fn of(&self, neighbour: usize, look: &Neighbour) -> u64 {
         if !look.populated {
             return 0;
@@ -62,14 +64,14 @@ impl Blame {
         rate.saturating_add(look.usage.0 / SIZE)
     }
 
-    /// The one most to blame of those that `may` be chosen.
+    /// The neighbour most to blame of those that `may` be chosen.
     pub fn worst(&self, looks: &[Neighbour], may: impl Fn(usize) -> bool) -> Option<usize> {
         let chosen = (0..looks.len()).filter(|i| may(*i) && looks[*i].populated);
         chosen.max_by_key(|i| (self.of(*i, &looks[*i]), std::cmp::Reverse(*i)))
     }
 }
 
-/// What a process had at the last look.
+/// What a process had at the last sample.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     task: TaskId,
@@ -83,7 +85,7 @@ struct Known {
 #[derive(Clone, Debug)]
 pub(super) struct Suspects {
     known: Vec<Known>,
-    /// Filled while the next look is taken in.
+    /// Filled while the next sample is taken in.
     next: Vec<Known>,
 }
 
@@ -95,7 +97,7 @@ impl Suspects {
         }
     }
 
-    /// Takes a look in; growth is averaged from one to the next.
+    /// Takes a sample. Growth is averaged over samples.
     pub fn see(&mut self, processes: &[Process]) {
         self.next.clear();
         for process in processes.iter().take(MOST) {
@@ -117,8 +119,8 @@ impl Suspects {
         std::mem::swap(&mut self.known, &mut self.next);
     }
 
-    /// The process of a neighbour most to blame: its part of what grew, and of what is there, and
-    /// the kernel's own score, each against the largest.
+    /// The process of a neighbour that is most to blame. Growth, size and the kernel's own score
+    /// count alike, each relative to the largest of the neighbour.
     pub fn worst(&self, neighbour: usize, processes: &[Process]) -> Option<TaskId> {
         let grown = |p: &Process| {
             let known = self.known.iter().find(|k| k.task == p.task);
@@ -188,7 +190,7 @@ mod tests {
         let now = [process(10, 700, 400, 0), process(11, 690, 320, 0)];
         assert_eq!(suspects.worst(0, &now).unwrap().pid, 11);
         assert_eq!(suspects.worst(1, &now), None, "of that neighbour");
-        // Without a history the larger one.
+        // Without a history it is the larger one.
         assert_eq!(Suspects::new().worst(0, &now).unwrap().pid, 10);
     }
 }

@@ -1,29 +1,29 @@
-//! How much of the time somebody waited: differences of sums (`total=`), since the averages that
-//! the kernel offers move every two seconds and span ten.
+//! How much of the time a critical group waited. Taken from differences of sums (`total=`): the
+//! averages that the kernel offers move every two seconds and span ten.
 
 use quell_types::units::{Nanos, Share};
 
 use super::{Critical, Neighbour};
 
-/// What it takes at most to read a page that was taken: where an access takes 10 ms, it brings some
-/// ten pages.
+/// The time that is counted for reading back one page that was taken, at most. Where a disk access
+/// takes 10 ms, it brings about ten pages.
 const COMES_BACK: Nanos = Nanos::millis(1);
 
-/// A sum that is looked at again and again.
+/// A sum that is sampled again and again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Difference {
     last: Option<u64>,
 }
 
 impl Difference {
-    /// What was added since the last look; nothing at the first, and where the sum began anew.
+    /// What was added since the last sample. Zero at the first one, and where the sum began anew.
     pub fn of(&mut self, sum: u64) -> u64 {
         let last = self.last.replace(sum);
         last.map_or(0, |last| sum.saturating_sub(last))
     }
 }
 
-/// Of one critical group.
+/// What one critical group waited for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Stall {
     memory: Difference,
@@ -32,12 +32,14 @@ pub(super) struct Stall {
 }
 
 impl Stall {
-    /// The share of `span` for which it waited. Waiting for input and output counts only while
-    /// memory is short: before, pages that come back were taken in other times, and nobody's limit
-    /// would bring them sooner. It counts as far as it can be due to pages that had been taken from
-    /// it and came back ([`COMES_BACK`] each), and all of it where others used the disks and are to
-    /// be held back for that: a program that reads something for the first time waits, too, and
-    /// nobody is to blame.
+    /// The share of `span` for which the group waited. `short`: memory is short. `others`:
+    /// neighbours used the disks and are to be limited for that.
+    ///
+    /// Waiting for input and output counts only while memory is short. Before that, pages that come
+    /// back were taken earlier, and no limit would bring them sooner. It counts as far as pages
+    /// that were taken and came back can explain it ([`COMES_BACK`] each). Where `others` is set
+    /// all of it counts. A program that reads something for the first time waits, too, without
+    /// fault of a neighbour.
     pub fn share(&mut self, group: &Critical, span: Nanos, (short, others): (bool, bool)) -> Share {
         let memory = self.memory.of(group.memory_stall.0);
         let io = self.io.of(group.io_stall.0);
@@ -52,7 +54,7 @@ impl Stall {
     }
 }
 
-/// Whether any neighbour used the disks since the last look.
+/// Whether any neighbour used the disks since the last sample.
 pub(super) fn disks_used(moved: &mut [Difference], neighbours: &[Neighbour]) -> bool {
     let mut used = false;
     for (moved, neighbour) in moved.iter_mut().zip(neighbours) {

@@ -30,7 +30,7 @@ const LIMIT: Allows = Allows {
     kill: false,
 };
 
-/// Runs a controller on a plant; every decision with its time.
+/// Runs a controller on a plant. Returns each decision with its time.
 fn run(
     plant: &mut Plant,
     kind: PressureController,
@@ -349,7 +349,7 @@ fn who_the_described_ones_stopped_goes_on_when_looks_keep_failing_and_not_for_on
         let [(Act::Stop(who), _)] = step(1_000, Some(&look))[..] else {
             panic!("{kind:?} stops nobody");
         };
-        // A look that succeeds in between: time begins anew.
+        // A sample that succeeds in between: the time of failures begins anew.
         for at in (2_000..9_000).step_by(20) {
             assert_eq!(step(at, None), [], "{kind:?} {at}");
         }
@@ -369,8 +369,8 @@ fn a_group_that_may_hold_a_lock_goes_on() {
     let mut look = Plant::new(1024, 512, vec![anonymous(1, 1)]).look();
     look.machine.available = look.machine.total;
     let mut frozen = None;
-    // Units every 50 ms; from 1 s on it waits, until its neighbour is frozen; then nothing ends any
-    // more.
+    // Units end every 50 ms. From 1 s on it waits, until its neighbour is frozen. Then no unit ends
+    // any more.
     for i in 1..200 {
         let now = MS(20 * i);
         if frozen.is_none() {
@@ -406,8 +406,8 @@ fn a_group_waiting_for_its_own_first_reads_holds_nobody_back() {
         quell.step(MS(20 * i), &look, &mut out);
     }
     assert_eq!(out, []);
-    // The same while a neighbour uses the disks: it queues behind that, and a limit of memory would
-    // change nothing of it, as long as there is enough for all.
+    // The same while a neighbour uses the disks: the group queues behind it. A memory limit would
+    // change nothing, as long as there is enough for all.
     for i in 100..300 {
         look.critical[0].io_stall = MS(15 * i);
         look.neighbours[0].io += 1 << 20;
@@ -456,7 +456,7 @@ fn processes_are_looked_at_only_while_there_is_little_to_be_had() {
     }
 }
 
-/// Every stop with its end: neighbour, from, to.
+/// Each stop with its end: neighbour, from, to.
 fn stops(log: &[(Nanos, Decision)], end: Nanos) -> Vec<(usize, Nanos, Nanos)> {
     let mut open: Vec<(usize, Nanos)> = Vec::new();
     let mut found = Vec::new();

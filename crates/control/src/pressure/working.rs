@@ -1,36 +1,36 @@
-//! What a group works on: its programs' own memory and the pages of files it uses again and again,
-//! as far as they are there, and what of it was taken away: every page that comes back soon was
-//! part of it (the kernel's refault distance, mm/workingset.c).
+//! The working set of a critical group. It is its programs' own memory and the file pages that it
+//! uses again and again, as far as they are in memory, and what of it was taken away. Every page
+//! that comes back soon was part of it (the kernel's refault distance, mm/workingset.c).
 
 use quell_types::units::{Bytes, Nanos};
 
 use super::Critical;
 use super::stall::Difference;
 
-/// The page by which refaults are counted. (Where pages are larger, the estimate is low, and rises
-/// with the next.)
+/// The page size by which refaults are counted. Where pages are larger the estimate is low, and
+/// rises with the next sample.
 const PAGE: u64 = 4096;
-/// What is protected goes beyond what was measured by an eighth: the kernel's lists are no exact
+/// What is protected exceeds what was measured by an eighth: the kernel's lists are no exact
 /// account.
 const BEYOND: u64 = 8;
 /// A change below this part of what is protected is not worth a write.
 const WORTH: u64 = 32;
-/// So long what it works on has to be less until less is protected: longer than its programs'
+/// How long the working set has to be smaller until less is protected: longer than its programs'
 /// phases.
 const PATIENCE: Nanos = Nanos::secs(10);
 
-/// The estimate, and the protection that follows it.
+/// The estimate of a working set, and the protection that follows it.
 #[derive(Clone, Debug)]
 pub struct WorkingSet {
     refaults: Difference,
-    /// Of what was there and what came back, the most since `since`.
+    /// The largest estimate since `since`.
     most: Bytes,
     since: Nanos,
     protected: Bytes,
 }
 
 impl WorkingSet {
-    /// Nothing is protected yet.
+    /// An estimate that begins at `now`. Nothing is protected yet.
     #[must_use]
     pub fn new(now: Nanos) -> Self {
         Self {
@@ -41,18 +41,18 @@ impl WorkingSet {
         }
     }
 
-    /// What is protected.
+    /// How much is protected now; whole pages.
     #[must_use]
     pub fn protected(&self) -> Bytes {
         self.protected
     }
 
-    /// Takes a look in. What is to be protected from now on, where that changes.
+    /// Takes a sample. `Some`: how much is to be protected from now on, where that changes.
     pub fn step(&mut self, now: Nanos, group: &Critical) -> Option<Bytes> {
         let back = self.refaults.of(group.refaults).saturating_mul(PAGE);
         let there = group.anonymous.0.saturating_add(group.file.0);
         let measured = there.min(group.usage.0.max(group.anonymous.0));
-        // What has just come back is there already, in part; what had to go for it is not.
+        // Part of what has just come back is in memory already. What had to go for it is not.
         let works_on = measured.saturating_add(back);
         self.most = self.most.max(Bytes(works_on));
         let wanted = works_on.saturating_add(works_on / BEYOND);

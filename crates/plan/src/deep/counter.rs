@@ -1,17 +1,19 @@
-//! Does an event count right? It is opened around traffic that is known by construction, a stream
-//! far larger than the caches: each line crosses once. Counted ÷ known is the error factor (the
-//! complaint it answers: one library's counts were two to three times off, another's were zero;
-//! likwid issues 527 and 531, intel-cmt-cat issue 283).
+//! Does an event count right? It is opened around traffic that is known by construction: a stream
+//! far larger than the caches, of which each line crosses once. The error factor is counted ÷
+//! known.
+//!
+//! The complaint that this answers: one library's counts were two to three times off, another's
+//! were zero (likwid issues 527 and 531, intel-cmt-cat issue 283).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Spread;
 
-/// Below this share of the known traffic an event is not believed: what it does not count, a cap
-/// does not hold.
+/// Below this share of the known traffic an event is rejected: a cap does not hold what is not
+/// counted.
 const LEAST: f64 = 0.9;
-/// Above this neither: budgets would end at four fifths of what was promised.
+/// Above this share it is rejected, too: budgets would end at four fifths of what was promised.
 const MOST: f64 = 1.25;
 
 /// An event beside known traffic.
@@ -25,8 +27,8 @@ pub struct CounterCheck {
 }
 
 impl CounterCheck {
-    /// Of rounds of what was counted and what was known; `None` without a round in which something
-    /// was known.
+    /// The check over `rounds`, each a pair of what was counted and what was known. `None` without
+    /// a round in which something was known.
     #[must_use]
     pub fn of(traffic: &str, rounds: &[(u64, u64)]) -> Option<Self> {
         let factors: Vec<f64> = rounds
@@ -40,7 +42,7 @@ impl CounterCheck {
         })
     }
 
-    /// Why the event is refused as a meter, if it is.
+    /// Why the event is rejected as a meter; `None` if it is not.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
         let factor = self.factor.p50;
@@ -78,7 +80,7 @@ mod tests {
         #[test]
         fn only_the_ratio_matters(known in 1_000u64..1 << 40, percent in 1u64..300) {
             let verdict = check(&[(known * percent / 100, known)]).refusal().is_none();
-            // The limits themselves may fall to either side by rounding.
+            // At the limits themselves, rounding may decide either way.
             prop_assert!(verdict == (90..=125).contains(&percent) || percent == 90 || percent == 125);
         }
 

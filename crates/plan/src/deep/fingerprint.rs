@@ -1,9 +1,9 @@
-//! Which machine figures belong to, and when they no longer do.
+//! Which machine figures belong to, and when they no longer hold.
 //!
 //! They hold as long as nothing changes that they depend on: processor, microcode, kernel,
-//! hypervisor, the CPUs we may use, the caches the kernel tells, and the memory's size (within an
-//! eighth: kernels keep back more or less). A virtual machine's memory comes and goes with its
-//! balloon and does not count; its boot does: it may be on another host since.
+//! hypervisor, usable CPUs, the caches that the kernel reports, and the size of memory. Memory may
+//! differ by an eighth: kernels reserve more or less. A virtual machine's memory changes with its
+//! balloon and does not count. Its boot does count: it may run on another host since.
 
 use std::collections::BTreeMap;
 
@@ -28,9 +28,9 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Of a machine with these parts. `memory` is by node; it and `boot`
-    /// (`/proc/sys/kernel/random/boot_id`) count as [`crate::inventory::Inventory::fingerprint`]
-    /// says.
+    /// The fingerprint of a machine with these parts. `memory` is by node.
+    /// [`crate::inventory::Inventory::fingerprint`] decides when `memory` and `boot`
+    /// (`/proc/sys/kernel/random/boot_id`) count.
     #[must_use]
     pub(crate) fn of(
         identity: &Identity,
@@ -47,7 +47,7 @@ impl Fingerprint {
         }
     }
 
-    /// What is different now, each as half a sentence; empty: the figures hold.
+    /// What differs now, each as half a sentence. Empty: the figures hold.
     #[must_use]
     pub fn changed(&self, now: &Self) -> Vec<String> {
         let mut all = Vec::new();

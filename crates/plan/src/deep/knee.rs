@@ -1,22 +1,24 @@
 //! The knee of a latency curve: the point beyond which more load costs latency out of proportion.
-//! The point farthest below the chord from idle to full, both axes scaled to 1 (Satopää et al.
-//! 2011, "Finding a Kneedle in a Haystack"), after a monotone fit, because more load never makes
-//! memory faster and a dip is noise.
+//!
+//! It is the point farthest below the chord from idle to full, with both axes scaled to 1 (Satopää
+//! et al. 2011, "Finding a Kneedle in a Haystack"). A monotone fit comes first: more load never
+//! makes memory faster, so a dip is noise.
 
-/// Latency that rises by less than this over the whole curve has no knee.
+/// Latency that rises by less than this factor over the whole curve has no knee.
 const RISE: f64 = 1.2;
-/// How far below the chord, of 1, a point must lie: nearly straight curves have no knee either.
+/// How far below the chord a point must lie, with axes scaled to 1. Nearly straight curves have no
+/// knee.
 const BELOW: f64 = 0.1;
 
-/// The knee's index in `(load, latency)`, ordered by load from idle to full; `None` for fewer than
-/// three points, loads that do not rise, or a curve that hardly rises or bends.
+/// The knee's index in `(load, latency)`, ordered by load from idle to full. `None` for fewer than
+/// three points, for loads that do not rise, and for a curve that hardly rises or bends.
 #[must_use]
 pub fn knee(points: &[(f64, f64)]) -> Option<usize> {
     let latency = rising(&points.iter().map(|p| p.1).collect::<Vec<f64>>());
     let (first, last) = (points.first()?, points.last()?);
     let (idle, full) = (*latency.first()?, *latency.last()?);
     let span = last.0 - first.0;
-    // Written so that figures that are not numbers have no knee.
+    // Written so that NaN has no knee.
     if points.len() < 3 || !(span > 0.0 && idle > 0.0 && full >= RISE * idle) {
         return None;
     }

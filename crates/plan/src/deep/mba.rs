@@ -1,12 +1,13 @@
-//! What the percentages of memory-bandwidth allocation come to: for each step and number of CPUs
-//! the rate that streams reach.
+//! What the percentages of memory-bandwidth allocation amount to: the rate that streams reach, for
+//! each step and number of CPUs.
 //!
-//! Method: the hardware throttles each core by itself, so that the same 10 % are one rate for one
-//! thread and several times that for four (Documentation/filesystems/resctrl.rst, "Memory bandwidth
-//! Allocation"), and steps that are written need not differ in what they do. Every percentage is
-//! therefore set in turn and every number of CPUs streams under it, all once per round, so that a
-//! disturbance hits all alike. Whoever asks brings the machine: how a percentage is set, and how
-//! CPUs stream.
+//! The hardware throttles each core separately. The same 10 % are one rate for one thread and
+//! several times that for four (Documentation/filesystems/resctrl.rst, "Memory bandwidth
+//! Allocation"). Steps that are written differently may also have the same effect.
+//!
+//! Method: each percentage is set in turn, and each number of CPUs streams under it. All are run
+//! once per round, so that a disturbance hits all alike. The caller provides the machine: how a
+//! percentage is set, and how CPUs stream.
 
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::partition::MbaBounds;
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Spread;
 
-/// Steps of hardware that has more of them are taken together.
+/// The most steps that are tried. Hardware with more of them is measured at every few.
 const MOST_STEPS: u32 = 10;
 
 /// What was measured.
@@ -55,7 +56,7 @@ impl MbaPoint {
     }
 }
 
-/// How many CPUs stream: each power of two, and all.
+/// The numbers of CPUs that stream: each power of two, and all.
 fn counts(cpus: usize) -> Vec<usize> {
     let powers = (0..usize::BITS).map(|n| 1usize << n);
     let mut counts: Vec<usize> = powers.take_while(|n| *n < cpus).collect();
@@ -79,15 +80,15 @@ fn percentages(bounds: &MbaBounds) -> Vec<u32> {
 }
 
 impl MbaCurve {
-    /// How many runs a round of the measurement has.
+    /// The number of runs in a round of the measurement.
     #[must_use]
     pub fn cells(bounds: &MbaBounds, cpus: &CpuSet) -> usize {
         counts(cpus.len()).len() * percentages(bounds).len()
     }
 
-    /// Measures the curve of `cpus` in so many `rounds`: `run` sets a percentage for all of them,
-    /// has some stream by `operation`, and answers with what these reach together, in program bytes
-    /// per second.
+    /// Measures the curve of `cpus` over `rounds`. `run` sets a percentage for all of them and lets
+    /// some stream by `operation`. It returns what these reach together, in program bytes per
+    /// second.
     ///
     /// # Errors
     /// Those of `run`.
@@ -125,16 +126,16 @@ impl MbaCurve {
         })
     }
 
-    /// The steps of so many CPUs; of a number that was not measured those of the next larger one,
-    /// which draws no less. Empty where that was not measured either.
+    /// The steps of this many CPUs. Where the number was not measured, the steps of the next larger
+    /// one, which draws no less. Empty where that was not measured either.
     pub fn of(&self, cpus: usize) -> impl Iterator<Item = &MbaPoint> {
         let enough = |point: &&MbaPoint| point.cpus as usize >= cpus;
         let measured = self.points.iter().filter(enough).map(|p| p.cpus).min();
         self.points.iter().filter(move |p| Some(p.cpus) == measured)
     }
 
-    /// The step under which so many CPUs reach most of what is at most `rate`, in every round; of
-    /// steps that do the same, the largest. `None`: they reach more under each.
+    /// The step under which this many CPUs reach most, of those under which no round exceeded
+    /// `rate`. Of steps with the same effect, the largest. `None`: they reach more under each.
     #[must_use]
     pub fn at_most(&self, rate: Rate, cpus: usize) -> Option<&MbaPoint> {
         self.of(cpus)
@@ -142,14 +143,14 @@ impl MbaCurve {
             .max_by_key(|point| (point.rate(), point.percent))
     }
 
-    /// The smallest step under which so many CPUs reach `rate` in every round; `None`: none does.
+    /// The smallest step under which this many CPUs reach `rate` in each round; `None`: none does.
     #[must_use]
     pub fn reaching(&self, rate: Rate, cpus: usize) -> Option<&MbaPoint> {
         let reached = |point: &&MbaPoint| point.mb_s.low * 1e6 >= rate.0 as f64;
         self.of(cpus).find(reached)
     }
 
-    /// The step under which so many CPUs reach least.
+    /// The step under which this many CPUs reach least.
     #[must_use]
     pub fn least(&self, cpus: usize) -> Option<&MbaPoint> {
         self.of(cpus)
@@ -170,8 +171,8 @@ mod tests {
         unit: quell_types::partition::MbaUnit::Percent,
     };
 
-    /// Hardware on which each CPU reaches 10 GB/s times the percentage, and all together no more
-    /// than 24; what is written between 60 and 90 does as 90.
+    /// Hardware on which each CPU reaches 10 GB/s times the percentage, and all together at most 24
+    /// GB/s. A setting from 60 to below 90 acts as 90.
     fn hardware(percent: u32, cpus: &[CpuId]) -> Result<f64, Infallible> {
         let does = if (60..90).contains(&percent) {
             90
@@ -204,7 +205,7 @@ mod tests {
             [percent(1), percent(2), percent(4)],
             [Some(40), Some(20), Some(10)]
         );
-        // Of three, which were not measured, as of four; of five nothing is known.
+        // Three CPUs were not measured and count as four; of five nothing is known.
         assert_eq!([percent(3), percent(5)], [Some(10), None]);
         assert_eq!(curve.at_most(Rate(3_900_000_000), 4), None);
         assert_eq!(curve.least(4).unwrap().rate(), limit);
@@ -244,8 +245,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the curve: what is chosen was never seen to exceed the rate, nothing that was
-        /// not seen to reaches more, and what is to reach it does.
+        /// For any curve: the choice never exceeded the rate, and no other step that never did
+        /// reaches more. The step that is to reach a rate does.
         #[test]
         fn the_choice_is_the_most_that_is_not_too_much(
             rates in proptest::collection::vec((1u32..50_000, 0u32..500), 10),

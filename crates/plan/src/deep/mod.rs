@@ -1,8 +1,10 @@
-//! What `quell doctor --deep` finds out about a machine, as values: which CPUs share a cache in
-//! fact, rates, latency under load, what address translation costs, where latency steps up with
-//! size, how late sleepers wake. Measured by `quell-workload`; here are the figures and what they
-//! mean (where the knee is, which cache a step belongs to), so that both can be tested on values.
-//! `docs/doctor.md` says what each figure is for a person.
+//! What `quell doctor --deep` finds out about a machine, as values. It measures which CPUs share a
+//! cache in fact, rates, latency under load, the cost of address translation, where latency steps
+//! up with size, and how late sleepers wake.
+//!
+//! `quell-workload` makes the measurements. Here are the figures and what they mean (where the knee
+//! is, which cache a step belongs to), so that both can be tested on values. `docs/doctor.md` says
+//! what each figure means for a person.
 
 mod counter;
 mod fingerprint;
@@ -42,7 +44,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of rounds in any order; `None` without any that is a number.
+    /// Over rounds in any order; `None` without a finite one.
     #[must_use]
     pub fn of(rounds: &[f64]) -> Option<Self> {
         let rounds = numbers(rounds);
@@ -55,13 +57,13 @@ impl Spread {
     }
 }
 
-/// In order, and only what is finite: anything else could not be written to a file and read again.
+/// The finite values in order. Others could not be written to a file and read again.
 fn numbers(values: &[f64]) -> Vec<f64> {
     let finite: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
     sorted(&finite)
 }
 
-/// Six digits are more than any of these figures is worth, and files stay readable.
+/// Rounds to six digits: more than these figures are worth, and files stay readable.
 fn tidy(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }
@@ -82,7 +84,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Of samples in any order; `None` without any that is a number.
+    /// Over samples in any order; `None` without a finite one.
     #[must_use]
     pub fn of(samples: &[f64]) -> Option<Self> {
         let values = numbers(samples);
@@ -164,7 +166,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Whether they shared it when probed; `None` where it cannot be told.
+    /// Whether they shared it when probed; `None` where no probe gave an answer.
     #[must_use]
     pub fn shared(&self) -> Option<bool> {
         self.score.map(|s| s.p50 >= SHARED_FROM)
@@ -186,7 +188,7 @@ pub enum Case {
 }
 
 impl Case {
-    /// The right answer.
+    /// Whether the two threads of the case do share a cache.
     #[must_use]
     pub const fn shared(self) -> bool {
         match self {
@@ -195,7 +197,7 @@ impl Case {
         }
     }
 
-    /// What it is, for a person.
+    /// What the case is, for a person.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -229,7 +231,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Of one case's rounds: the score, if any was told, and whether the round was quiet.
+    /// The outcome of one case. Each round has its score, if there was one, and whether the round
+    /// was quiet.
     #[must_use]
     pub fn of(case: Case, rounds: &[(Option<f64>, bool)]) -> Self {
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -326,8 +329,8 @@ pub struct CacheSteps {
 }
 
 impl CacheSteps {
-    /// The largest size that any cache served: where latency leaves the last plateau. Absent: no
-    /// cache shows.
+    /// The largest size that any cache served: where latency leaves the last plateau. `None`: no
+    /// cache is visible.
     #[must_use]
     pub fn seen_last(&self) -> Option<Bytes> {
         self.levels.iter().filter_map(|level| level.seen).max()

@@ -1,6 +1,5 @@
-//! What a machine's rates come to, from the runs of its streams: the same on Linux and on the
-//! simulated machine, which only make the runs. `quell_workload::measure` says which runs, and by
-//! what rule each figure follows.
+//! A machine's rates, calculated from the runs of its streams. Linux and the simulated machine only
+//! make the runs. `quell_workload::measure` says which runs, and the rule for each figure.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +7,22 @@ use quell_types::cpuset::CpuId;
 
 use super::{CpuRate, OperationRates, Spread};
 
-/// Rates in program bytes per second: of each CPU, run by run.
+/// CPU → the rate of each run, in program bytes per second.
 pub type Runs = BTreeMap<CpuId, Vec<f64>>;
 
 /// The runs of one operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Streams {
-    /// Which.
+    /// Name of the operation, such as `read` or `copy`.
     pub operation: &'static str,
-    /// CPUs running alone, one after the other.
+    /// CPUs that ran alone, one at a time.
     pub alone: Runs,
     /// All CPUs at once.
     pub together: Runs,
 }
 
 impl Streams {
-    /// What all CPUs reached in each run together.
+    /// What all CPUs together reached in each run.
     pub(crate) fn sums(&self) -> Vec<f64> {
         let runs = self.together.values().map(Vec::len).max().unwrap_or(0);
         (0..runs)
@@ -37,7 +36,7 @@ impl Streams {
 }
 
 impl OperationRates {
-    /// An operation's figures, for a person; `None` without any run.
+    /// An operation's figures; `None` without any run.
     #[must_use]
     pub fn of(streams: &Streams) -> Option<Self> {
         let mb_s = |rates: &[f64]| Spread::of(&rates.iter().map(|r| r / 1e6).collect::<Vec<f64>>());

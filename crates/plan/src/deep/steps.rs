@@ -1,8 +1,10 @@
 //! Which caches show in a curve of latency against size, as `lat_mem_rd` (lmbench) draws it, and
-//! how that compares with what the kernel claims. A level is a plateau: sizes over an octave or
-//! more whose latency stays within a quarter. It ends where the latency leaves that; for a list in
-//! random order that is some 7 % beyond the cache, whatever replaces lines by chance, and at the
-//! cache's size where the oldest go. Plateaus about as slow as the largest size are memory.
+//! how that compares with what the kernel claims.
+//!
+//! A level is a plateau: sizes over an octave or more with a latency within a quarter. It ends
+//! where the latency leaves that range. For a list in random order that is some 7 % beyond the
+//! cache's size if lines are replaced at random. It is at the cache's size if the oldest line is
+//! replaced. Plateaus about as slow as the largest size are memory.
 
 use quell_types::units::Bytes;
 use schemars::JsonSchema;
@@ -13,14 +15,13 @@ use super::tidy;
 
 /// A plateau's latencies lie within this factor.
 const FLAT: f64 = 1.25;
-/// It spans sizes of at least this factor.
+/// A plateau spans sizes of at least this factor.
 const OCTAVE: f64 = 1.9;
 /// A plateau's end belongs to the smallest cache of which it is at most this multiple.
 const BEYOND: f64 = 1.6;
-/// A plateau as slow as this part of the largest size's latency is memory's: no cache saves so
-/// little.
+/// A plateau at least this slow, relative to the largest size, is memory: no cache saves so little.
 const MEMORY: f64 = 0.65;
-/// Less than this part of a claimed cache is worth a word.
+/// Less than this part of a claimed cache is worth a note.
 const MISSING: f64 = 0.5;
 
 /// A cache the kernel claims, and what was seen of it.
@@ -39,16 +40,17 @@ pub struct LevelSeen {
     pub latency_ns: Option<f64>,
 }
 
-/// What to say of a level.
+/// How what was seen of a cache compares with the claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// About the size claimed.
     AsClaimed,
-    /// Clearly less: others take the rest, or the hypervisor lets us use a part.
+    /// Clearly less: other users take the rest, or the hypervisor lets this machine use only a
+    /// part.
     Smaller,
     /// Clearly more than claimed.
     Larger,
-    /// No size was served by it alone.
+    /// No size was served by this cache alone.
     NotAtAll,
 }
 
@@ -67,8 +69,8 @@ impl LevelSeen {
     }
 }
 
-/// What `(size, nanoseconds)`, ascending by size, shows of the caches `(level, size)`, ascending by
-/// level.
+/// What the curve `(size, nanoseconds)` shows of the claimed caches `(level, size)`. The curve
+/// ascends by size, the caches by level.
 #[must_use]
 pub fn levels(points: &[(Bytes, f64)], claimed: &[(u32, Bytes)]) -> Vec<LevelSeen> {
     let mut found: Vec<LevelSeen> = claimed
@@ -88,8 +90,8 @@ pub fn levels(points: &[(Bytes, f64)], claimed: &[(u32, Bytes)]) -> Vec<LevelSee
         let fits = |level: &LevelSeen| level.claimed.0 as f64 * BEYOND >= end.0 as f64;
         let index = found.iter().position(fits).unwrap_or(last);
         if let Some(level) = found.get_mut(index) {
-            // Of several within one cache (a part of it nearer than the rest) the last says how
-            // much there is, the first how fast it can be.
+            // A part of a cache may be nearer than the rest, so it has several plateaus. The last
+            // one says how much there is, the first one how fast it can be.
             level.seen = Some(end);
             level.latency_ns.get_or_insert(tidy(latency));
         }
@@ -113,8 +115,8 @@ fn plateaus(points: &[(Bytes, f64)]) -> Vec<(Bytes, f64)> {
             begin += 1;
             continue;
         }
-        // What was left of a rise stands at its beginning: its middle is the level, until that
-        // moves its end no more.
+        // The start of the plateau may be the rest of a rise. Its middle is taken as the level,
+        // until that no longer moves its end.
         let mut end = end;
         let level = loop {
             let level = fit[usize::midpoint(begin, end)];
@@ -136,13 +138,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Sizes three to the octave, from 8 KiB to 256 MiB.
+    /// Three sizes per octave, from 8 KiB to 256 MiB.
     fn sizes() -> impl Iterator<Item = f64> {
         (0..=45).map(|i| 8192.0 * 2f64.powf(f64::from(i) / 3.0))
     }
 
-    /// The latency of a random list over a hierarchy whose every level keeps any line of the list
-    /// as likely as any other.
+    /// The latency of a random list over a hierarchy in which each level keeps any line of the list
+    /// with the same likelihood.
     fn hierarchy(caches: &[(f64, f64)], memory: f64) -> Vec<(Bytes, f64)> {
         sizes()
             .map(|size| {

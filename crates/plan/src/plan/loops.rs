@@ -1,4 +1,4 @@
-//! What is steered while a plan holds: the loops' part of a [`Plan`](super::Plan).
+//! What is steered while a plan is held: the closed loops of a [`Plan`](super::Plan).
 
 use quell_types::ids::GroupId;
 use quell_types::ids::StepId;

@@ -1,59 +1,59 @@
-//! Dividing one thing, the ways of a cache or the colours of pages, among those who want a part of
-//! it.
+//! Divides one thing, the ways of a cache or the colours of pages, among the groups that want a
+//! part of it.
 //!
-//! Parts that are named are taken as named and may overlap, because the policy says so. Whatever is
-//! counted gets numbers that nobody else has: locked parts from the top, the others from the
-//! bottom, in the order of the policy. What nobody has is left to everybody else.
+//! Parts that the policy names are taken as named, and may overlap. Counted parts get numbers that
+//! no other part has: locked parts from the top, the rest from the bottom, in the order of the
+//! policy. What no group has is left to all other tasks.
 
 use quell_types::cpuset::CpuSet;
 
-/// What somebody wants of it.
+/// What one group wants of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Want {
-    /// These.
+    /// These numbers, as the policy names them.
     Named(CpuSet),
-    /// So many, nobody else's.
+    /// This many, which no other group may have.
     Count(u32),
-    /// As many as everybody who says so and what is left get alike.
+    /// An even share: as much as each other `Even` part, and as what is left over.
     Even,
-    /// So many from the top, nobody else's.
+    /// This many from the top, which no other group may have.
     Top(u32),
 }
 
-/// What there is.
+/// Size of what is divided, and what parts of it are possible.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Whole {
-    /// Numbered from 0.
+    /// How many there are; they are numbered from 0.
     pub count: u32,
-    /// The least that a part may have.
+    /// The smallest part that is possible.
     pub least: u32,
-    /// A part may have holes.
+    /// Whether a part may have holes.
     pub sparse: bool,
 }
 
-/// Who has what.
+/// The result of a division.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Allotted {
-    /// In the order of the wants.
+    /// The parts, in the order of the wants.
     pub parts: Vec<CpuSet>,
-    /// What everybody else gets.
+    /// What all other groups and tasks get.
     pub left: CpuSet,
-    /// What nobody can use, because a part may have no holes.
+    /// What cannot be used, because a part may have no holes.
     pub idle: CpuSet,
 }
 
-/// A want that what is left does not hold.
+/// A want for which not enough is left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Short {
-    /// Its place among the wants.
+    /// Index of the want.
     pub which: usize,
     /// How many it would take.
     pub wanted: u32,
-    /// What is left, in pieces that do not meet.
+    /// What is left, possibly in several pieces.
     pub left: CpuSet,
 }
 
-/// Divides it.
+/// Divides `whole` among the wants.
 ///
 /// # Errors
 /// The first want for which not enough is left.
@@ -107,8 +107,8 @@ pub(super) fn allot(whole: Whole, wants: &[Want]) -> Result<Allotted, Short> {
     })
 }
 
-/// `n` of the free ones: in a row where there may be no holes, from the smallest row that holds
-/// them.
+/// Chooses `n` of the free ones. Without holes they form a row, taken from the smallest row that is
+/// large enough.
 fn choose(free: &CpuSet, n: usize, sparse: bool, top: bool) -> Option<CpuSet> {
     let pool = if sparse {
         free.clone()
@@ -131,7 +131,7 @@ fn choose(free: &CpuSet, n: usize, sparse: bool, top: bool) -> Option<CpuSet> {
     (part.len() == n).then_some(part)
 }
 
-/// Rows of numbers that follow each other, lowest first.
+/// The rows of consecutive numbers, lowest first.
 pub(super) fn runs(set: &CpuSet) -> Vec<CpuSet> {
     let mut runs: Vec<CpuSet> = Vec::new();
     let mut last = None;

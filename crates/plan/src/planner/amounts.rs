@@ -30,7 +30,7 @@ pub(super) fn at_level(
     }
 }
 
-/// A part of a cache, as ways or colours.
+/// Reads one part of a cache, in ways or colours.
 pub(super) fn cache(
     draft: &mut Draft<'_>,
     ask: &Ask<'_>,
@@ -88,7 +88,7 @@ pub(super) fn cache(
     }
 }
 
-/// A size or share in whole parts, told.
+/// A size or share in whole ways or colours. Adds a note on what it amounts to.
 fn rounded(draft: &mut Draft<'_>, ask: &Ask<'_>, kind: Kind, what: &str, n: u32) -> Want {
     let each = size_of(draft, ask.group, kind);
     let of = kind.whole(&draft.machine.partitions).map_or(0, |w| w.count);
@@ -98,7 +98,7 @@ fn rounded(draft: &mut Draft<'_>, ask: &Ask<'_>, kind: Kind, what: &str, n: u32)
     Want::Count(n)
 }
 
-/// The named numbers, if all of them are there.
+/// The named numbers; refused unless all of them exist.
 pub(super) fn exist(draft: &Draft<'_>, kind: Kind, list: &CpuSet) -> Result<CpuSet, Refused> {
     let count = kind.whole(&draft.machine.partitions).map_or(0, |w| w.count);
     let missing: CpuSet = list.iter().filter(|n| *n >= count).collect();
@@ -110,7 +110,7 @@ pub(super) fn exist(draft: &Draft<'_>, kind: Kind, list: &CpuSet) -> Result<CpuS
     Err((words::not_here(&missing, count, &kind.name()), vec![remedy]))
 }
 
-/// The bytes of cache that one way or colour stands for.
+/// The bytes of cache in one way or colour.
 pub(super) fn size_of(draft: &Draft<'_>, group: &str, kind: Kind) -> Bytes {
     let caches = draft
         .machine
@@ -133,12 +133,12 @@ pub(super) fn size_of(draft: &Draft<'_>, group: &str, kind: Kind) -> Bytes {
     Bytes((size.unwrap_or(0) / u64::from(count)).max(1))
 }
 
-/// How many ways or colours hold so much.
+/// How many ways or colours hold `size`.
 pub(super) fn parts_of(draft: &Draft<'_>, group: &str, kind: Kind, size: Bytes) -> u32 {
     u32::try_from(size.0.div_ceil(size_of(draft, group, kind).0)).unwrap_or(u32::MAX)
 }
 
-/// The numbers of a mask's bits.
+/// The numbers of the bits of a mask.
 fn ways_of(mask: Mask) -> CpuSet {
     (0..u64::BITS)
         .filter(|bit| mask.0 >> bit & 1 == 1)

@@ -1,4 +1,4 @@
-//! What a plan says that rests on assumed rates.
+//! How a plan marks what rests on assumed rates.
 
 use quell_control::config::Meter;
 use quell_policy::Bandwidth;
@@ -12,18 +12,18 @@ use super::wanted::{Wanted, Worth, rounded};
 use super::words::assumed::{self as words, refused_by_run};
 
 impl Draft<'_> {
-    /// Whether rates are assumed.
+    /// Whether the rates of this machine are assumed.
     pub(super) fn assumes(&self) -> bool {
         self.machine.measured.as_ref().is_some_and(|m| m.assumed)
     }
 
-    /// A rate that was calculated from what the machine gives, for a sentence.
+    /// A rate calculated from the machine's rates, as text.
     pub(super) fn figure(&self, rate: Rate) -> String {
         let assumed = if self.assumes() { " (assumed)" } else { "" };
         format!("{}{assumed}", rounded(rate))
     }
 
-    /// How a rate of the machine came to be known.
+    /// The word for how the machine's rates are known.
     pub(super) fn known(&self) -> &'static str {
         if self.assumes() {
             "assumed"
@@ -32,8 +32,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Refuses a limit that the rates make impossible. Where they are assumed the plan goes on
-    /// without it, and says so.
+    /// Refuses a limit that the rates make impossible. Where they are assumed the plan continues
+    /// without the limit, and says so.
     pub(super) fn refuse_by_rates(
         &mut self,
         wanted: &Wanted,
@@ -53,8 +53,8 @@ impl Draft<'_> {
     }
 }
 
-/// Promises below the level that the policy requires, which measured rates may lift: said, not
-/// refused.
+/// Reports promises below the level that the policy requires, if measured rates may lift them. They
+/// are not refused.
 pub(super) fn below(draft: &mut Draft<'_>, require: Level) {
     if !draft.assumes() {
         return;
@@ -65,7 +65,7 @@ pub(super) fn below(draft: &mut Draft<'_>, require: Level) {
     draft.acts.extend(said);
 }
 
-/// Whether the figure of a promise, or the step that holds it, follows from the machine's rates.
+/// Whether a promise's figure, or the step that holds it, follows from the machine's rates.
 pub(super) fn rests(draft: &Draft<'_>, held: &Held) -> bool {
     match held.promise {
         Promise::ReserveBandwidth { .. } | Promise::ReserveDirection { .. } => true,
@@ -87,7 +87,7 @@ pub(super) fn rests(draft: &Draft<'_>, held: &Held) -> bool {
     }
 }
 
-/// Marks what rests on assumed rates, and says which they are; `None` where nothing does.
+/// Marks what rests on assumed rates, and returns those rates; `None` where nothing does.
 pub(super) fn mark(draft: &mut Draft<'_>) -> Option<AssumedRates> {
     let measured = draft.machine.measured.as_ref().filter(|m| m.assumed)?;
     let rates = AssumedRates {

@@ -1,4 +1,4 @@
-//! Limits of memory bandwidth: what holds each, its budgets, and what is promised of them.
+//! Limits of memory bandwidth: what holds each of them, its budgets, and what is promised.
 
 use quell_control::config::{Meter, Regulation};
 use quell_policy::{BandwidthMechanism, Group, Permission, Role};
@@ -63,7 +63,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     deadline::plan(draft, &rates, &limited);
 }
 
-/// Budgets in one pool have one period: the longest that any of them needs.
+/// Budgets in one pool share one period: the longest that any of them needs.
 fn pooled_period<'w>(
     draft: &mut Draft<'_>,
     budgets: impl Iterator<Item = &'w Wanted>,
@@ -91,10 +91,11 @@ fn pooled_period<'w>(
     held
 }
 
-/// Unmatched tasks are in no cgroup of ours, and a limit counts and stops the tasks of a cgroup.
+/// Refuses to throttle unmatched tasks. They are in no cgroup of Quell, and a limit concerns a
+/// cgroup.
 fn rest_allowed(draft: &mut Draft<'_>) {
     let allowed = draft.policy.rest.allow.contains(&Permission::Throttle);
-    // One reason is enough.
+    // One reason is enough, so earlier refusals suppress this one.
     if allowed && !draft.division.rest.is_empty() && draft.refusals.is_empty() {
         let remedies = [
             Remedy::leave_out("rest.allow"),
@@ -109,7 +110,8 @@ fn rest_allowed(draft: &mut Draft<'_>) {
     }
 }
 
-/// Adds a permission to what a best-effort group allows. A group of another role is asked nothing.
+/// The remedy that adds a permission to a best-effort group. Groups of other roles have no
+/// permissions.
 pub(super) fn allowing(name: &str, group: &Group, what: Permission) -> Option<Remedy> {
     let all = Permission::ALL;
     let named = all.iter().filter(|p| **p == what || group.allows(**p));
@@ -118,9 +120,10 @@ pub(super) fn allowing(name: &str, group: &Group, what: Permission) -> Option<Re
     (group.role == Role::BestEffort).then(|| Remedy::set(format!("group.{name}.allow"), list))
 }
 
-/// Whether the group may be limited; if not, that is refused where it was asked for.
+/// Whether the group may be limited. If not, it is refused where the policy asked for it.
 fn permitted(draft: &mut Draft<'_>, group: &Group, wanted: &Wanted) -> bool {
-    // `strict` permits to stop who has drawn its reserve, and who has no cap is never stopped.
+    // `strict` permits to stop a group that has drawn its reserve. A group without a cap is never
+    // stopped.
     let allowed = match wanted.budget {
         Budget::Limit | Budget::Spare => group.allows(Permission::Throttle),
         Budget::Strict | Budget::Reserve => true,
@@ -141,7 +144,7 @@ fn permitted(draft: &mut Draft<'_>, group: &Group, wanted: &Wanted) -> bool {
     permitted
 }
 
-/// Limits a group. `None`: not at all, or nothing that others' reserves could rest on.
+/// Limits a group. `None`: it is not limited, or other groups' reserves cannot rest on its limit.
 fn limit(draft: &mut Draft<'_>, group: &Group, wanted: Wanted) -> Option<Limited> {
     let mechanism = draft.policy.mechanisms.bandwidth;
     if !permitted(draft, group, &wanted) {
@@ -168,7 +171,7 @@ fn limit(draft: &mut Draft<'_>, group: &Group, wanted: Wanted) -> Option<Limited
     }
 }
 
-/// The limit on the CPUs of its group, where the rates are known.
+/// The limit on the CPUs of its group; refused where the rates are not known.
 fn sized(draft: &mut Draft<'_>, group: &Group, mut wanted: Wanted) -> Option<Limit> {
     let Some(measured) = draft.machine.measured.as_ref() else {
         let remedy = Remedy::command("quell doctor --deep");
@@ -177,12 +180,12 @@ fn sized(draft: &mut Draft<'_>, group: &Group, mut wanted: Wanted) -> Option<Lim
     };
     let cpus = draft.division.of(&wanted.group).cpus.clone();
     if cpus.is_empty() {
-        // Refused for its CPUs already.
+        // Its CPUs have been refused already.
         return None;
     }
     let moves = deadline::moves(draft.policy, group);
     if moves {
-        // More than its CPUs draw would be a budget that moves without an effect.
+        // A budget above what its CPUs can draw would move without an effect.
         let reach = measured.peak_cpu.0.saturating_mul(cpus.len() as u64);
         wanted.rate = wanted.rate.min(Rate(reach));
     }
@@ -190,7 +193,7 @@ fn sized(draft: &mut Draft<'_>, group: &Group, mut wanted: Wanted) -> Option<Lim
     Some(Limit::on(wanted, cpus, measured, moves || pooled))
 }
 
-/// What holds a limit, and why that.
+/// What holds a limit, with the reason for the choice.
 enum Holder {
     Brake(ByBrake),
     Quota(quota::ByQuota),
@@ -234,7 +237,7 @@ fn holder(draft: &mut Draft<'_>, group: &Group, limit: &Limit) -> Option<Holder>
     }))
 }
 
-/// Holds the budgets of a limit with brakes. `None` where they are too small, or no cap.
+/// Holds the budgets of a limit with brakes. `None` where they are too small, or not a cap.
 fn regulate(draft: &mut Draft<'_>, limit: Limit, by: &ByBrake) -> Option<Limited> {
     let wanted = &limit.wanted;
     let period = held_period(draft, &limit, by.meter)?;
@@ -252,7 +255,7 @@ fn regulate(draft: &mut Draft<'_>, limit: Limit, by: &ByBrake) -> Option<Limited
         step = Some(brake::regulate(draft, &wanted.group, regulation, because));
     }
     if wanted.budget == Budget::Reserve {
-        // No limit on this group, and none that others' reserves could rest on.
+        // This limits nothing, so other groups' reserves cannot rest on it.
         return None;
     }
     if period < DEAR_SLEEP && by.meter == Meter::Time {
@@ -267,18 +270,18 @@ fn regulate(draft: &mut Draft<'_>, limit: Limit, by: &ByBrake) -> Option<Limited
     }
     let open = limit.open();
     if let Some(open) = open {
-        // What others' reserves rest on: a direction that is left open bounds nothing.
+        // Other groups' reserves rest on this: a direction that is left open bounds nothing.
         worth = Worth::of(Level::None, leaves_open(open));
     }
     let done = Limited::of(limit, step, worth);
-    // The hardware knows no directions: a limit of one of them would hold the other, too.
+    // The hardware knows no directions: a limit of one would also hold the other.
     if open.is_none() && draft.policy.mechanisms.bandwidth == BandwidthMechanism::MbaAndRegulator {
         mba::beside(draft, &done);
     }
     Some(done)
 }
 
-/// The budgets of a period, as the brakes are told. `None` where none is held.
+/// The budgets of a period, as the brakes get them. `None` where no budget is held.
 fn regulation(draft: &Draft<'_>, limit: &Limit, meter: Meter, period: Nanos) -> Option<Regulation> {
     let keys = &draft.policy.regulator;
     let wanted = &limit.wanted;
@@ -303,7 +306,7 @@ fn regulation(draft: &Draft<'_>, limit: &Limit, meter: Meter, period: Nanos) -> 
     })
 }
 
-/// Promises what a step holds of a limit, and what its CPUs cannot exceed.
+/// Promises what a step holds of a limit, and the bounds that its CPUs cannot exceed.
 fn promise(draft: &mut Draft<'_>, limit: &Limit, by: Option<StepId>, worth: &Worth) {
     for cap in &limit.caps {
         let worth = if cap.binds {
@@ -317,7 +320,7 @@ fn promise(draft: &mut Draft<'_>, limit: &Limit, by: Option<StepId>, worth: &Wor
     }
 }
 
-/// What a limit held by this meter is worth.
+/// What a limit that this meter holds is worth.
 fn worth(draft: &Draft<'_>, meter: Meter, limit: &Limit) -> Worth {
     let mut worth = match (meter, &draft.machine.means.meter) {
         (Meter::Time, _) => Worth::of(Level::Estimated, words::TIME_IS_A_BOUND),
@@ -346,7 +349,7 @@ fn worth(draft: &Draft<'_>, meter: Meter, limit: &Limit) -> Worth {
     worth
 }
 
-/// Refuses budgets of less than a line. Whether there was one.
+/// Refuses budgets of less than a line. Returns whether there was one.
 fn too_small(draft: &mut Draft<'_>, limit: &Limit, period: Nanos) -> bool {
     let (wanted, cpus) = (&limit.wanted, limit.cpus.len());
     let mut small = limit
@@ -363,7 +366,8 @@ fn too_small(draft: &mut Draft<'_>, limit: &Limit, period: Nanos) -> bool {
     refused
 }
 
-/// The period with which a budget can be held. Another one than is wanted is said. `None`: refused.
+/// The period with which a budget can be held. Adds a note if it is not the wanted one. `None`:
+/// refused.
 fn held_period(draft: &mut Draft<'_>, limit: &Limit, meter: Meter) -> Option<Nanos> {
     let (wanted, period) = (&limit.wanted, draft.period);
     if wanted.budget == Budget::Reserve || meter != Meter::Time {

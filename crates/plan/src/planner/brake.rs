@@ -1,4 +1,4 @@
-//! Whether the brake can hold a budget, and its step.
+//! Whether the brake can hold a budget, and the step that it then makes.
 
 use quell_control::config::{Meter, Regulation};
 use quell_policy::{Group, MeterWanted, Role};
@@ -14,7 +14,7 @@ use super::draft::Draft;
 use super::wanted::{Budget, Wanted};
 use super::words::bandwidth as words;
 
-/// Whether the brake can hold a group's budget, and with which meter; or why not.
+/// The meter with which the brake can hold a group's budget; or why it cannot.
 pub(super) fn regulator(
     draft: &Draft<'_>,
     group: &Group,
@@ -49,8 +49,8 @@ pub(super) fn regulator(
     }
 }
 
-/// Whether a brake can hold a group where it is. One that stays in its own cgroup gets threaded
-/// children there. Its owner notices them, so they are made only where the policy insists.
+/// Whether a brake can hold a group in its own cgroup. It gets threaded children there. Its owner
+/// would notice them, so they are made only where the policy insists.
 fn in_place(draft: &Draft<'_>, name: &str, group: &Group) -> Result<(), String> {
     let mut tables = group.matching.iter();
     if !tables.clone().any(TaskMatch::in_place) {
@@ -83,8 +83,8 @@ pub(super) fn regulate(
     id
 }
 
-/// Notes that a stopped group is not silent for the other thread of its core: while it is stopped,
-/// its brake spins there.
+/// Notes that a stopped group still disturbs the SMT sibling: its brake spins while the group is
+/// stopped.
 fn sibling_note(draft: &mut Draft<'_>, name: &str, cpus: &CpuSet) {
     let machine = draft.machine;
     let critical = draft.policy.with_role(Role::Critical);

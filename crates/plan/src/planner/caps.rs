@@ -1,4 +1,4 @@
-//! What a limit comes to on each CPU: one budget for all traffic, or one for each direction.
+//! What a limit amounts to on each CPU: one budget for all traffic, or one per direction.
 
 use std::fmt;
 
@@ -12,21 +12,21 @@ use crate::plan::{Direction, Promise};
 
 use super::wanted::{Wanted, Worth};
 
-/// A budget of each CPU.
+/// A budget that each CPU of a group has.
 pub(super) struct Cap {
-    /// Absent: of all traffic together.
+    /// `None`: all traffic together.
     pub(super) direction: Option<Direction>,
-    /// Of the whole group.
+    /// The rate of the whole group.
     pub(super) rate: Rate,
     pub(super) each: Rate,
-    /// The most that one CPU was seen to move of it.
+    /// The most that one CPU was measured to move, in this direction or in all.
     pub(super) peak: Rate,
-    /// The CPU can move more than that, or the budget is to move.
+    /// Whether a CPU can move more than that, or a loop is to move the budget.
     pub(super) binds: bool,
 }
 
 impl Cap {
-    /// What is promised of it.
+    /// The promise that the budget stands for.
     pub(super) const fn promise(&self) -> Promise {
         let rate = self.rate;
         match self.direction {
@@ -35,7 +35,7 @@ impl Cap {
         }
     }
 
-    /// Its share of what one CPU can.
+    /// The budget's share of what one CPU can move.
     pub(super) fn share(&self) -> Share {
         Share::ratio(self.each.0, self.peak.0)
     }
@@ -50,18 +50,18 @@ impl fmt::Display for Cap {
     }
 }
 
-/// A limit, on the CPUs of its group.
+/// A limit together with the CPUs of its group.
 pub(super) struct Limit {
     pub(super) wanted: Wanted,
     pub(super) cpus: CpuSet,
-    /// What one CPU draws at most, in all.
+    /// The most that one CPU draws, in all directions.
     pub(super) peak: Rate,
-    /// One of all traffic, or one or two of a direction each.
+    /// One budget for all traffic, or one or two for a direction each.
     pub(super) caps: Vec<Cap>,
 }
 
 impl Limit {
-    /// `moves`: the budget is not only held, and is one whatever its CPUs can.
+    /// `moves`: a loop moves the budget, so that it is needed whatever the CPUs can draw.
     pub(super) fn on(wanted: Wanted, cpus: CpuSet, measured: &Measured, moves: bool) -> Self {
         let cap = |direction, rate: Rate, peak| {
             let each = Rate(rate.0 / cpus.len().max(1) as u64);
@@ -88,7 +88,7 @@ impl Limit {
         }
     }
 
-    /// Its share of the time of each CPU.
+    /// The share of each CPU's time that the limit is.
     pub(super) fn share(&self) -> Share {
         Share::ratio(
             self.wanted.rate.0 / self.cpus.len().max(1) as u64,
@@ -96,12 +96,12 @@ impl Limit {
         )
     }
 
-    /// The budgets that are held.
+    /// The budgets that something has to hold.
     pub(super) fn binding(&self) -> impl Iterator<Item = &Cap> {
         self.caps.iter().filter(|cap| cap.binds)
     }
 
-    /// The direction that it leaves open.
+    /// The direction that it leaves open; `None` where both are limited, or it is for all traffic.
     pub(super) fn open(&self) -> Option<Direction> {
         let apart = self.wanted.apart?;
         let both = [Direction::Read, Direction::Write];
@@ -109,7 +109,8 @@ impl Limit {
             .find(|open| apart.given().all(|(given, _)| given != *open))
     }
 
-    /// The budget of a period and what counts it: `meter`, for all traffic. `None`: none is held.
+    /// The meter and the lines of a period. `meter` is used for all traffic. `None`: no budget is
+    /// held.
     pub(super) fn counted(&self, meter: Meter, period: Nanos) -> Option<(Meter, Lines)> {
         let mut held = self
             .binding()
@@ -123,7 +124,7 @@ impl Limit {
     }
 }
 
-/// How a group's rate was limited.
+/// How a group's rate was limited, and what that is worth.
 pub(super) struct Limited {
     pub(super) wanted: Wanted,
     pub(super) cpus: CpuSet,
@@ -142,9 +143,9 @@ impl Limited {
     }
 }
 
-/// The most that one CPU was seen to move in a direction. Every line of a plain store comes in and
-/// is written back, and a copy does one half of its bytes each. Where no operation was measured, it
-/// is what the CPU moved in all.
+/// The most that one CPU was measured to move in a direction. A plain store brings each line in and
+/// writes it back; a copy does half of its bytes each way. Where no operation was measured, it is
+/// the peak in all directions.
 fn peak(measured: &Measured, direction: Direction) -> Rate {
     let of: &[(&str, u64)] = match direction {
         Direction::Read => &[("read", 1), ("write", 1), ("copy", 1)],

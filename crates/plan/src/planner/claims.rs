@@ -1,9 +1,9 @@
 //! What the policy wants of caches and DRAM banks, in numbers of this machine: which mechanism
-//! gives it, whether mechanisms that exclude each other are asked for, and how many ways or colours
-//! a size comes to.
+//! provides it, and how many ways or colours a size amounts to. Mechanisms that exclude each other
+//! are refused together.
 //!
-//! Where the sets of a cache and the DRAM banks are told apart by the same address bits, a page
-//! cannot be chosen for one without being chosen for the other: asked for together they are one
+//! The same address bits may select both the sets of a cache and the DRAM banks. A page then cannot
+//! be chosen for one without being chosen for the other. Asked for together, the two are one
 //! partition of fewer, joint colours.
 
 use quell_policy::{Banks, CacheForm, CacheMechanism, CacheWanted, Role};
@@ -20,7 +20,7 @@ use super::draft::Draft;
 use super::parts::{Ask, BOTH, Claim, Claims, Form, Kind, Refused, colouring};
 use super::words::parts as words;
 
-/// Reads what all groups want. What cannot be had is refused.
+/// Reads what all groups want. Refuses what cannot be had.
 pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
     let before = draft.refusals.len();
     let asks = asks(draft);
@@ -70,7 +70,7 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
             });
             continue;
         };
-        // Sets and banks of the same group, as joint colours.
+        // Sets and banks of the same group become joint colours.
         own.key = BOTH;
         match both(&own.want, &want) {
             Some(both) => own.want = both,
@@ -88,14 +88,14 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
     }
     all.sort_by_key(|c| match c.kind {
         Kind::Ways(level) => level,
-        // Banks before sets, as they are spoken of.
+        // Banks come before sets.
         Kind::Colours(Divides::Sets) => u32::MAX,
         Kind::Colours(_) => u32::MAX - 1,
     });
     all
 }
 
-/// One part that is what two keys want.
+/// One want that satisfies two keys; `None` where they contradict each other.
 fn both(cache: &Want, banks: &Want) -> Option<Want> {
     match (cache, banks) {
         (cache, Want::Even) => Some(cache.clone()),
@@ -108,7 +108,7 @@ fn both(cache: &Want, banks: &Want) -> Option<Want> {
     }
 }
 
-/// Who asks for which mechanism.
+/// Which groups ask for which mechanism.
 fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
     let policy = draft.policy;
     let mut asks = Vec::new();
@@ -186,7 +186,7 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
             }
         }
     }
-    // The cache of a group before its banks, groups as in the policy.
+    // The cache of a group comes before its banks; groups are in the order of the policy.
     asks.sort_by_key(|ask| {
         let at = policy.groups.get_index_of(ask.group);
         (at, matches!(ask.form, Form::Banks(_)))
@@ -194,8 +194,8 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
     asks
 }
 
-/// What gives a part of the cache whose mechanism nobody chose, beside what is asked for in any
-/// case; and why it is not ways, the cheapest.
+/// The mechanism for parts of the cache for which the policy names none. It has to go with what is
+/// asked for in any case. The text says why it is not ways, the cheapest one.
 fn strongest(draft: &Draft<'_>, asks: &[Ask<'_>]) -> Result<(Mechanism, Option<String>), String> {
     let mut reasons = Vec::new();
     let mut best: Option<(Level, Mechanism)> = None;
@@ -223,7 +223,7 @@ fn strongest(draft: &Draft<'_>, asks: &[Ask<'_>]) -> Result<(Mechanism, Option<S
     }
 }
 
-/// The best level a promise can reach with a mechanism here.
+/// The best level that a promise can reach with this mechanism on this machine.
 pub(super) fn best_of(draft: &Draft<'_>, mechanism: Mechanism) -> Level {
     match draft.machine.mechanisms.get(&mechanism) {
         Some(Availability::Yes { best, .. }) => *best,
@@ -231,8 +231,7 @@ pub(super) fn best_of(draft: &Draft<'_>, mechanism: Mechanism) -> Level {
     }
 }
 
-/// Mechanisms that are asked for and cannot be had together: each pair once, by the first keys that
-/// ask.
+/// Refuses mechanisms that exclude each other: each pair once, by the first keys that ask for it.
 fn exclusions(draft: &mut Draft<'_>, asks: &[Ask<'_>]) {
     let mut told: Vec<(Mechanism, Mechanism)> = Vec::new();
     for (i, one) in asks.iter().enumerate() {
@@ -267,7 +266,7 @@ fn exclusions(draft: &mut Draft<'_>, asks: &[Ask<'_>]) {
     }
 }
 
-/// Why a mechanism that is asked for is not to be had at all.
+/// Why a mechanism that is asked for is not available at all; `None` if it is.
 fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
     let partitions = &draft.machine.partitions;
     let there = match ask.mechanism {
@@ -278,7 +277,7 @@ fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
             .lock
             .is_some_and(|level| Kind::Ways(level).whole(partitions).is_some()),
     };
-    // What is locked is kept by taking its ways from everybody.
+    // Locked memory is protected by taking its ways from all other classes.
     let masks = || match ask.mechanism {
         Mechanism::PseudoLock => draft.unavailable(Mechanism::Ways),
         _ => None,
@@ -297,7 +296,7 @@ fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
         && let Some(level) = last_level(partitions)
     {
         let ways = parts_of(draft, ask.group, Kind::Ways(level), *size).max(1);
-        // Ways of its own, of that size, are the closest to it here.
+        // Ways of that size, which no other group has, are the closest to it here.
         let value = format!("{{ ways = {ways}, level = \"L{level}\" }}");
         return Some((why, vec![Remedy::set(ask.key(), value)]));
     }
@@ -306,7 +305,7 @@ fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
     Some((why, remedies))
 }
 
-/// The last level that has ways.
+/// The last cache level that has ways.
 fn last_level(partitions: &Partitions) -> Option<u32> {
     partitions.ways.iter().map(|w| w.level).max()
 }
@@ -319,7 +318,7 @@ fn joint_note(draft: &mut Draft<'_>) {
     draft.notes.push(words::joint(bits, joint, banks, sets));
 }
 
-/// What one key comes to.
+/// What one key amounts to on this machine.
 fn claim(
     draft: &mut Draft<'_>,
     ask: &Ask<'_>,

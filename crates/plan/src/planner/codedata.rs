@@ -1,9 +1,10 @@
-//! Ways of a cache for code and for data apart (`reserve.cache = { code = 2, data = 4 }`; resctrl's
-//! `cdp`).
+//! Separate ways of a cache for code and for data (`reserve.cache = { code = 2, data = 4 }`;
+//! resctrl's `cdp`).
 //!
-//! To everybody else such a part is one of as many ways: he fills none of them with anything.
-//! Inside it the lowest are for code. The kernel tells code from data only where resctrl is mounted
-//! so, for all groups at once; mounting it again changes no option.
+//! To all other groups it is one part with the sum of these ways, of which they fill none. Inside
+//! the part the lowest ways are for code. The kernel separates code and data only where resctrl is
+//! mounted with that option, for all groups at once. Mounting resctrl a second time changes no
+//! option.
 
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Mechanism;
@@ -17,7 +18,7 @@ use super::draft::Draft;
 use super::parts::{Claim, Divided, Kind, Refused};
 use super::words::parts as words;
 
-/// Whether ways of that kind can be had so.
+/// Whether ways of this kind can be separated for code and data.
 pub(super) fn possible(draft: &Draft<'_>, kind: Kind) -> Result<(), Refused> {
     let (why, remedy) = match at(draft, kind) {
         Apart::Now | Apart::OnceMounted { .. } => return Ok(()),
@@ -39,7 +40,8 @@ fn at(draft: &Draft<'_>, kind: Kind) -> Apart {
         .map_or(Apart::Never, |w| w.apart)
 }
 
-/// What has to be mounted before anything else is set, and what cannot be had beside it.
+/// The step that mounts resctrl before anything else is set. Refuses what cannot be combined with
+/// it.
 pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
     let apart = |one: &Divided| one.claims.iter().any(|c| c.code.is_some());
     let mut claims = divided.iter().flat_map(|d| &d.claims);
@@ -68,7 +70,7 @@ pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
     }
 }
 
-/// The setting that gives a group its part.
+/// The setting that gives a group its ways.
 pub(super) fn setting(level: u32, part: &CpuSet, own: Option<&Claim>) -> Setting {
     let Some(code) = own.and_then(|claim| claim.code) else {
         let mask = mask_of(part);
@@ -91,7 +93,7 @@ pub(super) fn masks(set: &Setting) -> Option<(u32, [Mask; 2])> {
     }
 }
 
-/// The classes of service that there are for ways of a level, once what is mounted for a plan is.
+/// The number of classes of service for ways of a level, after the plan's mount if it has one.
 pub(super) fn classes(draft: &Draft<'_>, ways: &quell_types::partition::WayPartition) -> u32 {
     let mounts = |s: &crate::plan::Step| matches!(s.set, Setting::MountApart { .. });
     match ways.apart {

@@ -1,9 +1,10 @@
-//! Who runs where: exclusive CPUs for critical groups, what is left for the others.
+//! Which groups run on which CPUs: exclusive CPUs for critical groups, what is left for other
+//! groups.
 //!
-//! Groups that name CPUs choose first. Counted CPUs are of the fastest kind and near to each other
-//! (one node, one last-level cache, if one has enough), whole cores where the group is to be alone
-//! on them; from the highest number down, because the kernel keeps its own housekeeping on the
-//! lowest.
+//! Groups that name CPUs choose first. Counted CPUs are of the fastest kind and near to each other:
+//! one node, and one last-level cache if one has enough. They are whole cores where the group is to
+//! have its cores alone. They are taken from the highest number down, because the kernel keeps its
+//! own housekeeping on the lowest.
 
 use std::collections::BTreeMap;
 
@@ -15,33 +16,34 @@ use crate::inventory::Inventory;
 
 use super::words::{cores as words, on};
 
-/// One group's part.
+/// The CPUs of one group.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
-    /// Where it runs.
+    /// The CPUs that the group runs on.
     pub cpus: CpuSet,
-    /// What nobody else may use: its CPUs and, if it is to be alone on its cores, their siblings.
+    /// CPUs that no other group may use: its own and, if it is to have its cores alone, their
+    /// siblings.
     pub blocked: CpuSet,
-    /// Nobody else runs there.
+    /// Whether no other group runs on these CPUs.
     pub exclusive: bool,
-    /// Its tasks are confined to `cpus`.
+    /// Whether its tasks are confined to `cpus`.
     pub confined: bool,
 }
 
-/// All parts.
+/// The CPUs of all groups.
 #[derive(Clone, Debug, Default)]
 pub struct Division {
     parts: BTreeMap<String, Part>,
-    /// Where `rest` runs.
+    /// The CPUs of unmatched tasks (`rest`).
     pub rest: CpuSet,
-    /// What no critical group takes: where interrupts and kernel work are sent.
+    /// The CPUs that no critical group takes: interrupts and kernel work are sent there.
     pub free: CpuSet,
-    /// What a person should know.
+    /// Notes for the plan.
     pub notes: Vec<String>,
 }
 
 impl Division {
-    /// A group's part; nothing for an unknown group.
+    /// The CPUs of a group; an empty part for an unknown group.
     pub fn of(&self, group: &str) -> &Part {
         static NOTHING: Part = Part {
             cpus: CpuSet::EMPTY,
@@ -52,7 +54,7 @@ impl Division {
         self.parts.get(group).unwrap_or(&NOTHING)
     }
 
-    /// Whether a group has its part.
+    /// Whether a group has got its CPUs.
     pub(super) fn has(&self, group: &str) -> bool {
         self.parts.contains_key(group)
     }
@@ -68,7 +70,8 @@ impl Division {
             .any(|p| p.exclusive && p.cpus.contains(cpu))
     }
 
-    /// What a group with these CPUs takes from the others.
+    /// The CPUs that a group with `cpus` takes from all other groups. Adds a note about its
+    /// siblings.
     fn block(
         &mut self,
         machine: &Inventory,
@@ -100,12 +103,12 @@ impl Division {
     }
 }
 
-/// Divides the machine's CPUs. What cannot be had is added to `refusals`.
+/// Divides the machine's CPUs. Adds what cannot be had to `refusals`.
 pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) -> Division {
     let before = refusals.len();
     let division = divided(policy, machine, refusals);
-    // A smaller number of CPUs comes before none of its own, where one is enough to have the CPUs
-    // divided.
+    // Where fewer CPUs are enough to make the division possible, that remedy comes before leaving
+    // out the group's CPUs.
     for refusal in refusals.iter_mut().skip(before) {
         if let Some(fewer) = fewer(policy, machine, &refusal.key) {
             refusal
@@ -116,8 +119,8 @@ pub fn divide(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>)
     division
 }
 
-/// The largest number of CPUs, smaller than the one that a group asks for, with which the CPUs can
-/// be divided.
+/// The largest number of CPUs, smaller than what a group asks for, with which the CPUs can be
+/// divided.
 fn fewer(policy: &Policy, machine: &Inventory, key: &str) -> Option<u32> {
     let mut names = policy.groups.keys();
     let name = names.find(|name| key == format!("group.{name}.cpus"))?;
@@ -171,7 +174,8 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
             CpusWanted::List(list) => list,
             CpusWanted::Count(n) => choose(machine, &free, n as usize, group.smt),
             _ => {
-                // Half of what is left: of the cores, where the group is to have them whole.
+                // Half of the CPUs that are left; half of the cores, where the group is to have
+                // whole ones.
                 let units = if group.smt == Smt::Shared {
                     free.len()
                 } else {
@@ -232,7 +236,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
             },
         );
     }
-    // On a simulated machine nothing runs but what the policy's groups run.
+    // On a simulated machine there are no tasks but those of the policy's groups.
     let nobody_else =
         machine.simulated.is_some() && policy.groups.values().all(|g| g.role == Role::Critical);
     if free.is_empty() && !all.is_empty() && !nobody_else {
@@ -248,7 +252,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
     division
 }
 
-/// The cores with a free CPU, each by its highest.
+/// The cores with a free CPU, each represented by its highest one.
 fn cores(machine: &Inventory, free: &CpuSet) -> CpuSet {
     let mut seen = CpuSet::new();
     let mut cores = CpuSet::new();
@@ -261,12 +265,11 @@ fn cores(machine: &Inventory, free: &CpuSet) -> CpuSet {
     cores
 }
 
-/// A set of CPUs that are near to each other: one kind of core, one memory node, one last-level
-/// cache.
+/// CPUs near to each other: one kind of core, one memory node, one last-level cache.
 type Place = (u32, u32, CpuSet);
 
-/// `n` CPUs of the fastest kind, near to each other, from the highest number down; on different
-/// cores first unless the group shares cores.
+/// `n` CPUs of the fastest kind, near to each other, from the highest number down. They are on
+/// different cores as far as possible, unless the group shares cores.
 fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
     let units = if smt == Smt::Shared {
         free.clone()
@@ -283,8 +286,8 @@ fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
     let mut home = None;
     while cpus.len() < n && !places.is_empty() {
         let left = n - cpus.len();
-        // The smallest place that holds what is left; where none does, the largest, so that few are
-        // broken up.
+        // The smallest place that holds what is left. Where none does, the largest, so that few
+        // places are broken up.
         let best = places
             .iter()
             .min_by_key(|((tier, node, _), units)| {

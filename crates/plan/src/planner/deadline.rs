@@ -1,8 +1,8 @@
-//! The closed loop around targets: who is observed, and whose budgets move (`regulator.adapt =
-//! "deadline"`).
+//! The closed loop around targets (`regulator.adapt = "deadline"`): which groups are observed, and
+//! which groups' budgets move.
 //!
-//! What the regulator holds for best-effort groups is what can be moved: at most as planned, which
-//! is their limit or what the reserves leave, and at least what can be held, or their own reserve.
+//! What moves is what the regulator holds for best-effort groups. The most is as planned: their
+//! limit, or what the reserves leave. The least is what can be held, or their own reserve.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(super) fn moves(policy: &Policy, group: &Group) -> bool {
     adapts(policy) && group.role == Role::BestEffort && group.allows(Permission::Throttle)
 }
 
-/// How the units of a target are observed.
+/// How the units of a target are observed; `None` if they are not.
 fn source(target: &Target) -> Option<&Source> {
     match &target.source {
         None => Some(&Source::Client),
@@ -41,8 +41,8 @@ fn source(target: &Target) -> Option<&Source> {
 }
 
 impl Draft<'_> {
-    /// The longest time per unit, if the policy says one, or a profile and how much slower it may
-    /// be.
+    /// The longest time per unit. The policy states it, or it follows from a profile and the
+    /// `slowdown` that the policy allows. `None` where neither is known.
     pub(super) fn deadline_of(&self, group: &str, target: &Target) -> Option<Nanos> {
         let slower = || {
             let solo = self.solos.get(group)?.took.as_ref().ok()?;
@@ -52,7 +52,7 @@ impl Draft<'_> {
     }
 }
 
-/// Targets that cannot be followed, whether anything follows them or not.
+/// Refuses targets that cannot be followed, even if nothing is to follow them.
 pub(super) fn check(draft: &mut Draft<'_>) {
     for (name, group) in &draft.policy.groups {
         let Some((target, source)) = group.target.as_ref().and_then(|t| Some((t, source(t)?)))
@@ -88,7 +88,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     }
 }
 
-/// Groups whose units are observed, and how.
+/// The observed groups, and how their units are observed.
 pub(super) fn observed(draft: &Draft<'_>) -> BTreeMap<GroupId, Observed> {
     let observed = |(name, group): (&String, &Group)| {
         let target = group.target.as_ref()?;
@@ -103,7 +103,7 @@ pub(super) fn observed(draft: &Draft<'_>) -> BTreeMap<GroupId, Observed> {
     draft.policy.groups.iter().filter_map(observed).collect()
 }
 
-/// Targets that nothing follows.
+/// Notes on targets that nothing follows.
 pub(super) fn notes(draft: &mut Draft<'_>) {
     if adapts(draft.policy) {
         return;
@@ -119,9 +119,9 @@ pub(super) fn notes(draft: &mut Draft<'_>) {
     }
 }
 
-/// Plans the loop.
+/// Adds the loop to the plan, with its promises and notes.
 pub(super) fn plan(draft: &mut Draft<'_>, rates: &Rates, limited: &[Limited]) {
-    // What was refused would be missing here: the reason has been told already.
+    // Something was refused, and its reason reported: it would only be missing here.
     if !adapts(draft.policy) || !draft.refusals.is_empty() {
         return;
     }
@@ -137,7 +137,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, rates: &Rates, limited: &[Limited]) {
         held.level == Level::None && matches!(held.promise, Promise::LimitBandwidth { .. })
     };
     if levers.is_empty() && draft.assumes() && draft.promises.iter().any(unheld) {
-        // Assumed rates left no budget to move: that has been said.
+        // Assumed rates left no budget to move, and a note already says so.
         return;
     }
     if levers.is_empty() {
@@ -173,7 +173,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, rates: &Rates, limited: &[Limited]) {
     });
 }
 
-/// The reserves that what the others are not left is added to.
+/// The reserves that grow by what is taken from the best-effort groups.
 fn headroom(draft: &Draft<'_>, rates: &Rates) -> Vec<Headroom> {
     let of = |step: &Step| {
         let (Setting::Regulate(regulation), Some(group)) = (&step.set, &step.group) else {
@@ -189,7 +189,7 @@ fn headroom(draft: &Draft<'_>, rates: &Rates) -> Vec<Headroom> {
     draft.steps.iter().filter_map(of).collect()
 }
 
-/// The groups whose targets are followed; none where something is refused.
+/// The groups with targets that are followed; none where something is refused.
 fn aimed(draft: &mut Draft<'_>) -> BTreeMap<GroupId, Target> {
     let policy = draft.policy;
     let key = "regulator.adapt";
@@ -240,7 +240,7 @@ fn levers(draft: &Draft<'_>, rates: &Rates, limited: &[Limited]) -> Vec<Lever> {
     levers
 }
 
-/// What a target is worth: a loop holds it, as far as what it moves reaches.
+/// What a target is worth. A loop holds it, as far as what it moves reaches.
 fn worth(draft: &Draft<'_>, levers: &[Lever], limited: &[Limited]) -> Worth {
     let mut worth = Worth::of(Level::Regulated, words::TAKES_FROM_OTHERS_ONLY);
     let moved = |l: &&Limited| {
@@ -258,7 +258,7 @@ fn worth(draft: &Draft<'_>, levers: &[Lever], limited: &[Limited]) -> Worth {
     worth
 }
 
-/// So many times a time, to the microsecond.
+/// A time multiplied by a factor, to the microsecond.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,7 +1,7 @@
-//! Whether the lines that come in and those that are written back can have a budget each.
+//! Whether lines that come in and lines that are written back can have a budget each.
 //!
-//! Only counters tell the two apart. Neither CPU time, nor the kernel's quota of it, nor the
-//! hardware's percentages know what a program does with its time.
+//! Only counters distinguish the two. CPU time, the kernel's CPU-time quota and the hardware's
+//! percentages do not know what a program does with its time.
 
 use quell_control::config::Meter;
 use quell_policy::{BandwidthMechanism, Group, MeterWanted};
@@ -18,7 +18,7 @@ use super::pooling;
 use super::wanted::Wanted;
 use super::words::{directions as words, on};
 
-/// A refusal of what is wanted, without remedies so far.
+/// A refusal of what is wanted, still without remedies.
 fn refusal(wanted: &Wanted, cause: Cause, why: impl Into<String>) -> Refusal {
     Refusal {
         key: wanted.key(),
@@ -28,12 +28,12 @@ fn refusal(wanted: &Wanted, cause: Cause, why: impl Into<String>) -> Refusal {
     }
 }
 
-/// Refuses budgets for each direction where they cannot be had. Whether they can.
+/// Whether each direction can have a budget. Refuses it where it cannot.
 pub(super) fn possible(draft: &mut Draft<'_>, group: &Group, wanted: &Wanted) -> bool {
     let cpus = &draft.division.of(&wanted.group).cpus;
     let mut refused = match unsuited(draft, group, wanted) {
         Some(refused) => refused,
-        // Refused for its CPUs already.
+        // Its CPUs have been refused already.
         None if cpus.is_empty() => return false,
         None => match counted_apart(draft, group, wanted, cpus) {
             Ok(()) => return true,
@@ -45,7 +45,7 @@ pub(super) fn possible(draft: &mut Draft<'_>, group: &Group, wanted: &Wanted) ->
     false
 }
 
-/// What of the policy does not go with two budgets.
+/// A refusal where something else in the policy excludes two budgets.
 fn unsuited(draft: &Draft<'_>, group: &Group, wanted: &Wanted) -> Option<Refusal> {
     if draft.policy.mechanisms.bandwidth == BandwidthMechanism::Mba {
         return Some(refusal(wanted, Cause::Policy, words::HARDWARE_KNOWS_NONE));
@@ -57,7 +57,7 @@ fn unsuited(draft: &Draft<'_>, group: &Group, wanted: &Wanted) -> Option<Refusal
     moves.then(|| refusal(wanted, Cause::NotBuilt, words::NOT_MOVED))
 }
 
-/// Whether the counters of these CPUs count reads and writes separately; if not, why.
+/// Whether the counters of these CPUs count reads and writes separately; if not, the refusal.
 fn counted_apart(
     draft: &Draft<'_>,
     group: &Group,

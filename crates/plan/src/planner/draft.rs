@@ -1,4 +1,4 @@
-//! The plan under construction, and what every mechanism does with it.
+//! The plan under construction, and the operations that all mechanisms use.
 
 use std::collections::BTreeMap;
 
@@ -18,13 +18,13 @@ use super::wanted::Worth;
 /// What is known of a group's program when it runs alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Solo {
-    /// The profile's name.
+    /// Name of the profile that this was read from.
     pub profile: String,
     /// What its units took at the percentile of the group's target, or why that is not known.
     pub took: Result<Nanos, String>,
 }
 
-/// By group.
+/// Group → what is known of its program alone.
 pub type Solos = BTreeMap<GroupId, Solo>;
 
 /// The plan under construction.
@@ -41,7 +41,7 @@ pub(super) struct Draft<'a> {
     pub(super) refusals: Vec<Refusal>,
     pub(super) loops: Loops,
     pub(super) solos: &'a Solos,
-    /// Of the regulators.
+    /// The period of all regulators.
     pub(super) period: Nanos,
 }
 
@@ -65,7 +65,7 @@ impl Draft<'_> {
         id
     }
 
-    /// Promises something to or about a group, held by these steps.
+    /// Adds a promise to or about a group, held by these steps.
     pub(super) fn promise(
         &mut self,
         group: &str,
@@ -92,7 +92,7 @@ impl Draft<'_> {
         self.refuse_for(Cause::Policy, key, why, remedies);
     }
 
-    /// The same, with what stands behind it.
+    /// Adds a refusal with its cause.
     pub(super) fn refuse_for(
         &mut self,
         cause: Cause,
@@ -108,8 +108,8 @@ impl Draft<'_> {
         });
     }
 
-    /// Refuses what takes a mechanism that is not here: the machine's own remedy comes before those
-    /// of the policy.
+    /// Refuses what needs a mechanism that the machine lacks. The machine's own remedy comes before
+    /// those of the policy.
     pub(super) fn refuse_lacking(
         &mut self,
         mechanism: Mechanism,
@@ -122,7 +122,7 @@ impl Draft<'_> {
         self.refuse_for(self.lack(mechanism), key, why, remedies);
     }
 
-    /// What would make a mechanism available, if anything does.
+    /// What would make a mechanism available; empty if nothing does.
     pub(super) fn enables(&self, mechanism: Mechanism) -> Vec<Remedy> {
         if self.lack(mechanism) == Cause::Rights {
             return vec![Remedy::Rights];
@@ -136,7 +136,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Why the machine lacks a mechanism, as data.
+    /// The cause for which a mechanism is not available.
     pub(super) fn lack(&self, mechanism: Mechanism) -> Cause {
         match self.machine.mechanisms.get(&mechanism) {
             Some(Availability::No { lack, .. }) => lack.cause(),
@@ -144,7 +144,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Why a mechanism cannot be used: the machine lacks it or the policy denies it.
+    /// Why a mechanism cannot be used: the machine lacks it, or the policy denies it.
     pub(super) fn unavailable(&self, mechanism: Mechanism) -> Option<String> {
         if self.policy.mechanisms.deny.contains(&mechanism) {
             return Some(format!("the policy denies {mechanism}"));
@@ -156,7 +156,7 @@ impl Draft<'_> {
         }
     }
 
-    /// What CPUs can draw together: measured, or as the policy states.
+    /// What these CPUs can draw together, as measured or as the policy states.
     pub(super) fn sustainable(&self, cpus: &CpuSet) -> Option<Rate> {
         match self.policy.regulator.sustainable {
             Sustainable::Rate(rate) => Some(rate),
@@ -172,9 +172,8 @@ impl Draft<'_> {
     }
 }
 
-/// Anything that can be said to be the remedies of a refusal.
+/// What can be given as the remedies of a refusal.
 pub(super) trait Remedies {
-    /// As a list.
     fn list(self) -> Vec<Remedy>;
 }
 

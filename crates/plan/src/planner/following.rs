@@ -1,5 +1,5 @@
-//! Ways that follow what their group misses (`mechanisms.ways = "by-misses"`): what it reserves is
-//! what it has at most, and the line between it and the others moves.
+//! Ways that follow what their group misses (`mechanisms.ways = "by-misses"`). What the group
+//! reserves is the most that it has. The line between it and the best-effort groups moves.
 
 use quell_control::config::Boundary;
 use quell_policy::{Role, WaysKept};
@@ -14,16 +14,15 @@ use super::draft::Draft;
 use super::parts::{Claim, Divided, Kind};
 use super::words::parts as words;
 
-/// How much more a group may draw from memory than with all of its ways, for each of its CPUs: what
-/// takes a twentieth of a CPU's time if each line takes 100 ns and nothing else is done meanwhile.
+/// How much more a group may draw from memory than with all of its ways, for each of its CPUs. This
+/// takes a twentieth of a CPU's time if each line takes 100 ns and the CPU waits for it.
 const TOLERATED: Rate = Rate(32_000_000);
-/// How often it is looked at: a look reads a counter per cache, and lines take a while to come
-/// back.
+/// Time between samples. One reads a counter per cache, and lines take a while to come back.
 const INTERVAL: Nanos = Nanos::millis(100);
-/// The same on a simulated machine, whose caches are looked at for free and whose spans are short.
+/// The same on a simulated machine: samples cost nothing there, and the measured spans are short.
 const SIMULATED: Nanos = Nanos::millis(1);
 
-/// Plans whose ways follow; what is asked for and cannot be had is refused.
+/// Adds the loop to the plan. Refuses what is asked for and cannot be had.
 pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
     if draft.policy.mechanisms.ways != WaysKept::ByMisses {
         return;

@@ -1,4 +1,4 @@
-//! Disks: limits of what a group moves, and for a critical one a latency target or a weight. The
+//! Disks: limits on what a group moves, and for a critical group a latency target or a weight. The
 //! kernel holds all three.
 
 use quell_policy::Group;
@@ -11,18 +11,18 @@ use crate::plan::{DiskRates, Promise, Setting};
 use super::draft::Draft;
 use super::wanted::Worth;
 
-/// The weights that the kernel takes.
+/// The range of weights that the kernel accepts.
 const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=10_000;
 
-/// Whether the group has keys about disks among its reserves.
+/// Whether the group's reserves have keys about disks.
 pub(super) fn wanted(group: &Group) -> bool {
     group.reserve.disk_latency.is_some() || group.reserve.disk_weight.is_some()
 }
 
-/// Stands for the four limits of disks, which are held by one step.
+/// Stands for the four disk limits, which one step holds.
 const DISK_LIMITS: &str = "limit.disk-*";
 
-/// What is counted as written, and when.
+/// What counts as written, and when.
 const BY_FILE_SYSTEM: &str = "what is written through the page cache counts where the file system tells whose it is (ext4, \
     xfs, btrfs, f2fs)";
 const AT_THE_MEAN: &str = "the kernel looks at the mean of half a second or so, and holds back what is below the same cgroup \
@@ -33,7 +33,7 @@ const A_PART_OF_LITTLE: &str = "a weight is a part of what the disk does, howeve
 struct Key {
     name: &'static str,
     mechanism: Mechanism,
-    /// What is wrong with the value.
+    /// What is wrong with the value; `None` if nothing is.
     mistake: Option<&'static str>,
     set: Setting,
     promise: Promise,
@@ -49,7 +49,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
 }
 
-/// What a group wants of disks.
+/// The keys about disks that a group has.
 fn keys(group: &Group) -> Vec<Key> {
     let limit = &group.limit;
     let rates = DiskRates {
@@ -98,7 +98,7 @@ fn written(rates: &DiskRates) -> impl Iterator<Item = &'static str> {
     each.into_iter().filter_map(|(key, is)| is.then_some(key))
 }
 
-/// The step and the promise of one key, or its refusal.
+/// Adds the step and the promise of one key, or refuses it.
 fn set(draft: &mut Draft<'_>, group: &str, key: Key) {
     let at = format!("group.{group}.{}", key.name);
     let without = match &key.promise {

@@ -1,4 +1,4 @@
-//! Memory locked in a cache: a step for each region, after everybody has left its ways.
+//! Memory locked in a cache: one step per region, after all classes have left its ways.
 
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Mechanism;
@@ -13,7 +13,7 @@ use super::draft::Draft;
 use super::parts::{Divided, Kind, domains};
 use super::words::parts as words;
 
-/// What is locked, after everybody has left its ways.
+/// Adds the steps that lock memory, after those that take its ways from all classes.
 pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {
     for one in divided {
         let Kind::Ways(level) = one.kind else {
@@ -34,7 +34,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {
     }
 }
 
-/// What is locked lives in one cache.
+/// Refuses a group with CPUs of several caches: locked memory lives in one cache.
 fn one_cache(draft: &mut Draft<'_>, group: &str, level: u32) {
     let cpus = draft.division.of(group).cpus.clone();
     let domains = domains(draft, level);
@@ -54,7 +54,7 @@ fn one_cache(draft: &mut Draft<'_>, group: &str, level: u32) {
     }
 }
 
-/// The kernel locks one region in a cache.
+/// Refuses several regions in one cache: the kernel locks one.
 fn one_each(draft: &mut Draft<'_>, locks: &[(String, Bytes, Mask)], level: u32) {
     if draft.machine.simulated.is_some() {
         return;

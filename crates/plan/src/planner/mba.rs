@@ -1,13 +1,13 @@
 //! Limits by memory-bandwidth allocation in hardware: percentages of the requests that a core could
 //! make, in steps.
 //!
-//! The hardware delays requests between each core and the last-level cache; what that comes to in
+//! The hardware delays requests between each core and the last-level cache. What that amounts to in
 //! bytes depends on the program and on how many cores run it
 //! (Documentation/filesystems/resctrl.rst, "Memory bandwidth Allocation"). Where that was measured
-//! ([`MbaCurve`]) a limit is a rate, and the percentage the one that so many CPUs were not seen to
-//! exceed it under; where it was not, only percentages can be set. Either way a limit held by it
-//! alone is an estimate. Where the kernel looks for the percentage itself (`mba_MBps`), it is told
-//! the rate.
+//! ([`MbaCurve`]) a limit is a rate. The percentage is then one under which this many CPUs were not
+//! measured to exceed it. Elsewhere only percentages can be set. A limit that the hardware alone
+//! holds is always an estimate. Where the kernel finds the percentage itself (`mba_MBps`), the
+//! setting is the rate.
 
 use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
@@ -25,13 +25,13 @@ use super::words::mba as words;
 
 const MIB: Bytes = Bytes(1 << 20);
 
-/// How a percentage is arrived at.
+/// How the percentage of a limit is found.
 enum Way<'a> {
-    /// The kernel does.
+    /// The kernel takes a rate and finds the percentage.
     Rate,
-    /// As measured.
+    /// By the measured curve of this machine.
     Curve(&'a MbaCurve),
-    /// As the policy says it.
+    /// The policy states a percentage.
     Share,
 }
 
@@ -47,14 +47,14 @@ fn way<'a>(draft: &Draft<'a>, bounds: &MbaBounds) -> Way<'a> {
     }
 }
 
-/// What was set, and what it is worth.
+/// What was set for a group, and what it is worth.
 struct Set {
     by: Option<StepId>,
     rate: Rate,
     worth: Worth,
 }
 
-/// Limits a group by hardware alone.
+/// Limits a group by the hardware alone.
 pub(super) fn limit(draft: &mut Draft<'_>, wanted: &Wanted) -> Option<Limited> {
     let bounds = bounds(draft)?;
     let cpus = draft.division.of(&wanted.group).cpus.clone();
@@ -74,7 +74,7 @@ pub(super) fn limit(draft: &mut Draft<'_>, wanted: &Wanted) -> Option<Limited> {
     })
 }
 
-/// The kernel is told the rate.
+/// Sets the rate itself, which the kernel takes.
 fn told(draft: &mut Draft<'_>, wanted: &Wanted) -> Set {
     let because = words::told(wanted);
     Set {
@@ -84,7 +84,7 @@ fn told(draft: &mut Draft<'_>, wanted: &Wanted) -> Set {
     }
 }
 
-/// The percentage under which so many CPUs were not seen to exceed the limit.
+/// Sets the percentage under which this many CPUs were not measured to exceed the limit.
 fn measured(draft: &mut Draft<'_>, wanted: &Wanted, curve: &MbaCurve, cpus: usize) -> Option<Set> {
     let rate = wanted.rate;
     let Some(point) = curve.at_most(rate, cpus) else {
@@ -105,7 +105,7 @@ fn measured(draft: &mut Draft<'_>, wanted: &Wanted, curve: &MbaCurve, cpus: usiz
     Some(Set { by, rate, worth })
 }
 
-/// Why no step of the hardware is low enough, and what to do about it.
+/// Why no step of the hardware is low enough, and the remedies.
 fn unreachable(
     draft: &Draft<'_>,
     wanted: &Wanted,
@@ -126,7 +126,7 @@ fn unreachable(
     (words::out_of_reach(wanted, curve, least), remedies)
 }
 
-/// A percentage as it was asked for; what it comes to nobody knows.
+/// Sets the percentage as asked for. The rate that it amounts to is not known.
 fn unmeasured(draft: &mut Draft<'_>, wanted: &Wanted, bounds: &MbaBounds) -> Option<Set> {
     let name = &wanted.group;
     let asked = wanted.share.filter(|_| wanted.budget == Budget::Limit);
@@ -155,7 +155,8 @@ fn unmeasured(draft: &mut Draft<'_>, wanted: &Wanted, bounds: &MbaBounds) -> Opt
     })
 }
 
-/// Beside a regulator, which holds the limit: the hardware spreads the requests between two stops.
+/// Adds delays next to a regulator, which holds the limit. The hardware spreads the requests
+/// between two stops.
 pub(super) fn beside(draft: &mut Draft<'_>, done: &Limited) {
     let (wanted, name) = (&done.wanted, &done.wanted.group);
     let of = wanted.share.map(|share| share.of);
@@ -167,8 +168,8 @@ pub(super) fn beside(draft: &mut Draft<'_>, done: &Limited) {
     };
     let hardware = match way(draft, &bounds) {
         Way::Rate => rate_step(draft, wanted, words::spreads("delayed requests")),
-        // The hardware leaves it to the regulator to hold the limit: a smaller step would be
-        // another limit.
+        // The regulator is to hold the limit. A smaller step of the hardware would itself be a
+        // lower limit.
         Way::Curve(curve) => {
             let reaching = curve.reaching(wanted.rate, done.cpus.len());
             let percent = reaching.map_or(100, |point| point.percent);
@@ -195,7 +196,7 @@ pub(super) fn beside(draft: &mut Draft<'_>, done: &Limited) {
     }
 }
 
-/// What the hardware takes, or a refusal of it all.
+/// What the hardware offers; refused where it offers nothing.
 fn bounds(draft: &mut Draft<'_>) -> Option<MbaBounds> {
     let bounds = draft.machine.partitions.mba.clone();
     let why = match draft.unavailable(Mechanism::Mba) {
@@ -211,12 +212,12 @@ fn bounds(draft: &mut Draft<'_>) -> Option<MbaBounds> {
     None
 }
 
-/// Whole percent, rounded up.
+/// A share in whole percent, rounded up.
 fn whole_percent(share: Share) -> u32 {
     u32::try_from(share.0.div_ceil(10_000)).unwrap_or(u32::MAX)
 }
 
-/// A percentage, rounded up to what the hardware takes.
+/// A share in percent, rounded up to a step of the hardware.
 fn in_steps(draft: &mut Draft<'_>, name: &str, share: Share, bounds: &MbaBounds) -> u32 {
     let percent = whole_percent(share)
         .min(100)

@@ -1,9 +1,8 @@
-//! Memory: what is protected, what is locked, who is limited, and who steers while the plan holds
-//! (`[pressure]`).
+//! Memory: what is protected, what is locked, which groups are limited, and which controller steers
+//! while the plan is held (`[pressure]`).
 //!
-//! Protection comes with immunity from the OOM killer, always: pages that may not be reclaimed
-//! count for their program's score, so that without it the protected one is killed first
-//! (pressure.md 0.5).
+//! Protection always comes with immunity from the OOM killer. Pages that may not be reclaimed count
+//! for their program's score. Without immunity the protected program would be killed first.
 
 use quell_control::config::Allows;
 use quell_policy::{Group, MemoryWanted, Permission, Policy, Pressure, Role};
@@ -21,10 +20,10 @@ use super::draft::Draft;
 use super::wanted::Worth;
 use super::words::memory as words;
 
-/// Settings of the machine with `pressure.sysctls`, whoever controls. Writers wait earlier and for
-/// less, so that what waits to be written takes less of what could be reclaimed at once; what
-/// programs use is not swapped for files that somebody reads. The described daemon tunes the same;
-/// its values are not published, so these are assumed.
+/// Settings of the machine with `pressure.sysctls`, for any controller. Writers wait earlier and
+/// for less, so that less reclaimable memory waits to be written. What programs use is not swapped
+/// out for files that are read. The described daemon tunes the same settings. Its values are not
+/// published, so these are assumed.
 const SYSCTLS: [(&str, i64); 4] = [
     ("swappiness", 10),
     ("dirty_ratio", 10),
@@ -44,8 +43,8 @@ fn protects(policy: &Policy) -> bool {
     policy.groups.values().any(keeps)
 }
 
-/// The section, where somebody is to control: as written, or with its defaults where memory is
-/// reserved.
+/// The `[pressure]` section, if there is to be a controller. It is as written, or has its defaults
+/// where memory is reserved.
 fn controlled(policy: &Policy) -> Option<Pressure> {
     let section = match &policy.pressure {
         Some(section) => section.clone(),
@@ -55,7 +54,7 @@ fn controlled(policy: &Policy) -> Option<Pressure> {
     (section.controller != PressureController::None).then_some(section)
 }
 
-/// The limit around everybody: cgroups of groups are made below it, and so it comes first.
+/// The limit around all groups. It comes first, because the groups' cgroups are made below it.
 pub(super) fn bound(draft: &mut Draft<'_>) {
     let Some(most) = draft.policy.bounds.memory else {
         return;
@@ -77,12 +76,12 @@ pub(super) fn bound(draft: &mut Draft<'_>) {
     draft.step(None, Mechanism::Memory, set, because);
 }
 
-/// All memory of a machine; zero where nobody tells.
+/// All memory of a machine; zero where it is not known.
 fn total(machine: &Inventory) -> Bytes {
     Bytes(machine.nodes.iter().map(|n| n.memory.0).sum())
 }
 
-/// Plans all of it.
+/// Adds all steps, promises and notes about memory.
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let policy = draft.policy;
     if !wanted(policy) {
@@ -102,7 +101,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
     let total = total(draft.machine).0;
     let total = policy.bounds.memory.map_or(total, |most| most.0);
-    // What a machine needs for itself is not known; that all of it cannot be kept is.
+    // What a machine needs for itself is not known, but it is not nothing.
     if total > 0 && reserved > total / 10 * 9 {
         let key = first_key(policy);
         let why = words::too_much_kept(Bytes(reserved), Bytes(total));
@@ -117,7 +116,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
 }
 
-/// Every key that asks for anything about memory.
+/// All keys that ask for anything about memory.
 fn memory_keys(policy: &Policy) -> Vec<String> {
     let mut keys = Vec::new();
     for (name, group) in &policy.groups {
@@ -133,14 +132,14 @@ fn memory_keys(policy: &Policy) -> Vec<String> {
     keys
 }
 
-/// The first key of a group that asks for anything about memory.
+/// The first of these keys that belongs to a group.
 fn first_key(policy: &Policy) -> String {
     let first = memory_keys(policy).into_iter().next();
     let of_group = first.filter(|key| key != "pressure");
     of_group.unwrap_or_else(|| "pressure.controller".to_owned())
 }
 
-/// What a group is to keep. How much that is, as far as it is known.
+/// Protects what a group is to keep. Returns the bytes, as far as they are known.
 fn protect(draft: &mut Draft<'_>, name: &str, group: &Group) -> u64 {
     let (memory, files) = (group.reserve.memory, &group.reserve.files);
     if memory.is_none() && files.is_empty() {
@@ -225,7 +224,7 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
         return;
     };
     let key = format!("group.{name}.limit.memory");
-    // What somebody writes about the own critical group needs no further word.
+    // A limit on the policy's own critical group needs no further permission.
     let without = Remedy::leave_out(key.clone());
     let allowed = |what| {
         let list: Vec<Remedy> = allowing(name, group, what).into_iter().collect();
@@ -262,7 +261,7 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
     draft.promise(name, Promise::LimitMemory { most }, worth, [step]);
 }
 
-/// What may be done to a group here.
+/// What may be done to a group on this machine.
 fn allows(draft: &Draft<'_>, group: &Group, section: &Pressure) -> Allows {
     let means = &draft.machine.means.memory;
     let may = |what| section.escalate.contains(&what) && group.allows(what);
@@ -275,7 +274,7 @@ fn allows(draft: &Draft<'_>, group: &Group, section: &Pressure) -> Allows {
         MemoryControl::None => false,
     };
     Allows {
-        // A limit that is written stays where it is.
+        // A limit that the policy states stays where it is.
         limit: limit && may(Permission::LimitMemory) && group.limit.memory.is_none(),
         freeze: means.freeze && !denied && may(Permission::Freeze),
         reclaim: means.reclaim && may(Permission::Reclaim),
@@ -283,7 +282,7 @@ fn allows(draft: &Draft<'_>, group: &Group, section: &Pressure) -> Allows {
     }
 }
 
-/// The loop.
+/// Adds the loop that steers memory, with its promises and notes.
 fn control(draft: &mut Draft<'_>, section: &Pressure) {
     let policy = draft.policy;
     let written = policy.pressure.is_some();
@@ -335,7 +334,7 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
     for (name, allows) in &steered {
         held_by.push(steer(draft, name, *allows, section));
     }
-    // Nobody to steer: what the reserve promises is said with it.
+    // No group is steered: the reserve's promise already says so.
     if !steered.is_empty() {
         promises(draft, section, &watched, &held_by);
     }
@@ -354,8 +353,8 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
     });
 }
 
-/// What the loop cannot do without is missing: refused if it was asked for, said if it came along
-/// with a reserve.
+/// The loop lacks something that it needs. That is refused if the policy asked for the loop, and
+/// noted if the loop came with a reserve.
 fn missing(draft: &mut Draft<'_>, written: bool, why: String) {
     if written {
         let key = "pressure.controller";
@@ -421,7 +420,7 @@ fn promises(draft: &mut Draft<'_>, section: &Pressure, watched: &[Watched], held
     }
 }
 
-/// What a person should know of the loop.
+/// Notes on the loop for a person.
 fn said(draft: &mut Draft<'_>, section: &Pressure, steered: &[(String, Allows)]) {
     let means = draft.machine.means.memory.clone();
     if means.control == MemoryControl::V1 {

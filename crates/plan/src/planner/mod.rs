@@ -1,22 +1,23 @@
 //! `plan(policy, inventory)`: what will be done on this machine, step by step, and what each
 //! promise is then worth.
 //!
-//! [`draft`] is the plan under construction, [`wanted`] and [`parts`] what is wanted: every other
-//! part reads these three.
+//! The planner is pure: the same policy and inventory give the same plan. A promise that cannot be
+//! kept is refused or downgraded with the reason; nothing is dropped.
 //!
-//! Pure: the same policy and inventory give the same plan. A promise that cannot be kept is refused
-//! or downgraded with the reason; nothing is dropped. The parts:
-//! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, [`sharing`] tells who
-//!   shares a cache;
+//! [`draft`] is the plan under construction, [`wanted`] and [`parts`] are what is wanted. All other
+//! modules read these three:
+//! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, and [`sharing`] notes
+//!   shared caches;
 //! - [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them,
 //!   [`partition`] makes steps and promises of it;
 //! - [`rates`] reads what is wanted of bandwidth, [`bandwidth`] limits it, [`caps`] are the
-//!   budgets, [`directions`] tells whether reads and writes can have one each, [`pooling`] lets
-//!   budgets go together;
+//!   budgets;
+//! - [`directions`] decides whether reads and writes can have a budget each, [`pooling`] pools
+//!   budgets;
 //! - [`brake`], [`quota`] and [`mba`] are what holds a limit, [`reserves`] judges what is promised
 //!   from limits;
-//! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight,
-//!   [`io`] reads what is wanted of disks, [`memory`] plans which groups keep memory, are limited
+//! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight;
+//! - [`io`] reads what is wanted of disks, [`memory`] plans which groups keep memory, are limited
 //!   and steer;
 //! - [`words`] has the sentences.
 
@@ -74,10 +75,10 @@ pub fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> 
     plan_beside(policy, machine, &Solos::new())
 }
 
-/// The same, with what is known of the groups' programs when they run alone.
+/// Plans with what is known of the groups' programs when they run alone.
 ///
 /// # Errors
-/// As [`plan`].
+/// As for [`plan`].
 pub fn plan_beside(
     policy: &Policy,
     machine: &Inventory,
@@ -121,7 +122,7 @@ pub fn plan_beside(
     io::plan(&mut draft);
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
-    // What was refused would be judged as missing: the reason has been told already.
+    // What was refused would be judged as missing, and its reason is reported already.
     if draft.refusals.is_empty() {
         draft.require();
         sharing::notes(&mut draft);
@@ -144,7 +145,7 @@ pub fn plan_beside(
 }
 
 impl Draft<'_> {
-    /// Groups that anything is set for get a home first.
+    /// Gives a cgroup first to each group for which anything is set.
     fn gather(&mut self) {
         let policy = self.policy;
         for (name, group) in &policy.groups {
@@ -170,7 +171,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Groups that a brake may stop are gathered so that it can.
+    /// Prepares the cgroups of groups that a brake may stop.
     fn make_room_for_brakes(&mut self) {
         let stopped = |step: &Step| match &step.set {
             Setting::Regulate(regulation) if regulation.is_capped() => step.group.clone(),
@@ -208,8 +209,8 @@ impl Draft<'_> {
             })
     }
 
-    /// Core partition: confine the groups, keep everybody else, interrupts and unbound kernel work
-    /// away.
+    /// The core partition: confines the groups, and keeps all other tasks, interrupts and unbound
+    /// kernel work off their CPUs.
     fn partition(&mut self) {
         let confined: Vec<String> = self
             .policy
@@ -262,7 +263,7 @@ impl Draft<'_> {
         } else {
             cores::REST_STAYS_OFF
         };
-        // Nothing is free only where there is nobody else.
+        // Nothing is free only where there are no other tasks.
         let kept = (!free.is_empty()).then(|| {
             let set = Setting::ConfineRest { cpus: rest };
             self.step(Some(REST), Mechanism::Cores, set, because)
@@ -293,8 +294,8 @@ impl Draft<'_> {
         }
     }
 
-    /// SMT siblings of a group's CPUs that are not kept free for it, those of other owners (outside
-    /// our cpuset) included.
+    /// SMT siblings of a group's CPUs that are not kept free for it. CPUs outside Quell's own
+    /// cpuset are included.
     fn beside(&self, name: &str) -> CpuSet {
         let part = self.division.of(name);
         self.machine
@@ -305,8 +306,8 @@ impl Draft<'_> {
             .difference(&part.blocked)
     }
 
-    /// Interrupts away from the exclusive CPUs of the groups that want it, unbound kernel work away
-    /// from all of them.
+    /// Moves interrupts off the exclusive CPUs of the groups that want it, and unbound kernel work
+    /// off all exclusive CPUs.
     fn quiet(&mut self, free: &CpuSet) -> (Option<StepId>, Option<StepId>) {
         let away = self.policy.groups.iter().filter(|(name, group)| {
             group.irqs_wanted() == Irqs::Away && self.division.of(name).exclusive
@@ -341,7 +342,7 @@ impl Draft<'_> {
         (interrupts, work)
     }
 
-    /// A cpuset confines memory, too: what that costs on a machine with several nodes.
+    /// Notes that a cpuset confines memory, too, on a machine with several nodes.
     fn memory_note(&mut self, name: &str, cpus: &CpuSet) {
         let own = self.nodes_of(cpus);
         if own.is_empty() || own.len() >= self.nodes_of(&self.machine.cpu_set()).len() {
@@ -350,7 +351,7 @@ impl Draft<'_> {
         self.notes.push(cores::memory_of_nodes(name, &own));
     }
 
-    /// A promise below the policy's `require` refuses the plan.
+    /// Refuses the plan for a promise below the policy's `require`.
     fn require(&mut self) {
         let require = self.policy.require;
         let assuming = self.assumes();

@@ -1,5 +1,5 @@
-//! Which groups run on what the critical groups leave: named and counted CPUs first, then
-//! everything else.
+//! Which groups run on the CPUs that the critical groups leave: first those with named CPUs, then
+//! those with counted ones, then all others.
 
 use quell_policy::{CpusWanted, Group, Policy, Role};
 use quell_types::cpuset::{CpuId, CpuSet};
@@ -10,7 +10,7 @@ use crate::inventory::Inventory;
 use super::cpus::{Division, Part};
 use super::words::{cores as words, on};
 
-/// Gives every group without exclusive CPUs its part, and `rest` its own.
+/// Gives each group without exclusive CPUs its CPUs, and `rest` as well.
 pub(super) fn divide(
     policy: &Policy,
     machine: &Inventory,
@@ -34,7 +34,7 @@ pub(super) fn divide(
         .iter()
         .filter(|(name, _)| !division.has(name))
         .collect();
-    // Without an exclusive group nobody is moved, and whoever is not moved may run anywhere.
+    // Without an exclusive group no task is moved, and may run anywhere.
     let partitioned = division.partitioned();
     for (name, group) in &open {
         if let CpusWanted::List(list) = group.cpus_wanted() {
@@ -71,7 +71,7 @@ pub(super) fn divide(
         if division.has(name) {
             continue;
         }
-        // Nobody gathers an exempt group: it is where every other task is.
+        // An exempt group is not gathered: its tasks are among all other tasks.
         let exempt = group.role == Role::Exempt && partitioned;
         let cpus = if exempt {
             division.rest.clone()
@@ -97,7 +97,7 @@ fn part(group: &Group, cpus: &CpuSet, all: &CpuSet) -> Part {
     }
 }
 
-/// Free threads of cores on which a critical group runs: the last to be given to anybody.
+/// Free SMT threads of cores on which a critical group runs: the last to be given away.
 fn beside(machine: &Inventory, free: &CpuSet, division: &Division) -> CpuSet {
     machine
         .cpus
@@ -144,14 +144,14 @@ impl Others<'_> {
         }
     }
 
-    /// So many CPUs: of those nobody has yet, and not beside a critical group, as far as there are
-    /// enough.
+    /// `n` CPUs that no group has yet and that do not share a core with a critical group, as far as
+    /// there are enough.
     fn counted(&mut self, group: &str, n: usize) -> CpuSet {
         let untaken = self.free.difference(&self.taken);
         let pools = [untaken.difference(&self.beside), untaken];
         let pool = pools.iter().find(|p| p.len() >= n).unwrap_or(self.free);
         let cpus = lowest(self.machine, pool, n);
-        // Where nothing is left at all, that has been told.
+        // Where no CPU is left at all, that has been refused already.
         if n == 0 || (cpus.len() < n && !self.free.is_empty()) {
             let why = words::too_few(n, self.free.len());
             self.refuse(group, why, Some(self.free.len()));
@@ -160,7 +160,7 @@ impl Others<'_> {
     }
 }
 
-/// `n` CPUs from the lowest number up, one place after the other.
+/// `n` CPUs from the lowest number up; one cache and node is used up before the next.
 fn lowest(machine: &Inventory, free: &CpuSet, n: usize) -> CpuSet {
     let place = |cpu: CpuId| {
         let node = machine.cpus.iter().find(|c| c.id == cpu).map(|c| c.node);

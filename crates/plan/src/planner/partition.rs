@@ -1,9 +1,9 @@
-//! Caches and DRAM banks: a part for every group that reserves one, what is left for everybody
-//! else, and what each promise is then worth.
+//! Caches and DRAM banks: a part for each group that reserves one, what is left for all other
+//! tasks, and what each promise is then worth.
 //!
-//! A part is a group's own only if everybody else is kept out of it, unmatched tasks included: so
-//! one reserve makes a step for every group. Whoever is exempt is never confined, and a part that
-//! they may use is promised to nobody.
+//! A part belongs to a group alone only if all other tasks are kept out of it, unmatched ones
+//! included. So one reserve makes a step for every group. Exempt groups are never confined. A part
+//! that they may use is therefore promised to no group.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ use super::wanted::Worth;
 use super::words::{one_or, parts as words};
 use super::{codedata, following, locking};
 
-/// Adds the steps, promises and notes.
+/// Adds the steps, promises and notes about parts.
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let before = draft.refusals.len();
     let mut divided: Vec<Divided> = Vec::new();
@@ -59,7 +59,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
 }
 
-/// Divides one kind, if that is possible.
+/// Divides one kind of part. `None`: it is refused.
 fn divide(draft: &mut Draft<'_>, claims: Claims) -> Option<Divided> {
     let Claims { kind, whole, list } = claims;
     let wants: Vec<Want> = list.iter().map(|c| c.want.clone()).collect();
@@ -131,7 +131,7 @@ fn too_much(draft: &mut Draft<'_>, kind: Kind, count: u32, list: &[Claim], short
     draft.refuse(claim.at(), why, remedies);
 }
 
-/// The steps that keep one group, or unmatched tasks, to their parts.
+/// Adds the steps that keep one group, or unmatched tasks, to their parts.
 fn confine(draft: &mut Draft<'_>, name: &str, group: Option<&Group>, divided: &mut [Divided]) {
     let mut choices: Vec<ColourChoice> = Vec::new();
     let mut reasons: Vec<String> = Vec::new();
@@ -165,7 +165,7 @@ fn confine(draft: &mut Draft<'_>, name: &str, group: Option<&Group>, divided: &m
     }
     let Some(first) = choices.first() else { return };
     let mechanism = first.divides.mechanisms()[0];
-    // Nobody asked for unmatched tasks, or groups that name nothing, to fail.
+    // Only a group that asks for it fails; unmatched tasks and all other groups may spill.
     let spill = group.is_none_or(|g| g.coloured != Some(Coloured::Fail));
     let set = Setting::Colour { choices, spill };
     let id = draft.step(Some(name), mechanism, set, reasons.join("; "));
@@ -215,7 +215,7 @@ fn promise(draft: &mut Draft<'_>, one: &Divided) {
     }
 }
 
-/// Why ways are nobody's own: devices fill them, too.
+/// Why ways belong to no group alone: devices fill them, too. `None` if they do not.
 fn devices(draft: &Draft<'_>, kind: Kind, part: &CpuSet) -> Option<String> {
     let Kind::Ways(level) = kind else { return None };
     let mut ways = draft.machine.partitions.ways.iter();
@@ -224,7 +224,7 @@ fn devices(draft: &Draft<'_>, kind: Kind, part: &CpuSet) -> Option<String> {
     (!common.is_empty()).then(|| words::devices_fill(common, level, shareable))
 }
 
-/// What a part is worth.
+/// What the promise of a part is worth.
 fn worth(draft: &Draft<'_>, kind: Kind, claim: &Claim) -> Worth {
     if let Some((exempt, _)) = draft.policy.with_role(Role::Exempt).next() {
         return Worth::of(Level::None, words::exempt_uses_all(exempt, &kind.name()));
@@ -251,7 +251,7 @@ fn worth(draft: &Draft<'_>, kind: Kind, claim: &Claim) -> Worth {
     }
 }
 
-/// What a person should know of a kind of part.
+/// Notes on a kind of part for a person.
 fn notes(draft: &mut Draft<'_>, one: &Divided) {
     match one.kind {
         Kind::Ways(level) => {
@@ -278,8 +278,7 @@ fn notes(draft: &mut Draft<'_>, one: &Divided) {
     }
 }
 
-/// Where colours of one of two kinds that share address bits are chosen, what that leaves of the
-/// other.
+/// Notes what a choice of colours leaves of the other kind, where both share address bits.
 fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
     let partitions = &draft.machine.partitions;
     let (Some(own), Some(joint)) = (colouring(partitions, divides), &partitions.joint) else {
@@ -309,11 +308,11 @@ fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
         .collect()
 }
 
-/// The masks by level (for code, for data) and the percentage or rate that a class of service
-/// stands for.
+/// What a class of service stands for: the masks by level (for code, for data), and the percentage
+/// or rate.
 type Class = (Vec<(u32, [Mask; 2])>, Option<u32>);
 
-/// Ways and percentages are given to classes of service, of which there are few.
+/// Refuses a plan that needs more classes of service than the hardware has.
 pub(super) fn classes(draft: &mut Draft<'_>) {
     let mut levels: BTreeSet<u32> = BTreeSet::new();
     let mut mba = false;

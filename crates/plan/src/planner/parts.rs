@@ -1,4 +1,4 @@
-//! Parts of caches and DRAM banks: what is divided, who claims what of it, and what came of it.
+//! Parts of caches and DRAM banks: what is divided, and which groups claim and get what.
 
 use quell_policy::{Banks, CacheForm, CacheWanted};
 use quell_types::cpuset::CpuSet;
@@ -13,17 +13,17 @@ use crate::inventory::CacheKind;
 use super::allot::{Allotted, Want, Whole};
 use super::draft::Draft;
 
-/// What is divided.
+/// A kind of thing that can be divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The ways of the caches of a level.
+    /// The ways of the caches of this level.
     Ways(u32),
-    /// Page colours.
+    /// Page colours, of sets or banks or both.
     Colours(Divides),
 }
 
 impl Kind {
-    /// As in "8 of the 32 ways of L3".
+    /// The text as in "8 of the 32 ways of L3".
     pub(super) fn name(self) -> String {
         match self {
             Self::Ways(level) => format!("ways of L{level}"),
@@ -31,7 +31,7 @@ impl Kind {
         }
     }
 
-    /// The mechanisms that divide it.
+    /// The mechanisms that divide this kind.
     pub(super) const fn mechanisms(self) -> &'static [Mechanism] {
         match self {
             Self::Ways(_) => &[Mechanism::Ways],
@@ -39,7 +39,7 @@ impl Kind {
         }
     }
 
-    /// How much of it there is.
+    /// How much of it the machine has; `None` where it has none.
     pub(super) fn whole(self, partitions: &Partitions) -> Option<Whole> {
         match self {
             Self::Ways(level) => {
@@ -59,7 +59,7 @@ impl Kind {
     }
 }
 
-/// The colours of what is divided.
+/// The page colours of this kind on the machine.
 pub(super) fn colouring(partitions: &Partitions, divides: Divides) -> Option<&Colouring> {
     match divides {
         Divides::Sets => partitions.sets.as_ref(),
@@ -68,16 +68,16 @@ pub(super) fn colouring(partitions: &Partitions, divides: Divides) -> Option<&Co
     }
 }
 
-/// What a group wants of it.
+/// What one group wants of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub group: String,
     /// `reserve.cache`, `reserve.banks`, or both.
     pub key: &'static str,
     pub want: Want,
-    /// For pseudo-locking: how much memory is to stay.
+    /// For pseudo-locking: how much memory is to stay in the cache.
     pub locked: Option<Bytes>,
-    /// So many of the ways are for code, the others for data.
+    /// How many of the ways are for code; the rest is for data. `None`: they are not separate.
     pub code: Option<u32>,
 }
 
@@ -93,7 +93,7 @@ impl Claim {
     }
 }
 
-/// The keys of a part that is of sets and banks at once.
+/// Stands for the keys of a part that has both sets and banks.
 pub(super) const BOTH: &str = "reserve.cache and reserve.banks";
 
 /// What all groups want of one kind.
@@ -104,7 +104,7 @@ pub(super) struct Claims {
     pub list: Vec<Claim>,
 }
 
-/// A key of a group that asks for a mechanism.
+/// One key of a group that asks for a mechanism.
 pub(super) struct Ask<'a> {
     pub group: &'a str,
     pub mechanism: Mechanism,
@@ -142,19 +142,19 @@ impl Ask<'_> {
 /// Why a claim cannot be had, and the remedies.
 pub(super) type Refused = (String, Vec<Remedy>);
 
-/// One kind of part, divided.
+/// One kind of part, after the division.
 pub(super) struct Divided {
     pub kind: Kind,
     pub claims: Vec<Claim>,
     pub allotted: Allotted,
-    /// Who gets what is left; not unmatched tasks, where there are none.
+    /// The groups that get what is left, and `rest` where there are unmatched tasks.
     pub others: Vec<String>,
-    /// The steps that hold it.
+    /// The steps that hold the division.
     pub steps: Vec<StepId>,
 }
 
 impl Divided {
-    /// The part a group may use, and whether it is its own.
+    /// The part that a group may use, with its claim if it has one.
     pub(super) fn of(&self, group: &str) -> Option<(&CpuSet, Option<&Claim>)> {
         let own = self.claims.iter().zip(&self.allotted.parts);
         let mut own = own.filter(|(claim, _)| claim.group == group && claim.locked.is_none());
@@ -165,7 +165,7 @@ impl Divided {
         other.then_some((&self.allotted.left, None))
     }
 
-    /// The others whose named part overlaps with this one.
+    /// The other groups with a named part that overlaps with this one.
     pub(super) fn shared_with(&self, which: usize) -> Vec<String> {
         let own = &self.allotted.parts[which];
         let parts = self.claims.iter().zip(&self.allotted.parts).enumerate();
@@ -181,7 +181,7 @@ impl Divided {
     }
 }
 
-/// The CPUs of each cache of a level.
+/// For each cache of a level, its CPUs.
 pub(super) fn domains(draft: &Draft<'_>, level: u32) -> Vec<CpuSet> {
     let caches = draft.machine.caches.iter();
     caches

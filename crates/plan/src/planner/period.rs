@@ -1,75 +1,75 @@
 //! The regulation period, where the policy leaves it open.
 //!
-//! Method: a neighbour draws its budget in a burst at the beginning of each period. Four things
+//! Method: a neighbour draws its budget in a burst at the beginning of each period. Five things
 //! bound how long the burst, and so the period, may be:
-//! - a unit of work must meet many bursts, not one or none, or its time depends on when it began: a
-//!   tenth of the shortest deadline;
-//! - a burst that fits beside what the critical groups have in the last-level cache evicts little
-//!   of it, a larger one evicts all, and filling it again takes longer than the burst: half of the
-//!   cache is taken to be theirs, where no part of it is;
-//! - what a predictor gets wrong costs a period, so that with `reclaim` it is as short as stops
-//!   allow;
-//! - every period costs the neighbour a stop: one in a hundred of its time at most;
-//! - a delay of more than 5 ms is felt by whatever waits for a lock that a stopped task holds.
+//! - A unit of work must meet many bursts. Else its time depends on when it began. So the period is
+//!   at most a tenth of the shortest deadline.
+//! - A burst that fits next to what the critical groups have in the last-level cache evicts little
+//!   of it. A larger one evicts all, and refilling takes longer than the burst. Half of the cache
+//!   is assumed to be theirs, where no part of it is.
+//! - A wrong prediction costs a period. With `reclaim` the period is as short as stops allow.
+//! - Each period costs the neighbour a stop: at most one hundredth of its time.
+//! - Whatever waits for a lock that a stopped task holds notices a delay of more than 5 ms.
 //!
-//! Within these a longer period is better, since a neighbour begins each burst with a cold cache;
-//! but without a deadline nobody knows what delay a critical group can take, and it is MemGuard's
-//! usual 1 ms at most. Where stops are too dear for the deadline's tenth, the period is the
-//! geometric mean of what either asks for, so that both are missed by the same factor, and a
-//! quarter of the deadline at most. Either goes before the cache. Bandwidth alone bounds nothing:
-//! what the neighbours may draw is the same in any period.
+//! Within these bounds a longer period is better, since a neighbour begins each burst with a cold
+//! cache. Without a deadline it is not known what delay a critical group tolerates. The period is
+//! then at most MemGuard's usual 1 ms.
+//!
+//! Stops may be too expensive for the deadline's tenth. The period is then the geometric mean of
+//! the two demands, so that both are missed by the same factor, and at most a quarter of the
+//! deadline. Both take precedence over the cache. Bandwidth alone bounds nothing: what the
+//! neighbours may draw is the same in any period.
 
 use quell_policy::Role;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 
 use super::draft::Draft;
 
-/// Without a deadline no longer than this.
+/// The longest period without a deadline.
 const USUAL: Nanos = Nanos::millis(1);
 
 const SHORTEST: Nanos = Nanos::micros(100);
 
-/// The longest that is derived.
+/// The longest period that is derived.
 const LONGEST: Nanos = Nanos::millis(5);
 
-/// The longest that the language has.
+/// The longest period that a policy may state.
 const MOST: Nanos = Nanos::secs(1);
 
-/// A budget is worth so many stops of its brake: what the kernel does between the group and the
-/// brake is no part of the meter, some 6 µs of a virtual machine's 30.
+/// The least budget, in costs of a stop. What the kernel does between the group and the brake is
+/// not part of the meter: some 6 µs of the 30 on a virtual machine.
 const WAKE_UPS: u64 = 5;
 
-/// What a wake-up is taken to cost where no stop was measured.
+/// The assumed cost of a wake-up where no stop was measured.
 const WAKE_UP: Nanos = Nanos::micros(30);
 
-/// A deadline is worth so many periods.
+/// The period is at most the deadline divided by this.
 const PER_DEADLINE: u64 = 10;
 
-/// And not less than so many, whatever a stop costs.
+/// But the deadline divided by this at most, whatever a stop costs.
 const FEWEST_PER_DEADLINE: u64 = 4;
 
-/// So many times what a stop costs: one in a hundred.
+/// The shortest period, in costs of a stop: stops take at most one hundredth of the time.
 const PER_STOP: u64 = 100;
 
-/// What a stop is taken to cost where that was not measured.
+/// The assumed cost of a stop where none was measured.
 const STOP: Nanos = Nanos::micros(10);
 
-/// What bounds the period.
+/// What bounds the period on this machine, with this policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bounds {
-    /// The shortest deadline of a critical group.
+    /// The shortest deadline of a critical group, if there is one.
     deadline: Option<Nanos>,
-    /// Budgets follow a predictor.
+    /// Whether budgets follow a predictor.
     reclaim: bool,
-    /// How long the neighbours take to draw what fits beside the critical groups' half of the
-    /// cache, and that half.
+    /// How long the neighbours take to draw half of the last-level cache, and that half.
     room: Option<(Nanos, Bytes)>,
-    /// What a stop costs, where that was measured.
+    /// The cost of a stop, where it was measured.
     stop: Option<Nanos>,
 }
 
-/// The period for neighbours that may draw `together`, and a note on how it came about if the
-/// policy does not say it.
+/// The period for neighbours that may draw `together`. Adds a note on how it was found, unless the
+/// policy states it.
 pub(super) fn period(draft: &Draft<'_>, together: Rate) -> (Nanos, Option<String>) {
     let keys = &draft.policy.regulator;
     if let Some(period) = keys.period {
@@ -86,12 +86,12 @@ pub(super) fn period(draft: &Draft<'_>, together: Rate) -> (Nanos, Option<String
     (period, Some(note))
 }
 
-/// The period with which a share of a CPU's time can be held: the one wanted, or a longer one where
-/// the budget would be worth less than [`WAKE_UPS`]. `None` where no period that the language has
-/// is long enough.
+/// The period with which a share of a CPU's time can be held. It is longer than `wanted` where the
+/// budget would be worth less than [`WAKE_UPS`]. `None` where no period that a policy may state is
+/// long enough.
 pub(super) fn holding(draft: &Draft<'_>, share: Share, wanted: Nanos) -> Option<Nanos> {
     if draft.machine.simulated.is_some() {
-        // A brake of the simulated machine is there at once.
+        // A brake of the simulated machine starts without a delay.
         return Some(wanted);
     }
     let measured = draft.machine.measured.as_ref();
@@ -167,13 +167,13 @@ fn derive(bounds: &Bounds) -> (Nanos, String) {
     (period.max(SHORTEST), why)
 }
 
-/// As short as stops allow, as long as the deadline does; half-way between, if they do not agree.
+/// The geometric mean of what stops and the deadline ask for, where stops ask for more.
 fn between(dear: Nanos, tenth: Nanos) -> Nanos {
     let both = u128::from(dear.0) * u128::from(tenth.0);
     dear.min(Nanos(u64::try_from(both.isqrt()).unwrap_or(u64::MAX)))
 }
 
-/// Up to two digits and zeros: what is the shortest is not made shorter.
+/// Rounds up to two digits and zeros, since a shortest period must not become shorter.
 fn rounded_up(n: Nanos) -> Nanos {
     let mut unit = 1;
     while n.0.div_ceil(unit) >= 100 {
@@ -182,7 +182,7 @@ fn rounded_up(n: Nanos) -> Nanos {
     Nanos(n.0.div_ceil(unit).saturating_mul(unit))
 }
 
-/// Down to 1, 2 or 5 and zeros.
+/// Rounds down to 1, 2 or 5 and zeros.
 fn usual_number(n: Nanos) -> Nanos {
     let mut unit = 1;
     while n.0 / unit >= 10 {
@@ -254,14 +254,14 @@ mod tests {
             deadline: Some(Nanos::millis(10)),
             ..dear
         };
-        // Half-way between 1 ms, a tenth of the deadline, and 2.5, a hundred stops: 1.58.
+        // Between 1 ms, a tenth of the deadline, and 2.5 ms, a hundred stops: 1.58 ms.
         assert_eq!(length(soon), Nanos::micros(1600));
         let sooner = Bounds {
             deadline: Some(Nanos::millis(4)),
             stop: Some(Nanos::micros(39)),
             ..dear
         };
-        // 0.4 and 3.9: 1.25; a quarter of 4 ms is no shorter.
+        // Between 0.4 and 3.9 ms: 1.25 ms. A quarter of 4 ms is the bound.
         assert_eq!(length(sooner), Nanos::millis(1));
     }
 
@@ -281,7 +281,8 @@ mod tests {
     }
 
     proptest! {
-        /// In bounds whatever is known; a unit meets some periods wherever one can be so short.
+        /// The period is in bounds for any input. A unit meets several periods where one can be
+        /// that short.
         #[test]
         fn it_is_always_a_period(
             deadline in prop::option::of(1u64..1 << 34),

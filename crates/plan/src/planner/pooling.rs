@@ -1,10 +1,10 @@
-//! Budgets that go together: what each group's budget is, and whether what it does not draw is of
-//! use to others.
+//! Pooled budgets: what each group's budget is, and whether other groups may use what it does not
+//! draw.
 //!
-//! A limit that was written is a limit: it is held by itself, and nothing is added to it. What the
-//! reserves leave to the best-effort groups, and with `strict` the reserves themselves, are budgets
-//! that can be pooled (MemGuard's dynamic modes, [`quell_control::pooled`]). A reserve that is no
-//! cap only gives: its CPUs are counted and never stopped.
+//! A limit that the policy states is held alone, and nothing is added to it. Other budgets can be
+//! pooled (MemGuard's dynamic modes, [`quell_control::pooled`]): what the reserves leave to the
+//! best-effort groups and, with `strict`, the reserves themselves. A reserve that is not a cap only
+//! gives: its CPUs are counted and never stopped.
 
 use quell_control::config::{Meter, Pooling, Regulation};
 use quell_policy::{Adapt, Group, Policy, RegulatorKeys, Role};
@@ -21,14 +21,14 @@ use super::words::{on, pooling as words};
 
 const QUANTUM: Bytes = Bytes(64 << 10);
 
-/// Where CPU time is counted, each quantum is an alarm, an interrupt and two switches: what the CPU
-/// draws in this time is taken at least, unless the policy says otherwise.
+/// Where CPU time is counted, each quantum is an alarm, an interrupt and two switches. A quantum is
+/// then at least what the CPU draws in this time, unless the policy states one.
 const QUANTUM_TIME: Nanos = Nanos::micros(100);
 
 /// The weight of the newest period in MemGuard's own predictor.
 const PREDICTOR: f64 = 0.5;
 
-/// What a group's budget is to be, if it is to have one.
+/// What kind of budget a group is to have; `None`: none.
 pub(super) fn budget(
     policy: &Policy,
     name: &str,
@@ -54,12 +54,12 @@ pub(super) fn budget(
     spare?.iter().find(|w| w.group == *name).cloned()
 }
 
-/// Whether the budget is pooled.
+/// Whether such a budget is pooled.
 pub(super) fn is_pooled(keys: &RegulatorKeys, budget: Budget) -> bool {
     (keys.reclaim || keys.after != After::Wait) && budget != Budget::Limit
 }
 
-/// How the budget is pooled, as the policy says.
+/// How a budget is pooled, as the policy says; `None` where it is not.
 pub(super) fn pooling(
     keys: &RegulatorKeys,
     budget: Budget,
@@ -82,7 +82,7 @@ pub(super) fn pooling(
     })
 }
 
-/// A weight between 0 and 1, as checked.
+/// A weight as a share; it was checked to be between 0 and 1.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -92,13 +92,13 @@ fn fraction(weight: f64) -> Share {
     Share((weight.clamp(0.0, 1.0) * Share::WHOLE.0 as f64).round() as u64)
 }
 
-/// What a reserve that rests on a pooled budget is exposed to.
+/// The weakest point of a reserve that rests on a pooled budget.
 pub(super) fn weakest(pooling: Option<&Pooling>) -> Option<String> {
     let given = pooling.filter(|p| p.reclaim);
     given.map(|_| words::GIVEN_AWAY.to_owned())
 }
 
-/// Sharing that cannot begin, or that has nobody to give.
+/// Notes on sharing that cannot begin, or that has no group to give to.
 pub(super) fn notes(draft: &mut Draft<'_>) {
     let keys = &draft.policy.regulator;
     let regulations = draft.steps.iter().filter_map(|step| match &step.set {

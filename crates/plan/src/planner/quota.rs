@@ -1,9 +1,9 @@
-//! The CPU-time quota (`cpu.max`): a limit of CPU time as such, and the first choice for a limit of
-//! bandwidth where CPU time is what is counted.
+//! The CPU-time quota (`cpu.max`). It holds limits of CPU time. It is also the first choice for a
+//! limit of bandwidth where CPU time is what is counted.
 //!
-//! It stops the group and nothing else, spins nowhere, and gives unused time back. The brake wins
-//! where bytes are counted, where each CPU has a budget of its own or budgets are pooled, and for
-//! periods below 5 ms.
+//! It stops the group and nothing else, does not spin, and gives unused time back. The brake is
+//! better where bytes are counted, where each CPU has its own budget, where budgets are pooled, and
+//! for periods below 5 ms.
 
 use quell_control::config::Meter;
 use quell_policy::Adapt;
@@ -21,23 +21,23 @@ use super::period;
 use super::wanted::{Budget, Wanted, Worth, about};
 use super::words::bandwidth as words;
 
-/// Period of a limit of CPU time: the kernel's default (sched-bwc.rst).
+/// The period of a limit of CPU time: the kernel's default (sched-bwc.rst).
 const USUAL: Nanos = Nanos::millis(100);
 
-/// Period of a limit of bandwidth that is held as CPU time: shorter, so that one quota is a shorter
-/// burst.
+/// The period of a bandwidth limit that is held as CPU time. It is shorter, so that the burst of
+/// one quota is shorter.
 const FOR_BANDWIDTH: Nanos = Nanos::millis(20);
 
 /// Shorter periods cost more than they give (`docs/results/2026-11-23-brake.md`).
 const SHORTEST: Nanos = Nanos::millis(5);
 
-/// The kernel takes no quota below 1 ms, and no period above 1 s.
+/// The kernel accepts no quota below 1 ms and no period above 1 s. The least share follows.
 const LEAST: Share = Share(1_000);
 
 /// A unit of work should meet many bursts, not one or none.
 const PER_DEADLINE: u64 = 10;
 
-/// The quota's period where the quota is enough to hold a budget, or what needs the brake instead.
+/// The quota's period where the quota is enough to hold a budget. Else the reason for the brake.
 pub(super) fn is_enough(
     draft: &Draft<'_>,
     wanted: &Wanted,
@@ -73,7 +73,7 @@ pub(super) fn is_enough(
     Ok(tenth.map_or(period, |tenth| period.min(tenth)))
 }
 
-/// A limit of CPU time.
+/// Adds a limit of CPU time, or refuses it.
 pub(super) fn cpu_time(draft: &mut Draft<'_>, name: &str, share: Share) {
     let key = format!("group.{name}.limit.cpu-time");
     if let Some(why) = draft.unavailable(Mechanism::CpuMax) {
@@ -87,13 +87,13 @@ pub(super) fn cpu_time(draft: &mut Draft<'_>, name: &str, share: Share) {
     draft.promise(name, promise, Worth::plain(Level::Enforced), [id]);
 }
 
-/// That the quota holds a limit of bandwidth.
+/// A bandwidth limit that the quota is to hold: its period, and why the quota holds it.
 pub(super) struct ByQuota {
     pub(super) period: Nanos,
     pub(super) why: String,
 }
 
-/// Holds a limit of bandwidth by the CPU-time quota, over all CPUs of the group together.
+/// Holds a bandwidth limit by the CPU-time quota, over all CPUs of the group together.
 pub(super) fn quota(draft: &mut Draft<'_>, limit: Limit, by: &ByQuota) -> Option<Limited> {
     let (wanted, cpus) = (&limit.wanted, limit.cpus.len());
     if let Some(not) = draft.unavailable(Mechanism::CpuMax) {
@@ -103,7 +103,7 @@ pub(super) fn quota(draft: &mut Draft<'_>, limit: Limit, by: &ByQuota) -> Option
         draft.refuse_lacking(Mechanism::CpuMax, key, why, instead);
         return None;
     }
-    // As a person reads it.
+    // Rounded as it is printed.
     let share = about(Share(limit.share().0.saturating_mul(cpus as u64)));
     if share < LEAST {
         let raised = rounded_up(draft, cpus, wanted.rate);
@@ -123,7 +123,7 @@ pub(super) fn quota(draft: &mut Draft<'_>, limit: Limit, by: &ByQuota) -> Option
 }
 
 /// The step of a quota. A group has one, which holds all its limits by the smallest share and the
-/// shortest period: a share of each 20 ms is the same share of each 100 ms.
+/// shortest period. A share of each 20 ms is the same share of each 100 ms.
 fn step(draft: &mut Draft<'_>, name: &str, quota: (Share, Nanos), because: &str) -> StepId {
     let of_group = draft
         .steps
@@ -141,14 +141,14 @@ fn step(draft: &mut Draft<'_>, name: &str, quota: (Share, Nanos), because: &str)
     draft.step(Some(name), Mechanism::CpuMax, set, because)
 }
 
-/// The least rate, in whole MB/s, that the quota can hold.
+/// The lowest rate, in whole MB/s, that the quota can hold.
 pub(super) fn rounded_up(draft: &Draft<'_>, cpus: usize, asked: Rate) -> Rate {
     let peak = draft.machine.measured.as_ref().map(|m| m.peak_cpu);
     let least = peak.map_or(asked, |peak| peak.part(LEAST));
     Rate(least.0.saturating_add(cpus as u64).div_ceil(1_000_000) * 1_000_000)
 }
 
-/// The quota's period where nothing but the quota can hold a limit of bandwidth.
+/// The quota's period where only the quota can hold a bandwidth limit.
 pub(super) fn instead(draft: &Draft<'_>) -> Nanos {
     let stated = draft.policy.regulator.period;
     stated.unwrap_or(FOR_BANDWIDTH).max(SHORTEST)

@@ -1,4 +1,4 @@
-//! Rates that a policy asks for, in bytes per second: each share becomes a rate here, once.
+//! Rates that a policy asks for. A share becomes a rate here, and nowhere else.
 
 use quell_policy::{Bandwidth, Sustainable};
 use quell_types::refusal::Remedy;
@@ -16,23 +16,23 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// The limit that a group states.
+    /// The limit that a group states, if it does.
     pub(super) fn limit(&self, group: &str) -> Option<&Wanted> {
         self.limits.iter().find(|wanted| wanted.group == group)
     }
 
-    /// The reserve that a group states.
+    /// The reserve that a group states, if it does.
     pub(super) fn reserve(&self, group: &str) -> Option<&Wanted> {
         self.reserves.iter().find(|wanted| wanted.group == group)
     }
 
-    /// The rate of a group's reserve; nothing for a group without one.
+    /// The rate of a group's reserve; zero for a group without one.
     pub(super) fn kept(&self, group: &str) -> Rate {
         self.reserve(group).map_or(Rate(0), |wanted| wanted.rate)
     }
 }
 
-/// Reads what all groups ask for. A share of what has not been measured is refused.
+/// Reads what all groups ask for. Refuses a share where the rates were not measured.
 pub(super) fn read(draft: &mut Draft<'_>) -> Rates {
     let mut rates = Rates::default();
     for (name, group) in &draft.policy.groups {
@@ -48,7 +48,7 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Rates {
     rates
 }
 
-/// What a key asks for. A share is one of what the group's CPUs can draw.
+/// What one key asks for. A share is a share of what the group's CPUs can draw.
 fn resolve(draft: &mut Draft<'_>, name: &str, budget: Budget, asked: Bandwidth) -> Option<Wanted> {
     let apart = Apart::of(asked);
     let mut wanted = Wanted {

@@ -1,4 +1,4 @@
-//! Reserves: whether they fit, what they leave to the others, and what each is worth in the end.
+//! Reserves: whether they fit, what they leave to best-effort groups, and what each is worth.
 
 use quell_policy::{Group, Role, Sustainable};
 use quell_types::cpuset::CpuSet;
@@ -18,7 +18,7 @@ use super::wanted::{Budget, MARGIN, Wanted, Worth, rounded};
 use super::words::assumed::refused_by_run;
 use super::words::reserves as words;
 
-/// Refuses reserves that come to more than the machine sustains.
+/// Refuses reserves that sum to more than the machine sustains.
 pub(super) fn fit(draft: &mut Draft<'_>, rates: &Rates) {
     let Some(sustainable) = draft.sustainable(&draft.machine.cpu_set()) else {
         return;
@@ -44,7 +44,7 @@ pub(super) fn fit(draft: &mut Draft<'_>, rates: &Rates) {
     draft.refuse(key, why, remedy);
 }
 
-/// What reserves leave, divided by weight among the best-effort groups without a limit.
+/// What the reserves leave, divided by weight among the best-effort groups without a limit.
 pub(super) fn spare_of(draft: &Draft<'_>, rates: &Rates) -> Option<Vec<Wanted>> {
     if rates.reserves.is_empty() && !deadline::adapts(draft.policy) {
         return None;
@@ -57,12 +57,14 @@ pub(super) fn spare_of(draft: &Draft<'_>, rates: &Rates) -> Option<Vec<Wanted>> 
         let limit = rates.limit(name).map_or(Rate(0), Wanted::exact);
         limit.max(rates.kept(name)).0
     });
-    // A reserve on some memory nodes is worth something only where the others fit there, too.
+    // A reserve on some memory nodes is worth something only if the best-effort groups fit there,
+    // too.
     let nodes = rates.reserves.iter();
     let nodes = nodes.filter_map(|wanted| Some(nodes_of(draft, &wanted.group)?.gives));
     let of = nodes.min().map_or(total, |gives| gives.min(total));
     let left = of.0.saturating_sub(fixed.sum());
-    // Not more than half: what they drew for a moment must leave something to every group.
+    // At most half is kept for unmatched tasks: a short peak of theirs must leave something to each
+    // group.
     let rest = draft.kept_for_rest().unwrap_or_default();
     let rest = Rate(rest.0.min(left / 2));
     let spare = left - rest.0;
@@ -85,7 +87,7 @@ pub(super) fn spare_of(draft: &Draft<'_>, rates: &Rates) -> Option<Vec<Wanted>> 
 }
 
 impl Draft<'_> {
-    /// What is kept for unmatched tasks, which nothing regulates. `None`: it is unmeasured.
+    /// The rate kept for unmatched tasks, which nothing regulates. `None`: it was not measured.
     fn kept_for_rest(&self) -> Option<Rate> {
         if self.division.rest.is_empty() {
             return Some(Rate(0));
@@ -123,7 +125,7 @@ fn beside_rest(draft: &Draft<'_>, rates: &Rates, limited: &[Limited]) -> Option<
     (rest != Rate(0)).then(|| Worth::of(Level::Estimated, words::kept_for_rest(drawn, known)))
 }
 
-/// What all groups may draw together: of each its limit or its reserve, whichever is more.
+/// What all groups may draw together: each its limit or its reserve, whichever is more.
 fn budgets(draft: &Draft<'_>, rates: &Rates, limited: &[Limited]) -> Rate {
     let all = draft.policy.groups.keys().map(|name| {
         let limit = of(limited, name).map_or(Rate(0), |l| l.wanted.rate);
@@ -132,7 +134,7 @@ fn budgets(draft: &Draft<'_>, rates: &Rates, limited: &[Limited]) -> Rate {
     Rate(all.fold(0, u64::saturating_add))
 }
 
-/// How a group was limited.
+/// How a group was limited, if it was.
 fn of<'l>(limited: &'l [Limited], group: &str) -> Option<&'l Limited> {
     limited.iter().find(|l| l.wanted.group == group)
 }
@@ -140,7 +142,7 @@ fn of<'l>(limited: &'l [Limited], group: &str) -> Option<&'l Limited> {
 /// The memory nodes of a group's CPUs.
 struct Nodes {
     own: CpuSet,
-    /// What they are taken to give: their even part of the machine's rate.
+    /// What they are assumed to give: their even part of the machine's rate.
     gives: Rate,
 }
 
@@ -156,8 +158,8 @@ fn nodes_of(draft: &Draft<'_>, name: &str) -> Option<Nodes> {
     Some(Nodes { own, gives })
 }
 
-/// What the nodes of a reserve's group leave of its worth: the others may all draw from the same.
-/// The rate of the machine is that of all memory nodes together.
+/// What the nodes of a reserve's group leave of its worth. The machine's rate is that of all nodes
+/// together, but all other groups may draw from the same ones.
 fn one_node(
     draft: &Draft<'_>,
     reserve: &Wanted,
@@ -186,20 +188,20 @@ fn one_node(
     })
 }
 
-/// What holds a reserve without a limit.
+/// A reserve that is held without any limit, by which steps and why.
 struct OutOfReach {
     held_by: Vec<StepId>,
     why: String,
 }
 
-/// Others draw no more than their CPUs can. Where that leaves the reserve of a group that has CPUs
-/// to itself, the partition holds it, limits or not.
+/// Other groups draw no more than their CPUs can. Where that leaves enough for a group with
+/// exclusive CPUs, the partition holds the reserve, with or without limits.
 fn out_of_reach(draft: &Draft<'_>, reserve: &Wanted) -> Option<OutOfReach> {
     let mut own = draft.promises.iter().filter(|p| p.group == reserve.group);
     let partition = own.find(|p| matches!(p.promise, Promise::Cpus { .. }))?;
     let part = draft.division.of(&reserve.group);
     let others = draft.machine.cpu_set().difference(&part.blocked);
-    // The rate of one node is not known well enough for this.
+    // The rate of a single node is not known well enough for this.
     if draft.nodes_of(&draft.machine.cpu_set()).len() > 1 {
         return None;
     }
@@ -212,8 +214,8 @@ fn out_of_reach(draft: &Draft<'_>, reserve: &Wanted) -> Option<OutOfReach> {
     })
 }
 
-/// The sustainable rate is that of the cheapest operation. Reserves beyond what the dearest
-/// sustains are there for some programs and not for others: nothing is promised.
+/// Why reserves are not promised that exceed what all CPUs sustain of the most expensive operation.
+/// They are there for some programs only: the sustainable rate is that of the cheapest operation.
 fn not_for_all(draft: &Draft<'_>, rates: &Rates) -> Option<String> {
     if let Sustainable::Rate(_) = draft.policy.regulator.sustainable {
         return None;
@@ -224,7 +226,7 @@ fn not_for_all(draft: &Draft<'_>, rates: &Rates) -> Option<String> {
     (sum > least).then(|| words::not_for_all(sum, operation, least, measured))
 }
 
-/// What a reserve is worth beside another group.
+/// What a reserve is worth next to another group.
 fn beside(draft: &Draft<'_>, other: &str, group: &Group, limited: Option<&Limited>) -> Worth {
     match limited {
         Some(l) => Worth::of(
@@ -241,7 +243,7 @@ fn beside(draft: &Draft<'_>, other: &str, group: &Group, limited: Option<&Limite
     }
 }
 
-/// A reserve is worth what the weakest limit on other groups and unmatched tasks is worth.
+/// Each reserve is worth what the weakest limit on other groups and unmatched tasks is worth.
 pub(super) fn judge_reserves(draft: &mut Draft<'_>, rates: &Rates, limited: &[Limited]) {
     let beyond = not_for_all(draft, rates);
     for reserve in &rates.reserves {
@@ -274,14 +276,14 @@ pub(super) fn judge_reserves(draft: &mut Draft<'_>, rates: &Rates, limited: &[Li
             held_by = out.held_by;
         }
         if worth.level == Level::Enforced {
-            // Nobody else is there: still only as good as the measured rate.
+            // No other task is there, but it is still only as good as the measured rate.
             worth.level = Level::Estimated;
         }
         promise(draft, reserve, &worth, &held_by);
     }
 }
 
-/// Promises a reserve, each direction by itself where it names them.
+/// Promises a reserve, once per direction where the reserve names directions.
 fn promise(draft: &mut Draft<'_>, reserve: &Wanted, worth: &Worth, held_by: &[StepId]) {
     let rate = reserve.rate;
     let promises = match reserve.apart {

@@ -1,9 +1,9 @@
-//! With whom a critical group shares a cache: a core partition divides CPUs, not caches.
+//! With which CPUs a critical group shares a cache: a core partition divides CPUs, not caches.
 //!
-//! Two know of it, and each may be wrong: the kernel, which on a virtual machine repeats what the
-//! hypervisor made up, and what `quell doctor --deep` found, which was so when it was measured.
-//! Whoever is said *or* was found to share is named; that somebody was found apart is told, and
-//! takes no warning back.
+//! Two sources say so, and each may be wrong. On a virtual machine the kernel repeats what the
+//! hypervisor made up. What `quell doctor --deep` found was true when it was measured. CPUs that
+//! either source reports as sharing are named. A finding that CPUs do not share is noted, but
+//! removes no warning.
 
 use quell_policy::Role;
 use quell_types::calendar;
@@ -17,7 +17,7 @@ use super::cpus::Part;
 use super::draft::Draft;
 use super::words::{cores as words, on};
 
-/// Notes on the caches that the critical groups share with others.
+/// Notes on the caches that the critical groups share with other tasks.
 pub(super) fn notes(draft: &mut Draft<'_>) {
     for (name, _) in draft.policy.with_role(Role::Critical) {
         let part = draft.division.of(name);
@@ -76,7 +76,8 @@ fn has_a_part(draft: &Draft<'_>, name: &str, last: u32) -> bool {
     })
 }
 
-/// Those of `outside` that were found to share a cache with one of the part's CPUs; or not to.
+/// The CPUs of `outside` that were found to share a cache with a CPU of the part; or not to, by
+/// `shared`.
 fn beside(measured: &Measured, part: &Part, outside: &CpuSet, shared: bool) -> CpuSet {
     let sharing = measured.deep.iter().filter_map(|d| d.sharing.as_ref());
     sharing
@@ -88,7 +89,7 @@ fn beside(measured: &Measured, part: &Part, outside: &CpuSet, shared: bool) -> C
         .collect()
 }
 
-/// `YYYY-MM-DD`.
+/// The date in UTC, as `YYYY-MM-DD`.
 fn date(unix_s: u64) -> String {
     calendar::utc(unix_s)
         .chars()

@@ -127,7 +127,7 @@ role = 'best-effort'
 command = ['b']
 ";
 
-/// The neighbour's limit is what the reserve leaves.
+/// The reserve leaves the neighbour its limit.
 const RESERVE: &str = "
 [group.victim]
 role = 'critical'
@@ -139,8 +139,8 @@ role = 'best-effort'
 command = ['b']
 ";
 
-/// The machine with counters that count; on the CPUs `fills_only` they miss what is written back,
-/// elsewhere they tell it apart.
+/// The machine with counters that count. On the CPUs `fills_only` they miss what is written back;
+/// on the rest they count both directions separately.
 fn counted(mut machine: Inventory, fills_only: &str) -> Inventory {
     let fills_only: CpuSet = fills_only.parse().unwrap();
     machine.means.meter = MeterKind::Hardware {
@@ -307,7 +307,7 @@ fn a_reserve_is_worth_its_weakest_link() {
     );
 }
 
-/// Four CPUs with counters, on which unmatched tasks were measured to draw so much.
+/// Four CPUs with counters, on which unmatched tasks were measured to draw `rest`.
 fn with_rest(rest: Option<Rate>) -> Inventory {
     let mut machine = counted(machine(4, 1), "");
     machine.measured.as_mut().unwrap().rest = rest;

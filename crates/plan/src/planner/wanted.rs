@@ -1,4 +1,4 @@
-//! What is wanted of memory bandwidth, in bytes per second, and how it was limited.
+//! What is wanted of memory bandwidth, in bytes per second, and what a promise is worth.
 
 use std::fmt;
 
@@ -12,18 +12,18 @@ use crate::plan::Direction;
 /// Why a group has a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Budget {
-    /// Its policy limits it.
+    /// The policy limits the group.
     Limit,
-    /// It gets what the reserves leave.
+    /// The group gets what the reserves leave.
     Spare,
-    /// Its reserve is its cap, too (`strict`).
+    /// The group's reserve is also its cap (`strict`).
     Strict,
-    /// Its reserve is what it gives from; it is no cap.
+    /// The group gives from its reserve, which is not a cap.
     Reserve,
 }
 
 impl Budget {
-    /// The table of the group that has its key.
+    /// The table of the group in which its key is.
     pub(super) const fn table(self) -> &'static str {
         match self {
             Self::Limit | Self::Spare => "limit",
@@ -32,7 +32,7 @@ impl Budget {
     }
 }
 
-/// What is wanted of each direction.
+/// The rates that are wanted of each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Apart {
     read: Option<Rate>,
@@ -40,7 +40,7 @@ pub(super) struct Apart {
 }
 
 impl Apart {
-    /// `None` where both go together.
+    /// `None` where both directions have one rate together.
     pub(super) fn of(wanted: Bandwidth) -> Option<Self> {
         match wanted {
             Bandwidth::ReadWrite { read, write } => Some(Self { read, write }),
@@ -48,13 +48,13 @@ impl Apart {
         }
     }
 
-    /// Both together; what is not given counts for nothing.
+    /// The sum of both; a direction without a rate counts as zero.
     pub(super) fn sum(self) -> Rate {
         let rates = self.given().map(|(_, rate)| rate.0);
         Rate(rates.fold(0, u64::saturating_add))
     }
 
-    /// The directions that a rate is given for.
+    /// The directions with a rate, and that rate.
     pub(super) fn given(self) -> impl Iterator<Item = (Direction, Rate)> {
         let read = self.read.map(|rate| (Direction::Read, rate));
         let write = self.write.map(|rate| (Direction::Write, rate));
@@ -62,10 +62,11 @@ impl Apart {
     }
 }
 
-/// The share of a CPU that a loop or a split by demand leaves a group on it, so that it goes on.
+/// The share of a CPU that a loop or a split by demand leaves a group on it, so that it still makes
+/// progress.
 pub(super) const LEAST: Share = Share::percent(5);
 
-/// So many times what unmatched tasks were measured to draw is kept for them: nothing stops them.
+/// This many times what unmatched tasks were measured to draw is kept for them: nothing stops them.
 pub(super) const MARGIN: u64 = 2;
 
 /// A share that a policy asks for, and the rate that it is a share of.
@@ -76,23 +77,23 @@ pub(super) struct ShareOf {
 }
 
 impl ShareOf {
-    /// What it comes to.
+    /// The share as a rate.
     pub(super) fn rate(self) -> Rate {
         self.of.part(self.share)
     }
 }
 
-/// A rate for a group, and how it came about.
+/// A rate for a group, and where it comes from.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) group: String,
     pub(super) rate: Rate,
-    /// As in "39.2GB/s, 20% of …"; empty for a rate that was given.
+    /// As in "39.2GB/s, 20% of …"; empty for a rate that the policy states.
     pub(super) origin: String,
-    /// What was given, where that was a share.
+    /// The share that the policy states, if it states one.
     pub(super) share: Option<ShareOf>,
     pub(super) budget: Budget,
-    /// The same by direction, where each is to have its own; then `rate` is the sum.
+    /// The rates by direction, where each has its own; `rate` is then their sum.
     pub(super) apart: Option<Apart>,
 }
 
@@ -102,12 +103,12 @@ impl Wanted {
         self.share.map_or(self.rate, ShareOf::rate)
     }
 
-    /// The key that asks for it.
+    /// The policy key that asks for it.
     pub(super) fn key(&self) -> String {
         format!("group.{}.{}.bandwidth", self.group, self.budget.table())
     }
 
-    /// The keys without which there is no such budget.
+    /// The keys to leave out so that the budget does not exist.
     pub(super) fn without(&self, policy: &Policy) -> Remedy {
         if self.budget != Budget::Spare {
             return Remedy::leave_out(self.key());
@@ -123,7 +124,7 @@ impl Wanted {
         Remedy::LeaveOut { keys }
     }
 
-    /// The same budget at another rate, where the policy has a key for it.
+    /// The remedy that sets another rate, where the policy has a key for it.
     pub(super) fn at(&self, rate: Rate, policy: &Policy) -> Remedy {
         match self.budget {
             Budget::Spare => self.without(policy),
@@ -138,7 +139,7 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// A rate that was calculated, down to what a person reads: whole MB/s, below 1 GB/s whole kB/s.
+/// Rounds a calculated rate down: to whole MB/s from 1 GB/s on, else to whole kB/s.
 pub(super) fn rounded(rate: Rate) -> Rate {
     let unit = if rate.0 >= 1_000_000_000 {
         1_000_000
@@ -148,7 +149,7 @@ pub(super) fn rounded(rate: Rate) -> Rate {
     Rate(rate.0 / unit * unit)
 }
 
-/// A share for a sentence: to a tenth of a percent.
+/// Rounds a share to a tenth of a percent.
 pub(super) fn about(share: Share) -> Share {
     Share((share.0 + 500) / 1_000 * 1_000)
 }
@@ -166,13 +167,13 @@ impl Worth {
         Self { level, weakest }
     }
 
-    /// Without a link that is weaker than the others.
+    /// Without a weakest link.
     pub(super) const fn plain(level: Level) -> Self {
         let weakest = None;
         Self { level, weakest }
     }
 
-    /// Lowers it to this one, if this one is worth less.
+    /// Lowers it to `to`, if that is worth less.
     pub(super) fn lower(&mut self, to: Self) {
         if to.level < self.level {
             *self = to;

@@ -1,4 +1,5 @@
-//! The weight of best-effort groups: the cheapest means against neighbours that want the same CPU.
+//! The weight of best-effort groups: the cheapest way to keep neighbours from a CPU that a program
+//! wants.
 //!
 //! It costs a neighbour nothing while no other program wants the CPU.
 
@@ -12,17 +13,17 @@ use crate::plan::Setting;
 
 use super::draft::Draft;
 
-/// What a best-effort group gets where the policy does not say. Next to any number a program that
-/// wakes may wait for a tick: redis at half of its peak had a p99 of 3.3 ms next to 10 of 100, of
-/// 1.7 next to 2, of 0.4 next to an idle group, and of 0.2 alone
+/// The weight of a best-effort group where the policy states none. Next to any number, a program
+/// that wakes may wait for a tick. At half of its peak, redis had a p99 of 3.3 ms next to weight 10
+/// of 100, and 1.7 ms next to weight 2. It had 0.4 ms next to an idle group, and 0.2 ms alone
 /// (`docs/results/2026-11-23-brake.md`).
 const LOW: CpuWeight = CpuWeight::Idle;
 
-/// The same where a group cannot be made idle: a kernel before 5.15, or a cgroup of its own, which
-/// would lose its weight.
+/// The weight where a group cannot be made idle. That is so before Linux 5.15, and for a group in
+/// its own cgroup, which would lose its weight.
 const LOW_NUMBER: CpuWeight = CpuWeight::Of(2);
 
-/// The weight a group is to have, if it is to have one of its own.
+/// The weight that a group is to have; `None`: it keeps the usual one.
 fn wanted(draft: &Draft<'_>, group: &Group) -> Option<CpuWeight> {
     let allowed = !draft.policy.mechanisms.deny.contains(&Mechanism::Weight);
     let idle = draft.machine.means.brake.is_ok() && !group.matching.iter().any(|m| m.in_place());
@@ -31,7 +32,7 @@ fn wanted(draft: &Draft<'_>, group: &Group) -> Option<CpuWeight> {
     group.cpu_weight.or(usual)
 }
 
-/// Whether its cgroup lies in the slice of low weights: below what the kernel gives every cgroup.
+/// Whether its cgroup lies in the slice of low weights: below the kernel's default weight.
 pub(super) fn is_low(weight: CpuWeight) -> bool {
     match (weight, CpuWeight::USUAL) {
         (CpuWeight::Of(weight), CpuWeight::Of(usual)) => weight < usual,
@@ -39,7 +40,7 @@ pub(super) fn is_low(weight: CpuWeight) -> bool {
     }
 }
 
-/// The weight of a group for which the machine has the means.
+/// The weight of a group, if the machine can set it.
 pub(super) fn of(draft: &Draft<'_>, group: &Group) -> Option<CpuWeight> {
     wanted(draft, group).filter(|_| draft.unavailable(Mechanism::Weight).is_none())
 }

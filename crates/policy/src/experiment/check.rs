@@ -1,4 +1,4 @@
-//! What an experiment may not say although every value is of the right type.
+//! Checks an experiment for what is wrong although every value has the right type.
 
 use indexmap::IndexMap;
 use quell_types::ids::REST;
@@ -9,11 +9,11 @@ use super::read::Keys;
 use super::{Configuration, Pin, Subject};
 use crate::policy::{Role, VERSION, fit_name};
 
-/// More rounds than a person waits for.
+/// The most rounds that are accepted: more than a person waits for.
 const MOST_ROUNDS: u32 = 10_000;
-/// More copies than a machine of today has CPUs for.
+/// The most copies of a subject that are accepted: more than a machine of today has CPUs for.
 const MOST_COPIES: u32 = 1024;
-/// Less memory than a generator with its files needs to become ready.
+/// The least memory that is accepted: less does not let a generator with its files become ready.
 const LEAST_MEMORY: Bytes = Bytes(16 << 20);
 
 fn complaint(at: Path, why: impl Into<String>, remedy: Option<String>) -> Complaint {
@@ -24,7 +24,7 @@ fn complaint(at: Path, why: impl Into<String>, remedy: Option<String>) -> Compla
     }
 }
 
-/// `did you mean 'x'?`, or what is known.
+/// `did you mean 'x'?`, or the list of known words.
 pub(super) fn hint<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
     if let Some(close) = suggestion(word, known.clone()) {
         return Some(format!("did you mean '{close}'?"));
@@ -33,7 +33,7 @@ pub(super) fn hint<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone)
     (!known.is_empty()).then(|| format!("there is {}", known.join(", ")))
 }
 
-/// Everything that is wrong beside the configurations.
+/// All mistakes outside the configurations.
 pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
     let mut list = Vec::new();
     let mut say = |at: &[&str], why: String, remedy: Option<&str>| {
@@ -123,7 +123,7 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
     list
 }
 
-/// What only one kind of machine can run, in an experiment for others as well.
+/// Complains of what only one kind of machine can run, if the experiment names other kinds, too.
 fn replayed(list: &mut Vec<Complaint>, name: &str, subject: &Subject, backends: &[String]) {
     let real = backends.iter().find(|b| !b.starts_with("sim"));
     let sim = backends.iter().find(|b| b.starts_with("sim"));
@@ -244,9 +244,9 @@ fn bounds(list: &mut Vec<Complaint>, keys: &Keys) {
     }
 }
 
-/// The subjects' names, copies apart, as they are referred to.
+/// The subjects' names as other keys refer to them. Each copy has its own.
 fn instances(subjects: &IndexMap<String, Subject>) -> Vec<String> {
-    // An impossible number of copies is reported elsewhere, and must not be counted out here.
+    // An impossible number of copies is reported elsewhere. It must not be counted to its end here.
     let most = usize::try_from(MOST_COPIES).unwrap_or(usize::MAX);
     subjects
         .iter()
@@ -402,7 +402,7 @@ fn first_with<'a>(
         .map(|(other, subject)| (other.as_str(), subject.role))
 }
 
-/// References to configurations and subjects that do not exist.
+/// Complains of references to configurations and subjects that do not exist.
 pub(super) fn names(keys: &Keys, configurations: &[Configuration]) -> Vec<Complaint> {
     let mut list = Vec::new();
     let known = configurations.iter().map(|c| c.name.as_str());

@@ -1,5 +1,6 @@
-//! From configurations as written to policies: what one extends, then its own fragment, then one
-//! fragment per axis, laid over the roles of the subjects' groups.
+//! Expands the configurations of a file into policies. The roles of the subjects' groups come
+//! first. What the configuration extends, its own fragment, and one fragment per axis are laid over
+//! them in this order.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +15,13 @@ use super::read::{ConfigurationKeys, Keys, SUBJECT};
 use super::runs;
 use crate::policy::{CpusWanted, FRAGMENT_KEYS, Policy, Shape, policy_of};
 
-/// More cells than this in one experiment are a slip of the axes.
+/// More cells than this in one experiment are a mistake in the axes.
 const MOST_CELLS: usize = 1000;
 
-/// Axis → value and its fragment, for one combination.
+/// Axis and value, for one combination.
 type Combination<'a> = Vec<(&'a str, &'a str)>;
 
-/// Expands every configuration, in the order of the file. Problems are in the reader.
+/// Expands all configurations, in the order of the file. Adds problems to the reader.
 pub(super) fn expand(
     reader: &mut Reader<'_>,
     root: &DeTable<'_>,
@@ -102,7 +103,7 @@ pub(super) fn expand(
     cells
 }
 
-/// Keys that belong neither to a configuration nor to a policy fragment.
+/// Complains of keys that belong neither to a configuration nor to a policy fragment.
 fn unknown_keys(reader: &mut Reader<'_>, root: &DeTable<'_>, key: &str) {
     let at = Path::of(&["configuration", key]);
     let Some(DeValue::Table(table)) = value_at(root, &at).map(Spanned::get_ref) else {
@@ -131,7 +132,7 @@ fn fragment<'t>(root: &DeTable<'t>, key: &str) -> DeTable<'t> {
     own
 }
 
-/// The configurations `key` is laid over, outermost first, itself last.
+/// The configurations that `key` extends, outermost first, and `key` itself last.
 fn chain<'k>(
     reader: &mut Reader<'_>,
     root: &DeTable<'_>,
@@ -183,7 +184,7 @@ fn chain<'k>(
     Some(chain)
 }
 
-/// Reports that configurations extend each other in a circle: once, at the first of them in the
+/// Reports a circle of configurations that extend each other: once, at the one that is first in the
 /// file.
 fn circle(reader: &mut Reader<'_>, root: &DeTable<'_>, keys: &Keys, chain: &[&str], parent: &str) {
     let mut round: Vec<&str> = chain
@@ -213,7 +214,7 @@ fn circle(reader: &mut Reader<'_>, root: &DeTable<'_>, keys: &Keys, chain: &[&st
     reader.report(root, &at, &why, None);
 }
 
-/// Every combination of the axes' values that is not skipped; the first axis is the slowest.
+/// All combinations of the axes' values that are not skipped. The first axis is the slowest.
 fn combinations<'k>(
     reader: &mut Reader<'_>,
     root: &DeTable<'_>,
@@ -270,7 +271,7 @@ fn combinations<'k>(
     all
 }
 
-/// A text with the axes' values in place of `{AXIS}`.
+/// The text with each `{AXIS}` replaced by its value.
 fn filled(text: &str, combination: &Combination<'_>) -> String {
     let values = combination.iter();
     values.fold(text.to_owned(), |text, (axis, value)| {
@@ -278,7 +279,7 @@ fn filled(text: &str, combination: &Combination<'_>) -> String {
     })
 }
 
-/// The name with its placeholders filled in.
+/// The configuration's name with its placeholders replaced.
 fn name(
     reader: &mut Reader<'_>,
     root: &DeTable<'_>,
@@ -305,7 +306,7 @@ fn name(
     Some(name)
 }
 
-/// The subjects' groups with their roles, as the policy that every fragment is laid over.
+/// The subjects' groups with their roles: the policy over which all fragments are laid.
 fn groups<'t>(root: &DeTable<'t>, keys: &Keys, varied: &BTreeMap<String, String>) -> DeTable<'t> {
     let span = |name: &str| {
         let role = value_at(root, &Path::of(&["subject", name, "role"]));
@@ -329,7 +330,7 @@ fn groups<'t>(root: &DeTable<'t>, keys: &Keys, varied: &BTreeMap<String, String>
     DeTable::from_iter([(Spanned::new(0..0, "group".into()), groups)])
 }
 
-/// Reads the merged policy, and settles what a configuration leaves open.
+/// Reads the merged policy, and decides what a configuration leaves open.
 fn policy(
     reader: &mut Reader<'_>,
     mut merged: DeTable<'_>,
@@ -343,7 +344,7 @@ fn policy(
     let mut policy = policy_of(reader, Spanned::new(0..0, merged), Shape::Configuration)?;
     name.clone_into(&mut policy.name);
     policy.bounds = keys.bounds;
-    // What is left open here must not be planned as in a policy of a user's, where "critical" alone
+    // What is left open here must not be planned as in a user's policy, in which "critical" alone
     // asks for CPUs.
     let partition = policy
         .groups
@@ -360,8 +361,8 @@ fn policy(
         }
         group.cpus.get_or_insert_with(|| open.clone());
     }
-    // Nor does "best-effort" alone ask for a low weight: a configuration shows the mechanisms that
-    // it names.
+    // "best-effort" alone does not ask for a low weight either: a configuration shows the
+    // mechanisms that it names.
     if policy.groups.values().all(|g| g.cpu_weight.is_none())
         && !policy.mechanisms.deny.contains(&Mechanism::Weight)
     {
@@ -370,7 +371,7 @@ fn policy(
     Some(policy)
 }
 
-/// Groups in a fragment that no subject runs in.
+/// Complains of groups in a fragment in which no subject runs.
 fn unknown_groups(
     reader: &mut Reader<'_>,
     merged: &mut DeTable<'_>,

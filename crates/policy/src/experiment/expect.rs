@@ -1,4 +1,4 @@
-//! What must hold of an experiment's result for `compare --check`.
+//! What an experiment's result must fulfil for `compare --check`.
 
 use std::fmt;
 
@@ -47,16 +47,16 @@ pub struct Expect {
     pub guarantee_at_least: Option<Level>,
 }
 
-/// A figure of a metric that can be expected something of.
+/// A figure of a metric for which an expectation can be stated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
-    /// The value.
+    /// The metric's value itself.
     Value,
-    /// The 99th percentile.
+    /// The metric's 99th percentile.
     P99,
-    /// The largest window.
+    /// The metric's largest window.
     Max,
-    /// Normalized performance.
+    /// Normalized performance of the value.
     Normalized,
     /// Normalized performance of the 50th percentile.
     NormalizedP50,
@@ -89,7 +89,7 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// The number.
+    /// The number that bounds the figure.
     #[must_use]
     pub const fn number(self) -> f64 {
         match self {
@@ -101,14 +101,14 @@ impl Bound {
 /// One condition of an expectation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Condition {
-    /// Of which figure.
+    /// The figure that must meet it.
     pub figure: Figure,
-    /// What.
+    /// What the figure must be.
     pub bound: Bound,
 }
 
 impl Condition {
-    /// Whether `found` meets it.
+    /// Whether the figure `found` meets the condition.
     #[must_use]
     pub fn met_by(&self, found: f64) -> bool {
         match self.bound {
@@ -129,8 +129,8 @@ impl fmt::Display for Condition {
 }
 
 impl Expect {
-    /// The conditions on figures, in the order of the schema. `guarantee_at_least` is apart: it is
-    /// no figure.
+    /// The conditions on figures, in the order of the schema. `guarantee_at_least` is not among
+    /// them, because it is not a figure.
     #[must_use]
     pub fn conditions(&self) -> Vec<Condition> {
         use Figure::{Max, Normalized, NormalizedP50, NormalizedP99, P99, Value};

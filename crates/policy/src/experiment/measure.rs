@@ -73,16 +73,16 @@ impl Default for Measure {
 /// What ends a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
-    /// This much time.
+    /// Measured for this much time.
     Duration(Nanos),
-    /// So many units of work.
+    /// Measured until this many units of work have ended.
     Units(u64),
-    /// An event.
+    /// Measured until an event.
     Until(Until),
 }
 
 impl Measure {
-    /// As a simulated machine is measured.
+    /// The parameters for a simulated machine: `simulated` replaces what it names.
     #[must_use]
     pub fn simulated(&self) -> Self {
         let shorter = self.simulated.clone().unwrap_or_default();

@@ -1,14 +1,16 @@
-//! The experiment language: the same subjects under several configurations. This module owns the
-//! typed [`Experiment`], its reader with located problems, and the expansion of configurations:
-//! each is a policy fragment laid over those it extends and over the roles of the subjects' groups.
+//! The experiment language: the same subjects under several configurations. This module has the
+//! typed [`Experiment`], its reader, which locates problems, and the expansion of configurations. A
+//! configuration is a policy fragment. It is laid over the ones that it extends, and over the roles
+//! of the subjects' groups.
 //!
-//! Where subjects run and where groups are confined are two questions. `subject.X.cpus` is the
-//! runner's: it pins the subject there in *every* configuration, so that configurations differ in
-//! the policy alone. `group.X.cpus` within a configuration asks for a core partition. A
-//! configuration in which no group asks for one gets none: its groups stand with `cpus = "any"`.
+//! Where subjects run and where groups are confined are two questions. `subject.X.cpus` is for the
+//! runner: it pins the subject in *every* configuration, so that configurations differ in the
+//! policy alone. `group.X.cpus` within a configuration asks for a core partition. A configuration
+//! in which no group asks for one gets none: its groups have `cpus = "any"`.
 //!
-//! A configuration may also vary what a generator does (`subject.X.run.rate = "2GB/s"`), never
-//! which one it is: load is an axis of many questions, and its metric must stay comparable.
+//! A configuration may also vary what a generator does (`subject.X.run.rate = "2GB/s"`), because
+//! load is an axis of many questions. It may never vary which generator it is: the metric must stay
+//! comparable.
 
 mod check;
 mod expand;
@@ -123,22 +125,22 @@ const BUILTIN: [(&str, &str); 22] = [
     ),
 ];
 
-/// An experiment, its configurations expanded.
+/// An experiment with expanded configurations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Experiment {
-    /// Its name: the file's stem by default.
+    /// Its name; by default the file's name without folders and extension.
     pub name: String,
-    /// A line for people.
+    /// A line that describes it, for people.
     pub title: Option<String>,
     /// Where it can run: `linux`, `sim:PROFILE`, `lab:PROFILE`. The first is the default.
     pub backends: Vec<String>,
-    /// The machine where that is the lab.
+    /// The parameters of the lab's machine, where that is the backend.
     pub lab: Guest,
-    /// The seed of order and resampling.
+    /// The seed for the order of cells and for resampling.
     pub seed: u64,
-    /// How it is measured.
+    /// How each cell is measured.
     pub measure: Measure,
-    /// What all subjects have together.
+    /// Limits around all subjects together.
     pub bounds: Bounds,
     /// The subjects, in the order of the file.
     pub subjects: IndexMap<String, Subject>,
@@ -151,31 +153,31 @@ pub struct Experiment {
 /// One configuration: a policy for the subjects' groups.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Configuration {
-    /// Its name, placeholders filled in.
+    /// Its name, with placeholders replaced.
     pub name: String,
-    /// What stands before the `@` of `name` as written: configurations that differ in their cap
-    /// alone have it in common.
+    /// The part of `name` as written before the `@`. Configurations that differ only in their cap
+    /// have it in common.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
-    /// What stands behind it.
+    /// The part of `name` as written behind the `@`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cap: Option<String>,
-    /// Axis → value.
+    /// The axes of the configuration, each with its value.
     pub axes: BTreeMap<String, String>,
-    /// Each subject runs by itself, and nothing is asked of the machine.
+    /// Whether each subject runs alone, and nothing is asked of the machine.
     pub alone: bool,
-    /// The policy. Its groups are the subjects', none of them matching or launching.
+    /// The policy. Its groups are those of the subjects; none of them matches or launches programs.
     pub policy: Policy,
-    /// Subject → what its generator does here, where that differs from what it does elsewhere.
+    /// Subject → what its generator does here, if that differs from what it does elsewhere.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub runs: BTreeMap<String, Workload>,
-    /// Subject → the group it runs in here, where that differs from where it runs elsewhere.
+    /// Subject → the group in which it runs here, if that differs from elsewhere.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub groups: BTreeMap<String, String>,
 }
 
 impl Configuration {
-    /// What the generator of a subject does under this configuration; `None` if the subject is a
+    /// What the generator of a subject does under this configuration. `None` if the subject is a
     /// command.
     #[must_use]
     pub fn run<'c>(&'c self, instance: &Instance<'c>) -> Option<&'c Workload> {
@@ -183,14 +185,14 @@ impl Configuration {
         own.or(instance.subject.run.as_ref())
     }
 
-    /// The group that a program runs in under this configuration.
+    /// The group in which a program runs under this configuration.
     #[must_use]
     pub fn group<'c>(&'c self, instance: &Instance<'c>) -> &'c str {
         let own = self.groups.get(instance.of);
         own.map_or(instance.group, String::as_str)
     }
 
-    /// Whether the generator of one of these asks for huge pages under this configuration.
+    /// Whether one of these programs is a generator that asks for huge pages here.
     #[must_use]
     pub fn wants_huge_pages(&self, instances: &[Instance<'_>]) -> bool {
         let mut runs = instances.iter().filter_map(|instance| self.run(instance));
@@ -203,16 +205,16 @@ impl Configuration {
 pub struct Instance<'e> {
     /// Its name: the subject's, or `NAME.1`, `NAME.2`, … for copies.
     pub name: String,
-    /// The name of the subject it is, or is a copy of.
+    /// The name of the subject that it is, or is a copy of.
     pub of: &'e str,
     /// The group it runs in, unless a configuration says otherwise ([`Configuration::group`]).
     pub group: &'e str,
-    /// The subject.
+    /// The subject that it is, or is a copy of.
     pub subject: &'e Subject,
 }
 
 impl Experiment {
-    /// The text of an experiment that comes with Quell.
+    /// The text of an experiment that comes with Quell; `None` for an unknown name.
     #[must_use]
     pub fn builtin(name: &str) -> Option<&'static str> {
         let found = BUILTIN.iter().find(|(known, _)| *known == name);
@@ -224,7 +226,7 @@ impl Experiment {
         BUILTIN.iter().map(|(name, _)| *name)
     }
 
-    /// The configurations, expanded, in the order of the file.
+    /// The expanded configurations, in the order of the file.
     #[must_use]
     pub fn configurations(&self) -> &[Configuration] {
         &self.configurations
@@ -236,7 +238,7 @@ impl Experiment {
         self.configurations.iter().find(|c| c.name == name)
     }
 
-    /// Whether some configuration has a generator ask for huge pages.
+    /// Whether a generator asks for huge pages under any configuration.
     #[must_use]
     pub fn wants_huge_pages(&self) -> bool {
         let instances = self.instances();
@@ -245,7 +247,7 @@ impl Experiment {
             .any(|c| c.wants_huge_pages(&instances))
     }
 
-    /// Whether some generator is as large as a part of the measured last-level cache.
+    /// Whether the size of a generator is relative to the measured last-level cache.
     #[must_use]
     pub fn wants_seen_cache(&self) -> bool {
         let varied = self.configurations.iter().flat_map(|c| c.runs.values());
@@ -254,7 +256,7 @@ impl Experiment {
             .any(|run| matches!(run.size(), Some(Size::Seen(_))))
     }
 
-    /// The programs to be started, in the order of the file, copies apart.
+    /// The programs to be started, in the order of the file. Each copy is one.
     #[must_use]
     pub fn instances(&self) -> Vec<Instance<'_>> {
         self.subjects
@@ -263,8 +265,7 @@ impl Experiment {
             .collect()
     }
 
-    /// The configuration that `normalized` divides by: the one named, else the first that is
-    /// `alone`.
+    /// The configuration that `normalized` divides by: the one named, else the first with `alone`.
     #[must_use]
     pub fn baseline(&self) -> Option<&str> {
         let alone = || self.configurations.iter().find(|c| c.alone);
@@ -272,7 +273,7 @@ impl Experiment {
         named.or_else(|| alone().map(|c| c.name.as_str()))
     }
 
-    /// Every key that asks for what is not built yet.
+    /// A refusal for each key that asks for what is not built yet.
     #[must_use]
     pub fn not_yet(&self) -> Vec<Refusal> {
         let refusal = |key: String, what: &str, remedy: &str| Refusal {

@@ -1,4 +1,5 @@
-//! Reading an experiment: its keys, the meaning of each, then the expansion of its configurations.
+//! Reads an experiment: its keys first, then their meaning, then the expansion of its
+//! configurations.
 
 use std::collections::BTreeMap;
 
@@ -93,8 +94,8 @@ pub(super) struct Varied {
     pub group: Option<String>,
 }
 
-/// The key beside a policy fragment that is laid over what a configuration extends, as the fragment
-/// is.
+/// The key next to a policy fragment that varies subjects. Like the fragment it is laid over what
+/// the configuration extends.
 pub(super) const SUBJECT: &str = "subject";
 
 impl ConfigurationKeys {
@@ -103,11 +104,11 @@ impl ConfigurationKeys {
 }
 
 impl Experiment {
-    /// Reads an experiment and expands its configurations. `file` is what problems call it.
+    /// Reads an experiment and expands its configurations. Problems call it `file`.
     ///
     /// # Errors
-    /// Every problem found. Problems of a policy fragment name the configuration they were first
-    /// met in.
+    /// Every problem found. Problems of a policy fragment name the configuration in which they were
+    /// found first.
     pub fn parse(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
         let origin = Origin {
             file,
@@ -120,7 +121,7 @@ impl Experiment {
         };
         reader.complain(root.get_ref(), check::check(&keys));
         let configurations = expand::expand(&mut reader, root.get_ref(), &keys);
-        // Names can only be looked up when all of them are known.
+        // Names can only be checked when all of them are known.
         if reader.problems.is_empty() {
             reader.complain(root.get_ref(), check::names(&keys, &configurations));
         }

@@ -1,5 +1,5 @@
-//! What a configuration varies of its subjects: parameters of their generators, laid over `run` key
-//! by key, and the groups they run in.
+//! What a configuration varies of its subjects: the groups in which they run, and parameters of
+//! their generators, which are laid over `run` key by key.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::check::hint;
 use super::read::{Keys, SUBJECT};
 use crate::workload::Workload;
 
-/// The subjects' generators as they stand once laid over.
+/// The subjects' generators after the variation was laid over them.
 #[derive(Deserialize)]
 struct Whole {
     #[serde(default)]
@@ -31,23 +31,24 @@ fn table<'t>(key: &str, value: Spanned<DeValue<'t>>) -> DeTable<'t> {
     DeTable::from_iter([(Spanned::new(value.span(), key.to_owned().into()), value)])
 }
 
-/// The kind a varied subject is given, if it is another than it has.
+/// `Some` if a varied subject is given another kind of generator than it has.
 fn other_kind(varied: &DeTable<'_>, subject: &Path, is: &Subject) -> Option<()> {
     let kind = value_at(varied, &subject.key("run").key("kind"))?;
     let kept = kind.get_ref().as_str() == is.run.as_ref().map(Workload::kind);
     (!kept).then_some(())
 }
 
-/// What a configuration varies, by subject.
+/// What a configuration varies, by the subject's name.
 #[derive(Default)]
 pub(super) struct Variation {
-    /// What its generator does.
+    /// What the subject's generator does.
     pub(super) runs: BTreeMap<String, Workload>,
-    /// The group it runs in.
+    /// The group in which the subject runs.
     pub(super) groups: BTreeMap<String, String>,
 }
 
-/// Takes the groups out of the varied subjects, and the subjects of which nothing else is varied.
+/// Removes the groups from the varied subjects, and then the subjects of which nothing else is
+/// varied.
 fn groups(
     reader: &mut Reader<'_>,
     varied: &mut DeTable<'_>,
@@ -65,7 +66,7 @@ fn groups(
             continue;
         };
         let name = name.get_ref().to_string();
-        // What is no text has been told already.
+        // A value that is not text was reported already.
         if let Some(group) = group.get_ref().as_str() {
             groups.insert(name, group.to_owned());
         }
@@ -106,8 +107,8 @@ fn groups(
     groups
 }
 
-/// Takes the subjects out of a merged configuration and reads what is varied of them. Problems are
-/// in the reader.
+/// Removes the subjects from a merged configuration, and reads what is varied of them. Adds
+/// problems to the reader.
 pub(super) fn variation(
     reader: &mut Reader<'_>,
     merged: &mut DeTable<'_>,

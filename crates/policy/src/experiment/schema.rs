@@ -1,5 +1,5 @@
-//! The JSON schema of the language: derived where the keys are types, put together where
-//! configurations mix their own keys with those of a policy fragment.
+//! The JSON schema of the experiment language. It is derived where the keys are types. It is
+//! composed by hand where configurations mix their own keys with those of a policy fragment.
 
 use quell_types::spelled;
 use quell_types::spelled::Spelled;
@@ -27,14 +27,14 @@ spelled!(Pin: json_schema!({
     ],
 }));
 
-/// The properties of `T`'s schema, with what they refer to made known to `generator`.
+/// The properties of `T`'s schema. Adds the types that they refer to to `generator`.
 fn properties<T: schemars::JsonSchema>(generator: &mut SchemaGenerator) -> Map<String, Value> {
     let schema = T::json_schema(generator);
     let properties = schema.get("properties").and_then(Value::as_object);
     properties.cloned().unwrap_or_default()
 }
 
-/// A policy fragment: a policy's sections, in which groups need no role.
+/// The properties of a policy fragment: a policy's sections, with groups that need no role.
 fn fragment(generator: &mut SchemaGenerator) -> Map<String, Value> {
     let group = properties::<Group>(generator);
     let mut policy = properties::<Policy>(generator);
@@ -55,7 +55,7 @@ pub(super) fn configurations(generator: &mut SchemaGenerator) -> Schema {
     let fragment = fragment(generator);
     let mut configuration = properties::<ConfigurationKeys>(generator);
     configuration.extend(fragment.clone());
-    // Along an axis, subjects vary as they do beside it.
+    // Along an axis, subjects may vary as they do in the configuration itself.
     let mut along = fragment;
     along.extend(
         configuration

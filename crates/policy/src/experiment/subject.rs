@@ -1,4 +1,4 @@
-//! Who takes part in an experiment.
+//! The subjects of an experiment: the programs that take part in it.
 
 use indexmap::IndexMap;
 use quell_types::cpuset::CpuSet;
@@ -12,7 +12,7 @@ use crate::policy::Role;
 use crate::workload::Workload;
 use quell_types::spelled::{NoTable, Spelled};
 
-/// The metric every command has without declaring it: its run time in seconds, less is better.
+/// The metric that each command has without declaring it: its run time in seconds, less is better.
 pub const RUN_TIME: &str = "run_time_s";
 
 /// A program that takes part in every configuration.
@@ -55,13 +55,13 @@ const fn one() -> u32 {
 }
 
 impl Subject {
-    /// Its group, given its name.
+    /// The group that the subject runs in; its name by default.
     #[must_use]
     pub fn group_or<'s>(&'s self, name: &'s str) -> &'s str {
         self.group.as_deref().unwrap_or(name)
     }
 
-    /// The metric it is judged by.
+    /// The name of the metric by which the subject is judged.
     #[must_use]
     pub fn primary(&self) -> &str {
         match (&self.primary, &self.run) {
@@ -74,7 +74,7 @@ impl Subject {
         }
     }
 
-    /// Which direction of `metric` is good; `None` if the subject has no such metric.
+    /// Which direction of `metric` is good; `None` if the subject does not have that metric.
     #[must_use]
     pub fn better(&self, metric: &str) -> Option<Better> {
         if let Some(declared) = self.metric.get(metric) {
@@ -90,22 +90,22 @@ impl Subject {
     }
 }
 
-/// Before the subject whose CPUs are shared.
+/// The text before the name of the subject with which CPUs are shared.
 const WITH: &str = "with ";
-/// Before the subject whose cores are shared.
+/// The text before the name of the subject with which cores are shared.
 const SIBLING_OF: &str = "sibling of ";
 
 /// Where the runner pins a subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// To so many CPUs of its own; which ones is the runner's choice, the same in every
-    /// configuration.
+    /// To this many CPUs, which no other subject has. The runner chooses them, the same in all
+    /// configurations.
     Count(u32),
-    /// To these.
+    /// To the CPUs in this list.
     List(CpuSet),
-    /// To the CPUs of another subject, which it shares.
+    /// To the CPUs of the subject with this name, which it shares.
     With(String),
-    /// To the other threads of the cores of another subject.
+    /// To the SMT siblings of the CPUs of the subject with this name.
     SiblingOf(String),
 }
 

@@ -1,4 +1,4 @@
-//! What a policy may not say although every value is of the right type.
+//! Checks a policy for what is wrong although every value has the right type.
 
 use indexmap::IndexMap;
 use quell_types::ids::REST;
@@ -13,17 +13,17 @@ use super::values::{
 };
 use super::{Group, Permission, Policy, Role, Shape, VERSION};
 
-/// The longest name of a group: it becomes part of a cgroup's directory.
+/// The longest name of a group: it becomes part of a cgroup directory's name.
 const LONGEST_NAME: usize = 64;
-/// The regulation period's bounds. Below, brakes cannot keep up; above, a budget no longer bounds a
-/// burst.
+/// The bounds of the regulation period. Below, brakes cannot keep up. Above, a budget no longer
+/// bounds a burst.
 const PERIOD: (Nanos, Nanos) = (Nanos::micros(100), Nanos::secs(1));
 /// The shortest interval of a slow controller.
 const SHORTEST_INTERVAL: Nanos = Nanos::millis(10);
 /// The units of a time read from a program's output.
 const TIME_UNITS: [&str; 4] = ["ns", "us", "ms", "s"];
 
-/// Collects complaints under one path.
+/// Collects the complaints about a policy.
 struct Found {
     list: Vec<Complaint>,
 }
@@ -38,7 +38,7 @@ impl Found {
     }
 }
 
-/// Everything that is wrong with the meaning of `policy`.
+/// All mistakes in the meaning of `policy`.
 pub(super) fn check(policy: &Policy, shape: Shape) -> Vec<Complaint> {
     let mut found = Found { list: Vec::new() };
     if policy.quell != VERSION {
@@ -68,7 +68,7 @@ pub(super) fn check(policy: &Policy, shape: Shape) -> Vec<Complaint> {
     found.list
 }
 
-/// Whether `name` can be part of a cgroup's directory.
+/// Whether `name` can be part of a cgroup directory's name.
 pub(crate) fn fit_name(name: &str) -> bool {
     let fit = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
     !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(fit)
@@ -163,7 +163,7 @@ fn cpus_of(found: &mut Found, at: Path, cpus: &CpusWanted) {
     }
 }
 
-/// Keys that contradict the group's role: an unused promise would be dropped silently.
+/// Complains of keys that contradict the group's role: an unused promise would be dropped silently.
 fn roles(found: &mut Found, at: &Path, group: &Group) {
     if group.role != Role::BestEffort && group.weight.is_some() {
         found.say(
@@ -381,7 +381,7 @@ fn cache_of(found: &mut Found, at: Path, cache: &CacheWanted) {
     }
 }
 
-/// Two groups that name the same tasks in the same words.
+/// Complains of two groups with an identical `match` table.
 fn twice(found: &mut Found, groups: &IndexMap<String, Group>) {
     let tables = || {
         groups.iter().flat_map(|(name, group)| {

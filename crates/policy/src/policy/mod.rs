@@ -1,9 +1,8 @@
-//! The policy language: what the user wants, as TOML. This module owns the typed [`Policy`], and
-//! its reader with located problems.
+//! The policy language: what the user wants, as TOML. This module has the typed [`Policy`] and its
+//! reader, which locates problems.
 //!
-//! Every key and default is shown in `examples/reference.toml`; the schema
-//! (`schemas/policy.schema.json`) and the reference page (`docs/policy-reference.md`) are generated
-//! from the types here.
+//! `examples/reference.toml` shows all keys and defaults. The schema (`schemas/policy.schema.json`)
+//! and the reference page (`docs/policy-reference.md`) are generated from the types here.
 
 mod check;
 mod read;
@@ -31,7 +30,7 @@ pub use sections::{
 };
 pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
 
-/// The format version this program reads.
+/// The version of the policy format that this program reads.
 pub const VERSION: u32 = 1;
 
 /// What the user wants.
@@ -76,7 +75,7 @@ const fn estimated() -> Level {
 }
 
 impl Policy {
-    /// What caps a group's bandwidth: its limit; with `strict` else its reserve.
+    /// What caps a group's bandwidth: its limit. Without one, and with `strict`, its reserve.
     #[must_use]
     pub fn cap(&self, group: &Group) -> Option<Bandwidth> {
         let strict = self.regulator.strict && group.role != Role::Exempt;
@@ -86,7 +85,7 @@ impl Policy {
             .or(group.reserve.bandwidth.filter(|_| strict))
     }
 
-    /// A policy with every default and no group.
+    /// A policy with all defaults and without a group.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -103,7 +102,7 @@ impl Policy {
         }
     }
 
-    /// Whether anything rests on the machine's memory rates.
+    /// Whether the plan needs the machine's memory rates.
     #[must_use]
     pub fn needs_rates(&self) -> bool {
         let bandwidth = |g: &Group| g.limit.bandwidth.is_some() || g.reserve.bandwidth.is_some();
@@ -182,7 +181,7 @@ pub enum Permission {
 }
 
 impl Permission {
-    /// Every permission.
+    /// All permissions that a policy can give.
     pub const ALL: [Self; 5] = [
         Self::Throttle,
         Self::LimitMemory,
@@ -264,7 +263,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group of `role` with every default, matching nothing.
+    /// A group of `role` with all defaults, which matches nothing.
     #[must_use]
     pub fn new(role: Role) -> Self {
         Self {
@@ -284,7 +283,7 @@ impl Group {
         }
     }
 
-    /// The CPUs wanted, with the role's default: critical "auto", best-effort "remaining", exempt
+    /// The CPUs wanted, or the role's default: critical "auto", best-effort "remaining", exempt
     /// "any".
     #[must_use]
     pub fn cpus_wanted(&self) -> CpusWanted {
@@ -295,7 +294,7 @@ impl Group {
         })
     }
 
-    /// What happens to interrupts, with the role's default.
+    /// What is to happen to interrupts, or the role's default.
     #[must_use]
     pub fn irqs_wanted(&self) -> Irqs {
         self.irqs.unwrap_or(match self.role {
@@ -304,13 +303,14 @@ impl Group {
         })
     }
 
-    /// The share of the spare, default 100.
+    /// The group's weight in what reserves leave, or the default of 100.
     #[must_use]
     pub fn weight(&self) -> u32 {
         self.weight.unwrap_or(100)
     }
 
-    /// Whether the policy permits `what` to be done to the group's tasks, with the role's default.
+    /// Whether the policy permits `what` for the group's tasks, by the role's default if it says
+    /// nothing.
     #[must_use]
     pub fn allows(&self, what: Permission) -> bool {
         match &self.allow {

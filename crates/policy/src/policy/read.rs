@@ -1,4 +1,5 @@
-//! Reading a policy: types first ([`quell_types::text::Reader`]), then meaning ([`super::check`]).
+//! Reads a policy: first its types ([`quell_types::text::Reader`]), then its meaning
+//! ([`super::check`]).
 
 use quell_types::text::{Origin, Path, Problem, Reader, remove, value_at};
 use toml::Spanned;
@@ -6,10 +7,10 @@ use toml::de::DeTable;
 
 use super::{Policy, check};
 
-/// Sections of the language that are reserved: what they will hold is decided when they are built.
+/// Sections that the language reserves. Their contents are decided when they are built.
 const RESERVED: [&str; 2] = ["scheduler", "windows"];
 
-/// Keys of earlier versions that are gone, and what serves instead.
+/// Keys of earlier versions that no longer exist, and what replaces them.
 const REMOVED: [(&[&str], &str); 2] = [
     (
         &["regulator", "floor"],
@@ -22,7 +23,7 @@ const REMOVED: [(&[&str], &str); 2] = [
     ),
 ];
 
-/// The top-level keys of a policy that a configuration of an experiment may hold.
+/// The top-level keys of a policy that a configuration of an experiment may have.
 pub(crate) const FRAGMENT_KEYS: [&str; 9] = [
     "require",
     "on-drift",
@@ -35,32 +36,31 @@ pub(crate) const FRAGMENT_KEYS: [&str; 9] = [
     "windows",
 ];
 
-/// What the policy is part of, which decides how its groups get their tasks.
+/// What the policy is part of. This decides how its groups get their tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// A file of its own: groups match or launch.
+    /// It is a whole file: groups match or launch programs.
     File,
-    /// A file for a command that comes from elsewhere: groups may be without tasks.
+    /// It is a file for a command from elsewhere: groups may be without tasks.
     Open,
-    /// A configuration of an experiment: the runner launches.
+    /// It is a configuration of an experiment: the runner launches programs.
     Configuration,
 }
 
 impl Policy {
-    /// Reads a policy. `file` is what problems call it; its stem is the policy's name by default.
+    /// Reads a policy. Problems call it `file`; its stem is the policy's name by default.
     ///
     /// # Errors
-    /// Every problem found, in the order of finding; types and unknown keys before impossible
-    /// values.
+    /// All problems, in the order found. Types and unknown keys come before impossible values.
     pub fn parse(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
         Self::parse_as(text, file, Shape::File)
     }
 
-    /// The same, for `quell run POLICY -- CMD`: a group may have neither `match` nor `command`, so
-    /// that CMD can be its.
+    /// The same for `quell run POLICY -- CMD`. A group may have neither `match` nor `command`, so
+    /// that it can get CMD.
     ///
     /// # Errors
-    /// As [`Self::parse`].
+    /// As for [`Self::parse`].
     pub fn parse_open(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
         Self::parse_as(text, file, Shape::Open)
     }
@@ -83,11 +83,10 @@ impl Policy {
         }
     }
 
-    /// Reads a policy that was put together by the program; `origin` is what problems call it,
-    /// without lines.
+    /// Reads a policy that the program composed. Problems call it `origin` and have no lines.
     ///
     /// # Errors
-    /// As [`Self::parse`].
+    /// As for [`Self::parse`].
     pub fn from_table(table: &toml::Table, origin: &str) -> Result<Self, Vec<Problem>> {
         let text = table.to_string();
         Self::parse(&text, origin).map_err(|mut problems| {
@@ -105,7 +104,7 @@ pub(crate) fn stem(file: &str) -> String {
     name.strip_suffix(".toml").unwrap_or(name).to_owned()
 }
 
-/// Reads a policy from a document that may be merged from several. Problems are in the reader.
+/// Reads a policy from a document that may be merged from several. Adds problems to the reader.
 pub(crate) fn policy_of(
     reader: &mut Reader<'_>,
     mut root: Spanned<DeTable<'_>>,

@@ -1,4 +1,4 @@
-//! The schema of the language, and the reference page made from it.
+//! The schema of the language, and the reference page that is made from it.
 
 use std::fmt::Write as _;
 
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::Policy;
 
-/// What a quantity looks like in a file, by the name of its type: the schema's description says
-/// what it is instead.
+/// How a quantity is written in a file, by the name of its type. The schema's description says what
+/// the quantity is.
 const QUANTITIES: [(&str, &str); 4] = [
     ("Nanos", Nanos::WANTED),
     ("Bytes", Bytes::WANTED),
@@ -23,8 +23,8 @@ pub fn policy_schema() -> Schema {
     schemars::schema_for!(Policy)
 }
 
-/// The reference page (`docs/policy-reference.md`): every key with its type, default and meaning,
-/// from the schema.
+/// The reference page (`docs/policy-reference.md`), made from the schema: each key with its type,
+/// default and meaning.
 #[must_use]
 pub fn policy_reference() -> String {
     let schema = policy_schema().to_value();
@@ -47,7 +47,7 @@ struct Page<'s> {
 }
 
 impl<'s> Page<'s> {
-    /// A schema that is `anyOf [T, null]` is T's.
+    /// The schema itself, or `T`'s schema where it is `anyOf [T, null]`.
     fn given(schema: &'s Value) -> &'s Value {
         let choices = schema.get("anyOf").and_then(Value::as_array);
         let null = |c: &Value| c.get("type").is_some_and(|t| t == "null");
@@ -57,7 +57,7 @@ impl<'s> Page<'s> {
             .unwrap_or(schema)
     }
 
-    /// Follows a reference.
+    /// The schema that a `$ref` leads to, or the schema itself.
     fn follow(&self, schema: &'s Value) -> &'s Value {
         let given = Self::given(schema);
         let target = given.get("$ref").and_then(Value::as_str);
@@ -122,7 +122,7 @@ impl<'s> Page<'s> {
         }
     }
 
-    /// What a value looks like, in words.
+    /// A description of the values that a schema accepts.
     fn kind(&self, schema: &'s Value) -> String {
         let given = Self::given(schema);
         let name = given
@@ -149,7 +149,7 @@ impl<'s> Page<'s> {
                 kind => format!("list of {kind}"),
             };
         }
-        // A type of several spellings describes them itself.
+        // The description of a type with several spellings lists them.
         let spellings = inner
             .get("description")
             .and_then(Value::as_str)
@@ -171,7 +171,7 @@ impl<'s> Page<'s> {
     }
 }
 
-/// The words of an enumeration.
+/// The words of an enumeration, each quoted.
 fn words(schema: &Value) -> Option<String> {
     let quoted = |v: &Value| v.as_str().map(|text| format!("`\"{text}\"`"));
     let list: Vec<String> = match (schema.get("enum"), schema.get("oneOf")) {

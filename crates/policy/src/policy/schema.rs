@@ -1,5 +1,5 @@
-//! The JSON schemas of the values that have several spellings, by hand beside their readers in
-//! [`super::values`].
+//! The JSON schemas of values with several spellings. They are written by hand, next to the readers
+//! in [`super::values`].
 
 use quell_types::spelled;
 use quell_types::spelled::Spelled;

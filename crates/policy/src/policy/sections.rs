@@ -1,4 +1,4 @@
-//! The sections of a policy: promises of a group, and how the machine's mechanisms are to be used.
+//! The sections of a policy: a group's promises, and how the machine's mechanisms are to be used.
 
 use quell_types::mechanism::Mechanism;
 use quell_types::options::After;
@@ -38,7 +38,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The percentile as a share of the units.
+    /// The percentile as the share of units that must meet the target.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -188,7 +188,7 @@ impl BandwidthMechanism {
         matches!(self, Self::Any | Self::Regulator | Self::MbaAndRegulator)
     }
 
-    /// Whether nothing else may.
+    /// Whether nothing but the regulator may hold limits.
     #[must_use]
     pub const fn insists(self) -> bool {
         matches!(self, Self::Regulator | Self::MbaAndRegulator)

@@ -11,18 +11,18 @@ use serde::{Deserialize, Serialize, Serializer};
 impl TableForm for ReadWriteKeys {}
 impl TableForm for CacheKeys {}
 
-/// The CPUs a group wants.
+/// The CPUs that a group wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CpusWanted {
-    /// So many; which ones is the planner's choice.
+    /// This many; the planner chooses which.
     Count(u32),
-    /// These.
+    /// The CPUs in this list.
     List(CpuSet),
-    /// As many as the planner finds right.
+    /// As many as the planner chooses.
     Auto,
     /// What other groups leave.
     Remaining,
-    /// Wherever the kernel puts it: no core partition is made for it.
+    /// All CPUs that the kernel chooses: no core partition is made for the group.
     Any,
 }
 
@@ -69,19 +69,19 @@ impl Serialize for CpusWanted {
     }
 }
 
-/// An amount of memory bandwidth.
+/// An amount of memory bandwidth that a policy states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bandwidth {
     /// A rate, reads and writes together.
     Rate(Rate),
     /// A part of what the group's CPUs can draw together (the inventory's `sustainable`).
     Share(Share),
-    /// Reads and writes apart: lines that come in, those that a store fetches included, and lines
-    /// that are written back.
+    /// Separate rates for reads and writes. Reads are lines that come in, including those that a
+    /// store fetches. Writes are lines that are written back.
     ReadWrite {
-        /// Reads; absent: unlimited or unreserved.
+        /// The rate of reads; absent: unlimited or unreserved.
         read: Option<Rate>,
-        /// Writes.
+        /// The rate of writes; absent: unlimited or unreserved.
         write: Option<Rate>,
     },
 }
@@ -135,36 +135,36 @@ impl Serialize for Bandwidth {
     }
 }
 
-/// A part of a cache.
+/// A part of a cache that a policy asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheWanted {
-    /// Which part.
+    /// How the part is named.
     pub form: CacheForm,
     /// The cache level (2, 3); absent: the last.
     pub level: Option<u8>,
 }
 
-/// The ways to name a part of a cache.
+/// The forms in which a policy names a part of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheForm {
-    /// So much.
+    /// At least this many bytes.
     Size(Bytes),
-    /// Such a part.
+    /// This share of the whole cache.
     Share(Share),
-    /// So many ways.
+    /// This many ways; the planner chooses which.
     Ways(u32),
-    /// So many ways for instructions, and so many others for data.
+    /// Separate ways for instructions and for data.
     Apart {
-        /// Ways for instructions.
+        /// Number of ways for instructions.
         code: u32,
-        /// Ways for everything else.
+        /// Number of ways for all else.
         data: u32,
     },
-    /// These ways, as a bit mask.
+    /// The ways of this bit mask.
     Mask(u64),
-    /// These page colours.
+    /// The page colours with these numbers.
     Colours(CpuSet),
-    /// So much, pseudo-locked.
+    /// This many bytes, pseudo-locked.
     Locked(Bytes),
 }
 
@@ -274,14 +274,14 @@ impl Serialize for CacheWanted {
     }
 }
 
-/// DRAM banks.
+/// The DRAM banks that a policy asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Banks {
-    /// So many.
+    /// This many; the planner chooses which.
     Count(u32),
-    /// These.
+    /// The banks with these numbers.
     List(CpuSet),
-    /// Shared with no other group.
+    /// Banks that no other group shares.
     Private,
 }
 
@@ -316,12 +316,12 @@ impl Serialize for Banks {
     }
 }
 
-/// Memory kept from reclaim.
+/// Memory that is to be kept from reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryWanted {
-    /// So much.
+    /// This many bytes are kept.
     Size(Bytes),
-    /// The measured working set.
+    /// The working set, as measured.
     WorkingSet,
 }
 
@@ -351,15 +351,15 @@ impl Serialize for MemoryWanted {
     }
 }
 
-/// The rate the machine sustains.
+/// The rate that the machine sustains, on which shares are based.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sustainable {
-    /// Measured of the group's CPUs.
+    /// As measured, for the group's CPUs.
     #[default]
     Auto,
-    /// Measured of all CPUs together, whoever it is a percentage for.
+    /// As measured, for all CPUs together, whichever group the share is for.
     Machine,
-    /// Given by the user, and recorded as given.
+    /// As the user states it, and recorded like that.
     Rate(Rate),
 }
 

@@ -1,14 +1,16 @@
-//! The choice of DRAM banks by physical address. A memory controller spreads addresses over banks
-//! by functions of address bits: each bit of the bank's number is the exclusive or of some bits of
-//! the address (P. Pessl et al., "DRAMA", USENIX Security 2016; a plain bit field, as PALLOC's
-//! mask, is the case of one bit each). Which ones, differs from machine to machine and is for the
-//! user to say: as a mask of address bits, or as a map.
+//! The choice of DRAM banks by physical address.
+//!
+//! A memory controller spreads addresses over banks by functions of address bits. Each bit of the
+//! bank's number is the exclusive or of some bits of the address (P. Pessl et al., "DRAMA", USENIX
+//! Security 2016). A plain bit field, such as PALLOC's mask, is the case of one bit each. The
+//! functions differ from machine to machine. The user has to state them, as a mask of address bits
+//! or as a map.
 
 use quell_types::partition::Mask;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// More functions than this are a slip: no machine has 2^16 banks in one address space.
+/// More functions than this are a mistake: no machine has 2^16 banks in one address space.
 const MOST_FUNCTIONS: usize = 16;
 /// Bits of a physical address (Linux on x86-64 with five-level paging).
 const ADDRESS_BITS: u32 = 52;
@@ -43,18 +45,18 @@ fn bits(mask: u64) -> impl Iterator<Item = u32> {
     (0..u64::BITS).filter(move |bit| mask >> bit & 1 == 1)
 }
 
-/// `0x7800` → the number.
+/// Reads a mask such as `0x7800`.
 fn hexadecimal(text: &str) -> Result<u64, String> {
     let mask = text.parse::<Mask>().map(|mask| mask.0);
     mask.map_err(|_| format!("'{text}' is not a mask such as 0x7800"))
 }
 
 impl Banks {
-    /// From functions of address bits, lowest bit of the bank's number first, and the banks wanted.
+    /// From functions of address bits, lowest bit of the bank's number first, and the wanted banks.
     ///
     /// # Errors
-    /// A sentence, when there is no function or one of no bits or of bits no address has, or a bank
-    /// that does not exist.
+    /// A sentence: there is no function, a function has no bits or bits that no address has, or a
+    /// bank does not exist.
     pub fn new(functions: Vec<u64>, mut take: Vec<u32>) -> Result<Self, String> {
         if functions.is_empty() || functions.len() > MOST_FUNCTIONS {
             return Err(format!(
@@ -86,7 +88,7 @@ impl Banks {
         Ok(Self { functions, take })
     }
 
-    /// The functions of a mask: each of its bits is a bit of the bank's number.
+    /// The functions of a mask: each of its bits is one bit of the bank's number.
     ///
     /// # Errors
     /// When it is not written as `0x7800`.
@@ -94,12 +96,12 @@ impl Banks {
         Ok(bits(hexadecimal(text)?).map(|bit| 1 << bit).collect())
     }
 
-    /// The functions of a map file: a line per bit of the bank's number, lowest first, that lists
-    /// the address bits whose exclusive or it is (`14 18`); `#` begins a comment. IsolBench's `pll
-    /// -f` reads the same.
+    /// The functions of a map file. It has a line per bit of the bank's number, lowest first. The
+    /// line lists the address bits of which it is the exclusive or (`14 18`). `#` begins a comment.
+    /// IsolBench's `pll -f` reads the same format.
     ///
     /// # Errors
-    /// The first line that is something else, by number.
+    /// The number of the first line that is something else.
     pub fn map(text: &str) -> Result<Vec<u64>, String> {
         let line = |(n, line): (usize, &str)| {
             let words = line.split('#').next().unwrap_or_default();
@@ -120,7 +122,7 @@ impl Banks {
         text.lines().enumerate().filter_map(line).collect()
     }
 
-    /// The bank of a physical address.
+    /// The number of the bank in which a physical address lies.
     #[must_use]
     pub fn of(&self, address: u64) -> u32 {
         let parities = self
@@ -130,26 +132,26 @@ impl Banks {
         parities.rev().fold(0, |bank, bit| bank << 1 | bit)
     }
 
-    /// Whether a physical address lies in a bank wanted.
+    /// Whether a physical address lies in a wanted bank.
     #[must_use]
     pub fn wants(&self, address: u64) -> bool {
         self.take.binary_search(&self.of(address)).is_ok()
     }
 
-    /// Of so many banks alike, how many are wanted.
+    /// How many banks are wanted, and how many there are.
     #[must_use]
     pub fn share(&self) -> (u64, u64) {
         (self.take.len() as u64, 1 << self.functions.len())
     }
 
-    /// The banks wanted, ascending.
+    /// The numbers of the wanted banks, ascending.
     #[must_use]
     pub fn take(&self) -> &[u32] {
         &self.take
     }
 }
 
-/// The mask of a list of bits.
+/// The mask with these bits.
 fn function(bits: &[u32]) -> Result<u64, String> {
     bits.iter().try_fold(0, |mask, bit| {
         if *bit >= ADDRESS_BITS || mask >> bit & 1 == 1 {
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Bit by bit, as one would on paper.
+    /// Bit by bit, as on paper.
     fn naive(map: &[Vec<u32>], address: u64) -> u32 {
         let mut bank = 0;
         for (place, bits) in map.iter().enumerate() {

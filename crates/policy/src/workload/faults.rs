@@ -1,20 +1,20 @@
-//! Parameters of the right type that make no sense.
+//! Parameters that make no sense although they have the right type.
 
 use quell_types::units::{LINE_BYTES, Nanos, Rate};
 
 use super::Workload;
 
-/// More lists side by side than any core follows at once.
+/// The most parallel lists that are accepted: more than any core follows at once.
 pub const MOST_LISTS: u32 = 64;
-/// The highest priority of a periodic task: below Quell's watchdog, which has to run whatever the
-/// task does.
+/// The highest priority of a periodic task. It is below Quell's watchdog, which has to run whatever
+/// the task does.
 pub const MOST_PRIORITY: u32 = 79;
 
-/// Why a generator with these parameters cannot be.
+/// What is wrong with a generator's parameters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {why}; {remedy}")]
 pub struct Fault {
-    /// The parameter.
+    /// Name of the parameter.
     pub key: &'static str,
     /// What is wrong with it.
     pub why: String,
@@ -23,7 +23,7 @@ pub struct Fault {
 }
 
 impl<S> Workload<S> {
-    /// What is wrong with its parameters, if anything is.
+    /// The first mistake in its parameters, if there is one.
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
         let fault = |key, why: &str, remedy| {

@@ -5,13 +5,13 @@ use quell_types::units::LINE_BYTES;
 
 use super::Workload;
 
-/// Nanoseconds per access.
+/// Metric in nanoseconds per access.
 pub const LATENCY_NS: &str = "latency_ns";
 /// 10^6 program bytes per second.
 pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
 /// Accesses to lines per second.
 pub const ACCESSES_PER_S: &str = "accesses_per_s";
-/// Milliseconds from a frame's arrival to its result; of one that was dropped, to that of the next.
+/// Milliseconds from a frame's arrival to its result. For a dropped frame, to the next result.
 pub const FRAME_MS: &str = "frame_ms";
 /// Pages of anonymous memory used per second.
 pub const PAGES_PER_S: &str = "pages_per_s";
@@ -95,9 +95,10 @@ const ANON_HOG: [Reported; 3] = [
     lower("killed", "times per window"),
 ];
 
-/// A stream's time per 64 program bytes in nanoseconds, from its rates over windows of equal length
-/// in 10^6 bytes per second: one value, the mean over all that it moved. (Of windows in which it
-/// was stopped there is no time per block.) Nothing where nothing moved.
+/// A stream's time per 64 program bytes, in nanoseconds. `rates` are over windows of equal length,
+/// in 10^6 bytes per second. The result is one value, the mean over all that was moved, because a
+/// window in which the stream was stopped has no time per block. It is empty where nothing was
+/// moved.
 #[must_use]
 pub fn ns_per_line(rates: &[f64]) -> Vec<f64> {
     let sum: f64 = rates.iter().sum();
@@ -106,7 +107,7 @@ pub fn ns_per_line(rates: &[f64]) -> Vec<f64> {
 }
 
 impl<S> Workload<S> {
-    /// What it reports, the metric it is judged by first.
+    /// What it reports. The metric by which it is judged comes first.
     #[must_use]
     pub const fn metrics(&self) -> &'static [Reported] {
         match self {
@@ -125,7 +126,7 @@ impl<S> Workload<S> {
         }
     }
 
-    /// The metric it is judged by.
+    /// The metric by which it is judged.
     #[must_use]
     pub const fn primary(&self) -> &'static str {
         self.metrics()[0].name

@@ -1,5 +1,5 @@
-//! What generators of memory pressure do: a program that memory must be kept for, and those that
-//! take it.
+//! What generators of memory pressure do: a program for which memory must be kept, and programs
+//! that take it.
 
 use quell_types::units::{Bytes, Nanos, Rate};
 use schemars::JsonSchema;
@@ -100,7 +100,7 @@ fn outside(key: &'static str, value: &str, low: &str, high: &str) -> Option<Faul
     })
 }
 
-/// More than any machine has.
+/// More bytes than any machine has.
 const MOST: u64 = 1 << 44;
 
 fn size(key: &'static str, size: Bytes) -> Option<Fault> {

@@ -1,4 +1,4 @@
-//! Sizes of generators, absolute or in caches.
+//! Sizes of generators, in bytes or as multiples of a cache.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,17 +7,17 @@ use quell_types::units::{Bytes, UnitError};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The data caches a CPU sees.
+/// The sizes of the data caches that a CPU uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caches {
-    /// The first level.
+    /// Size of the first level.
     pub l1: Bytes,
-    /// The second level.
+    /// Size of the second level.
     pub l2: Bytes,
-    /// The last level, as the kernel reports it.
+    /// Size of the last level, as the kernel reports it.
     pub llc: Bytes,
-    /// How much of the last level was measured to be there: up to this size latency stays on the
-    /// plateau of a cache. `llc` where it was not measured.
+    /// How much of the last level was measured to be there. Up to this size latency stays on the
+    /// plateau of a cache. It is `llc` where this was not measured.
     pub seen: Bytes,
 }
 
@@ -39,7 +39,7 @@ pub enum Size {
     Seen(f64),
 }
 
-/// A cache's name, and the size of so many of it.
+/// A cache's name, and the size that is a multiple of it.
 type OfCache = (&'static str, fn(f64) -> Size);
 
 quell_types::text_unit!(
@@ -48,7 +48,7 @@ quell_types::text_unit!(
 );
 
 impl Size {
-    /// A longer name before the name that it ends with.
+    /// A longer name comes before a name that it ends with.
     const LEVELS: [OfCache; 4] = [
         ("seen LLC", Self::Seen),
         ("LLC", Self::Llc),
@@ -56,7 +56,8 @@ impl Size {
         ("L2", Self::L2),
     ];
 
-    /// In bytes on a CPU with these caches, rounded down to a page of 4 KiB, at least one page.
+    /// The size in bytes for a CPU with these caches. Rounded down to pages of 4 KiB, at least one
+    /// page.
     #[must_use]
     #[expect(
         clippy::cast_sign_loss,

@@ -1,5 +1,5 @@
-//! A generator on one line, as the command line takes it: `KIND[:PART,…]`, where a part is
-//! `KEY=VALUE` as in an experiment's `run = { … }`, or a word that only one key can mean
+//! A generator on one line, as the command line accepts it: `KIND[:PART,…]`. A part is `KEY=VALUE`
+//! as in an experiment's `run = { … }`, or a word that only one key can mean
 //! (`bandwidth:write,size=64MiB,rate=2GB/s`).
 
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use toml::de::DeTable;
 
 use super::{Order, Pages, Word, Workload};
 
-/// A generator that could not be read: what is wrong and what was probably meant, a line per
+/// Why a generator could not be read: what is wrong and what was probably meant, one line per
 /// mistake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -18,7 +18,7 @@ pub struct SpecError(String);
 impl FromStr for Workload {
     type Err = SpecError;
 
-    /// The size, left out, is the one `quell bench` uses.
+    /// A size that is left out is the one that `quell bench` uses.
     fn from_str(text: &str) -> Result<Self, SpecError> {
         let (kind, parts) = text.split_once(':').unwrap_or((text, ""));
         let (kind, mut table) = (kind.trim(), toml::Table::new());
@@ -74,8 +74,8 @@ impl FromStr for Workload {
     }
 }
 
-/// A problem as a person on the command line reads it: there is no file, and the table around the
-/// keys is ours.
+/// A problem as text for the command line: there is no file, and the table around the keys was
+/// added here.
 fn told(text: &str, problem: &Problem) -> String {
     let why = problem.why.trim_start_matches(": ");
     let why = why.strip_suffix(" at the top").unwrap_or(why);

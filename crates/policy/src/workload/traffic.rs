@@ -1,25 +1,25 @@
-//! What generators' program bytes are on the memory bus.
+//! How many bytes on the memory bus a generator's program bytes amount to.
 
 use quell_types::units::{Bytes, LINE_BYTES};
 use serde::{Deserialize, Serialize};
 
 use super::{Access, Operation, Store, Touch, WORD_BYTES, Workload};
 
-/// Bytes that cross the memory bus per program byte, where the buffer is far larger than the
-/// caches: each line fetched or written back once per visit. Inside the caches nothing crosses it,
-/// unless lines are flushed or stored past them.
+/// Bytes that cross the memory bus per program byte. This holds where the buffer is far larger than
+/// the caches: each line is fetched or written back once per visit. Inside the caches nothing
+/// crosses the bus, unless lines are flushed or stored past the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Read from memory: lines loaded, and lines fetched because part of them is stored.
+    /// Bytes read from memory: lines that are loaded, or fetched because part of them is stored.
     pub read: f64,
-    /// Written to memory.
+    /// Bytes written to memory, per program byte.
     pub write: f64,
 }
 
 impl<S> Workload<S> {
-    /// What its program bytes stand for on the memory bus. `None` where that is up to the memory
-    /// controller (stores past the caches that do not fill their lines), or to what the caches keep
-    /// of a buffer used again and again.
+    /// The traffic of its program bytes on the memory bus. `None` where it depends on the memory
+    /// controller, as for stores past the caches that do not fill their lines. `None` also where it
+    /// depends on what the caches keep of a buffer that is used again and again.
     #[must_use]
     pub fn traffic(&self) -> Option<Traffic> {
         let of = |read, write| Some(Traffic { read, write });
@@ -34,7 +34,7 @@ impl<S> Workload<S> {
             Self::Bandwidth { operation, .. } => match operation {
                 Operation::Read => of(1.0, 0.0),
                 Operation::Write => of(1.0, 1.0),
-                // The line copied to is fetched, too.
+                // The line that is copied to is fetched, too.
                 Operation::Copy => of(1.0, 0.5),
                 Operation::NonTemporal => of(0.0, 1.0),
             },
@@ -56,7 +56,7 @@ impl<S> Workload<S> {
                     Store::Plain | Store::WriteBack | Store::Flush => of(lines, lines),
                 }
             }
-            // As a copy: 19 lines read, and the 19 that are written fetched.
+            // As for a copy: 19 lines are read, and the 19 that are written are fetched.
             Self::Lattice { .. } => of(1.0, 0.5),
             Self::Trace { .. }
             | Self::Periodic { .. }
@@ -71,7 +71,7 @@ impl<S> Workload<S> {
     }
 }
 
-/// Program bytes that stores at this stride leave in each line they visit.
+/// Program bytes that stores with this stride leave in each line that they visit.
 #[must_use]
 pub const fn line_bytes(stride: Bytes) -> u64 {
     if stride.0 >= LINE_BYTES {

@@ -1,5 +1,5 @@
-//! The words generators are told what to do with. Each has its name and its meaning in one place:
-//! files, records, help and error messages all take them from here.
+//! The words that select what generators do. Each has its name and its meaning in one place: files,
+//! records, help and error messages all take them from here.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 
 /// One word out of a known list.
 pub trait Word: Copy + 'static {
-    /// All of them, in the order they are shown in.
+    /// All words, in the order in which they are shown.
     const WORDS: &'static [Self];
 
-    /// As it is written.
+    /// The word as it is written.
     fn name(self) -> &'static str;
 
-    /// What it means, for help.
+    /// The meaning of the word, for help.
     fn about(self) -> &'static str;
 
-    /// The word of that name.
+    /// The word with that name; `None` if there is none.
     fn named(name: &str) -> Option<Self> {
         Self::WORDS.iter().copied().find(|w| w.name() == name)
     }
@@ -40,10 +40,10 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All of them.
+            /// All values, in the order in which they are shown.
             pub const ALL: [Self; [$($word),+].len()] = [$(Self::$variant),+];
 
-            /// As it is written in experiments and records.
+            /// The word as it is written in experiments and records.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {

@@ -70,8 +70,8 @@ br-ps = { regulator.reclaim = true, regulator.after = "proportional", group.db.l
     );
 }
 
-/// Two subjects of one group, where they share a CPU, have a group each where something is divided
-/// between them.
+/// Two subjects of one group, where they share a CPU. They have a group each where something is
+/// divided between them.
 #[test]
 fn a_configuration_may_put_subjects_in_groups_of_their_own() {
     let text = r#"
@@ -114,8 +114,8 @@ group.call.reserve.banks = "0-3"
     assert!(said.contains("no subject runs in a group 'both'"), "{said}");
 }
 
-/// A target rate as an axis: each configuration's neighbour has its own, and everything else of it
-/// stays.
+/// A target rate as an axis: each configuration's neighbour has its own rate, and is otherwise
+/// unchanged.
 #[test]
 fn a_generator_may_do_something_else_in_every_configuration() {
     let text = r#"

@@ -138,8 +138,8 @@ fn the_default_demonstration_compares_at_five_equal_caps() {
             .groups[group]
             .clone()
     };
-    // Nothing is asked for: nothing is partitioned, although a critical group alone would ask for
-    // CPUs.
+    // Nothing is asked for, so nothing is partitioned. In a policy a critical group alone would ask
+    // for CPUs.
     assert_eq!(group("none", "victim").cpus, Some(CpusWanted::Any));
     assert_eq!(group("none", "neighbour").cpus, Some(CpusWanted::Any));
     assert_eq!(group("cores", "victim").cpus, Some(CpusWanted::Count(1)));

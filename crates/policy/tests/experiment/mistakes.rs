@@ -1,4 +1,4 @@
-//! What is answered to mistakes.
+//! How mistakes are answered.
 
 use proptest::prelude::*;
 use quell_policy::experiment::Experiment;

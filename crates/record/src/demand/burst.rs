@@ -1,37 +1,42 @@
 //! Whether demand comes in bursts that return after a period, and what one of them is.
 //!
-//! Method: the autocorrelation of the bins. A burst that falls on one side of a bin's edge or on
-//! the other is the same one, so each bin is first summed with its two neighbours; what changes
-//! slowly is taken away as a straight line and then as the mean of the surroundings. The period is
-//! the first lag at which the autocorrelation comes back to (nearly) its best, made finer at
-//! multiples of it. It counts if noise with the same memory would not reach it: the standard error
-//! of an autocorrelation beyond a process's memory is that of Bartlett (1946, "On the Theoretical
-//! Specification and Sampling Properties of Autocorrelated Time-Series"), the chance that one of
-//! all lags exceeds it by so much at most lags × ½ exp(−z²/2); and it has to come back after two
-//! periods as well. The bins folded at the period then are one burst and one pause.
+//! Method: the autocorrelation of the bins.
 //!
-//! What it does not see: periods of fewer than [`SHORTEST`] bins or of which fewer than three
-//! passed, and bursts whose times wander by more than their length.
+//! - A burst may fall on either side of a bin's edge. So each bin is first summed with its two
+//!   neighbours.
+//! - What changes slowly is removed: first a straight line, then the mean of the surroundings.
+//! - The period is the first lag at which the autocorrelation returns to (nearly) its best. It is
+//!   refined at multiples of that lag.
+//! - A period counts if noise with the same memory would not reach it. The standard error of an
+//!   autocorrelation beyond a process's memory is that of Bartlett (1946, "On the Theoretical
+//!   Specification and Sampling Properties of Autocorrelated Time-Series"). The chance that one of
+//!   all lags exceeds it by z standard errors is at most lags × ½ exp(−z²/2).
+//! - The autocorrelation also has to return after two periods.
+//! - The bins folded at the period are then one burst and one pause.
+//!
+//! It does not see periods of fewer than [`SHORTEST`] bins, or of which fewer than three passed.
+//! Nor does it see bursts whose times vary by more than their length.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The shortest period that is looked for, in bins.
+/// The shortest period that is found, in bins.
 pub const SHORTEST: usize = 5;
-/// How many periods must have passed.
+/// How many whole periods the bins must span.
 const PASSED: usize = 3;
-/// Bins that are looked at: with more, a period that is off by little would smear what is folded.
+/// The most bins that are used. With more, a period that is slightly off would smear the folded
+/// burst.
 const MOST: usize = 10_000;
 /// A period counts from this confidence on.
 const CONFIDENT: f64 = 0.999;
-/// And from this regularity on: below, bursts are a minor part of what goes on.
+/// A period counts from this regularity on. Below it, bursts are a minor part of the demand.
 const REGULAR: f64 = 0.2;
-/// The first lag that comes back to this part of the best is the period, the best one may be a
-/// multiple.
+/// The period is the first lag that returns to this part of the best one. The best may be a
+/// multiple of it.
 const NEARLY: f64 = 0.8;
-/// What is drawn in a pause is at most this part of what is drawn in a burst.
+/// What is drawn in a pause is at most this part of what is drawn in a burst, per slot.
 const PAUSE: f64 = 0.75;
-/// Lags around a multiple of the period at which its peak is looked for.
+/// Lags on either side of a multiple of the period in which its peak is searched.
 const AROUND: usize = 3;
 
 /// Bursts that return.
@@ -55,15 +60,15 @@ pub struct Burst {
 }
 
 impl Burst {
-    /// How many there are in a second.
+    /// Number of bursts per second.
     #[must_use]
     pub fn per_s(&self) -> f64 {
         1e3 / self.period_ms
     }
 }
 
-/// The bursts in bins of a millisecond, `amounts` in any unit per bin (the result's `amount` is in
-/// the same). `None` where none return.
+/// Finds bursts in bins of a millisecond. `amounts` is in any unit per bin; the result's `amount`
+/// is in that unit. `None` where no burst returns.
 #[must_use]
 pub fn burst(amounts: &[f64]) -> Option<Burst> {
     let amounts = amounts.get(..amounts.len().min(MOST))?;
@@ -106,7 +111,7 @@ pub fn burst(amounts: &[f64]) -> Option<Burst> {
     })
 }
 
-/// Each bin with its neighbours.
+/// Sums each bin with its two neighbours.
 fn smoothed(values: &[f64]) -> Vec<f64> {
     values.windows(3).map(|w| w.iter().sum()).collect()
 }
@@ -126,7 +131,7 @@ fn straight(values: &[f64]) -> Vec<f64> {
     values.iter().zip(line).map(|(v, line)| v - line).collect()
 }
 
-/// The values less the mean of what lies up to `reach` before and behind.
+/// The values less the mean of up to `reach` values before and after each.
 fn level(values: &[f64], reach: usize) -> Vec<f64> {
     let mut sums = vec![0.0];
     let mut sum = 0.0;
@@ -143,7 +148,8 @@ fn level(values: &[f64], reach: usize) -> Vec<f64> {
     levelled.map(|(at, v)| v - surroundings(at)).collect()
 }
 
-/// By lag from 0 to `longest`, each over the pairs there are; `None` of what does not vary.
+/// The autocorrelation by lag from 0 to `longest`, each over the pairs there are. `None` if nothing
+/// varies.
 fn autocorrelation(values: &[f64], longest: usize) -> Option<Vec<f64>> {
     let at = |lag: usize| {
         let later = values.get(lag..).unwrap_or_default();
@@ -159,7 +165,7 @@ fn autocorrelation(values: &[f64], longest: usize) -> Option<Vec<f64>> {
     Some((0..=longest).map(|lag| at(lag) / variance).collect())
 }
 
-/// The peak of the first stretch of lags, from `from` on, that comes nearly back to the best.
+/// The peak of the first stretch of lags, from `from` on, that nearly returns to the best.
 fn first_return(correlation: &[f64], from: usize) -> Option<usize> {
     let after = correlation.get(from..)?;
     let best = after.iter().copied().fold(0.0, f64::max);
@@ -173,11 +179,11 @@ fn first_return(correlation: &[f64], from: usize) -> Option<usize> {
             peak = None;
         }
     }
-    // A peak at the end may be the slope of one beyond it.
+    // A peak at the end may be part of a slope that goes on beyond it.
     peak.filter(|p| correlation[*p] >= NEARLY * best && p + 1 < correlation.len())
 }
 
-/// The period from the peaks at twice, four times, … the lag, as far as there are such.
+/// Refines the period by the peaks at twice, four times, … the lag, as long as there are any.
 fn finer(correlation: &[f64], lag: usize, regularity: f64) -> f64 {
     let mut period = lag as f64;
     let mut times = 2usize;
@@ -201,7 +207,7 @@ fn finer(correlation: &[f64], lag: usize, regularity: f64) -> f64 {
     }
 }
 
-/// The mean bin of each slot of the period, in as many slots as it has whole bins.
+/// Folds the bins at the period: the mean of each slot, with as many slots as whole bins fit.
 #[expect(
     clippy::cast_sign_loss,
     clippy::cast_possible_truncation,
@@ -221,9 +227,9 @@ fn fold(amounts: &[f64], period: f64) -> Vec<f64> {
     means.map(|(sum, n)| sum / n.max(1.0)).collect()
 }
 
-/// Where the burst begins and how many slots it has: everything but the longest stretch of slots,
-/// round and round, below the middle between the lowest and the highest. So two bursts close
-/// together are one.
+/// The slot in which the burst begins, and how many slots it has. The pause is the longest cyclic
+/// stretch of slots below the middle between the lowest and the highest. All else is the burst, so
+/// two bursts close together are one.
 fn around_pause(folded: &[f64]) -> Option<(usize, usize)> {
     let (low, high) = folded
         .iter()
@@ -232,7 +238,7 @@ fn around_pause(folded: &[f64]) -> Option<(usize, usize)> {
         });
     let slots = folded.len();
     let quiet = |at: usize| folded[at % slots] <= f64::midpoint(low, high);
-    // Begin behind a loud slot, so that no pause goes over the end.
+    // Starts after a loud slot, so that no pause crosses the end.
     let loud = (0..slots).find(|at| !quiet(*at))?;
     let (mut longest, mut run) = ((0, 0), 0);
     for at in loud + 1..=loud + slots {

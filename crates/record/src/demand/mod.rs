@@ -1,11 +1,11 @@
-//! What a program asks of the memory system over time: amounts per millisecond, what they come to
-//! ([`Figures`]), whether they come in bursts that return ([`burst()`]), what a policy could
-//! reserve for them ([`proposal()`]), and all of it as a file that is kept ([`Profile`]). Pure; who
-//! reads the counters is the backend's matter.
+//! What a program asks of the memory system over time: amounts per millisecond, and figures over
+//! them ([`Figures`]). From these follow the bursts that return ([`burst()`]) and what a policy
+//! could reserve for them ([`proposal()`]). A [`Profile`] is the file that keeps all of it. The
+//! module is pure; reading the counters is the backend's task.
 //!
-//! Method: a counter's readings come when they come; they are laid on a grid of bins, each
-//! reading's growth spread evenly over the time since the one before, so that nothing is lost or
-//! counted twice whatever the reader's delays ([`bins`]).
+//! Method: a counter's readings come at irregular times and are laid on a grid of bins. The growth
+//! of a reading is spread evenly over the time since the one before. So nothing is lost or counted
+//! twice, whatever the reader's delays ([`bins`]).
 
 mod burst;
 mod profile;
@@ -24,18 +24,18 @@ pub use proposal::{Basis, Proposal, Sought, proposal};
 use quell_types::stats::{mean, percentile, sorted};
 use quell_types::units::Nanos;
 
-/// The length of a bin: what the published demand-over-time figures have.
+/// The length of a bin. Published figures of demand over time have the same.
 pub const BIN: Nanos = Nanos::millis(1);
 
 /// A bin in which a program drew more than this part of its peak counts as active.
 const ACTIVE: f64 = 0.1;
 
-/// What was drawn until a moment: two counters of one program, read together.
+/// What a program has drawn until a moment: two counters, read together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drawn {
-    /// Bytes read from memory for it.
+    /// Bytes read from memory on its behalf.
     pub read: u64,
-    /// Bytes written to memory for it.
+    /// Bytes written to memory on its behalf.
     pub written: u64,
 }
 
@@ -44,13 +44,13 @@ pub struct Drawn {
 pub struct Binned {
     /// How much it grew in each bin.
     pub per_bin: Vec<u64>,
-    /// Bins in which it was not read: their share of what lies between two readings is even.
+    /// Bins without a reading. Such a bin has an even share of the growth between two readings.
     pub unread: u64,
 }
 
-/// `readings` of a counter, times and values ascending, in whole bins from the first reading on.
-/// What a bin is given is exact at every reading; the sum of all bins is what the counter grew by
-/// until their end, rounded down.
+/// Lays `readings` of a counter on whole bins, from the first reading on. Times and values must
+/// ascend. The sum is exact at each reading: all bins together have what the counter grew by until
+/// their end, rounded down.
 #[must_use]
 pub fn bins(readings: &[(Nanos, u64)], bin: Nanos) -> Binned {
     let (Some(&(begin, first)), Some(&(end, _))) = (readings.first(), readings.last()) else {
@@ -100,7 +100,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Of the bins' values in any order; `None` without any.
+    /// The figures of bins, whose values may be in any order. `None` without a bin.
     #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         let ordered = sorted(values);

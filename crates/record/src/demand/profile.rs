@@ -65,20 +65,20 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// What the series count.
+    /// What the series count: bytes or CPU time. [`Quantity::Read`] if there is none.
     #[must_use]
     pub fn quantity(&self) -> Quantity {
         self.series.first().map_or(Quantity::Read, |s| s.quantity)
     }
 
-    /// All series together per bin, in the unit of the quantity.
+    /// The sum of all series in each bin, in the unit of the quantity.
     #[must_use]
     pub fn values(&self) -> Vec<f64> {
         total(&self.series, self.bin_ns)
     }
 }
 
-/// All series together per bin of `bin_ns`, in the unit of the quantity.
+/// The sum of all series in each bin of `bin_ns`, in the unit of the quantity.
 fn total(series: &[Series], bin_ns: u64) -> Vec<f64> {
     let quantity = series.first().map_or(Quantity::Read, |s| s.quantity);
     let sums = sums(series).into_iter();
@@ -91,7 +91,7 @@ fn sums(series: &[Series]) -> Vec<u64> {
     (0..longest).map(of).collect()
 }
 
-/// What series of bins of [`BIN`] come to together, and their bursts; `None` without a bin.
+/// The figures of all series together, for bins of [`BIN`], and their bursts. `None` without a bin.
 #[must_use]
 pub fn assess(series: &[Series]) -> Option<(Figures, Option<Burst>)> {
     let amounts: Vec<f64> = sums(series).into_iter().map(|n| n as f64 / 1e6).collect();
@@ -120,7 +120,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// A name that can be a group's and a file's: letters, digits, `-` and `_`, at most 64.
+    /// A name that is valid for a group and a file: letters, digits, `-` and `_`, at most 64.
     #[must_use]
     pub fn name(&self) -> String {
         let last = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
@@ -192,7 +192,7 @@ pub enum Quantity {
 }
 
 impl Quantity {
-    /// The unit of its figures.
+    /// The unit in which figures of this quantity are given.
     #[must_use]
     pub const fn unit(self) -> &'static str {
         match self {
@@ -201,7 +201,7 @@ impl Quantity {
         }
     }
 
-    /// For people.
+    /// The name that reports use.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -211,7 +211,7 @@ impl Quantity {
         }
     }
 
-    /// So much per bin of `bin_ns`, in [`Self::unit`].
+    /// Converts an amount per bin of `bin_ns` into [`Self::unit`].
     #[must_use]
     pub fn rate(self, per_bin: u64, bin_ns: u64) -> f64 {
         let scale = match self {
@@ -235,7 +235,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// `None` without a bin.
+    /// A series with its figures; `None` without a bin.
     #[must_use]
     pub fn of(quantity: Quantity, per_bin: Vec<u64>, bin_ns: u64) -> Option<Self> {
         let values: Vec<f64> = per_bin.iter().map(|n| quantity.rate(*n, bin_ns)).collect();
@@ -259,7 +259,7 @@ pub struct UnitTimes {
 }
 
 impl UnitTimes {
-    /// `None` without a unit.
+    /// The distribution of durations in nanoseconds; `None` without a unit.
     #[must_use]
     pub fn of(mut took_ns: Vec<u64>) -> Option<Self> {
         took_ns.sort_unstable();
@@ -272,7 +272,7 @@ impl UnitTimes {
         })
     }
 
-    /// What that share of them took at most, in whole thousandths, rounded up.
+    /// The duration that this share of the units did not exceed. Rounds up to whole thousandths.
     #[must_use]
     pub fn at(&self, share: Share) -> Option<Nanos> {
         let mille = usize::try_from(share.0.div_ceil(1_000)).ok()?;

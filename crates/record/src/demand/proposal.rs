@@ -1,10 +1,13 @@
 //! What a policy could ask for, given what a program draws.
 //!
-//! Rules. Bursts that return after a period are units of work, and somebody waits for each: the
-//! reserve is the peak, since at the mean every burst takes peak ÷ mean times as long. Without a
-//! period no millisecond is known to matter more than another: the mean lets the work be done in
-//! time. CPU time is no amount of traffic: it gives CPUs, and no reserve. What the machine does not
-//! sustain is not proposed.
+//! Rules:
+//!
+//! - Bursts that return after a period are units of work, and something waits for each. The reserve
+//!   is the peak, since at the mean a burst takes peak ÷ mean times as long.
+//! - Without a period no millisecond is known to matter more than another. The mean lets the work
+//!   be done in time.
+//! - CPU time is no amount of traffic: it leads to CPUs, and to no reserve.
+//! - A rate that the machine does not sustain is not proposed.
 
 use std::fmt::Write;
 
@@ -14,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Burst, Figures, Quantity, Subject};
 
-/// The group of those beside whom it runs.
+/// The name of the group that the policy has for the program's neighbours.
 const OTHERS: &str = "others";
 
 /// What a proposal rests on.
@@ -44,22 +47,22 @@ pub struct Proposal {
     pub policy: String,
 }
 
-/// What a proposal is made of.
+/// What a proposal is made from.
 #[derive(Clone, Copy, Debug)]
 pub struct Sought<'a> {
-    /// The program.
+    /// The program that the profile is of.
     pub subject: &'a Subject,
-    /// What was counted.
+    /// What the profile counted.
     pub quantity: Quantity,
-    /// What it came to.
+    /// The figures of all series together.
     pub total: &'a Figures,
-    /// Its bursts, if there are any.
+    /// The bursts that return, if there are any.
     pub burst: Option<&'a Burst>,
-    /// What all CPUs of the machine together sustain, if that was measured.
+    /// What all CPUs of the machine sustain together, if that was measured.
     pub sustainable: Option<Rate>,
 }
 
-/// The proposal.
+/// Proposes a policy for one program.
 #[must_use]
 pub fn proposal(sought: &Sought<'_>) -> Proposal {
     let (basis, reserve, because) = reserve(sought);
@@ -125,8 +128,8 @@ fn reserve(sought: &Sought<'_>) -> (Basis, Option<Rate>, String) {
     }
 }
 
-/// The program as a group that is protected. Who the others are is not known, and is left to be
-/// filled in: without them a reserve is worth nothing, and the planner refuses it.
+/// The policy: the program as a critical group. Its neighbours are not known and are left to be
+/// filled in. Without them a reserve is worth nothing, and the planner refuses it.
 fn policy(sought: &Sought<'_>, reserve: Option<Rate>, because: &str) -> String {
     let name = sought.subject.name();
     let mut out = String::from("# Proposed by `quell profile`. Look at it with `quell plan`.\n");

@@ -6,18 +6,18 @@ use quell_types::units::Rate;
 
 use super::*;
 
-/// Even between 0 and 1.
+/// Uniform between 0 and 1.
 fn even(rng: &mut Rng) -> f64 {
     f64::from(rng.below(1 << 20)) / f64::from(1u32 << 20)
 }
 
-/// Sum of twelve: mean 0, deviation 1.
+/// The sum of twelve uniform values: mean 0, deviation 1.
 fn normal(rng: &mut Rng) -> f64 {
     (0..12).map(|_| even(rng)).sum::<f64>() - 6.0
 }
 
-/// Bursts of `length` bins and height 100 every `period` bins from `phase` on, a fifth more or less
-/// long each, on noise of `noise`.
+/// Bursts of height 100 every `period` bins from `phase` on, on noise of `noise`. Each is `length`
+/// bins long, a fifth more or less.
 struct Bursts {
     period: f64,
     phase: f64,
@@ -291,9 +291,8 @@ fn names_are_fit_for_groups_and_files() {
     assert_eq!(names, ["bandwidth", "it-s", "dete-ct", "program"]);
 }
 
-/// Noise with and without memory, and bursts whose times have no rule. By chance some look regular,
-/// a short series sooner than a long one: one in a hundred at most, of the same thousand every
-/// time.
+/// Noise with and without memory, and bursts at irregular times. By chance some seem regular, a
+/// short series sooner than a long one: at most one in a hundred, of the same thousand each time.
 #[test]
 fn noise_has_no_period() {
     let mut taken_for_bursts = [0, 0];

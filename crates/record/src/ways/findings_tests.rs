@@ -1,6 +1,6 @@
-//! Six configurations that are wrong on purpose, and the same set right. A cache of 8 MiB with 16
-//! ways on four CPUs, looked at every 100 ms for 3 s; what is counted is what the emulated
-//! processor of the lab counts (`tests/lab/ways.sh`).
+//! Six configurations that are wrong on purpose, and the same set right. The cache has 8 MiB and 16
+//! ways on four CPUs, and is sampled every 100 ms for 3 s. The counts are those of the lab's
+//! emulated processor (`tests/lab/ways.sh`).
 
 use super::*;
 
@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 const LOOK: u64 = 100_000_000;
 const LOOKS: u64 = 30;
 
-/// A machine, and what is set on it.
+/// A machine and its settings.
 struct Scene {
     caches: Vec<Cache>,
     now: Snapshot,
@@ -18,7 +18,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Caches of the third level, each of two CPUs; everybody in the root's class.
+    /// Third-level caches with two CPUs each. All tasks are in the root class.
     fn on(caches: u32) -> Self {
         let cache = |id: u32| Cache {
             place: Place::new("L3", id),
@@ -62,8 +62,8 @@ impl Scene {
         self.now.threads.insert(tid, thread);
     }
 
-    /// One look; each class has so much of the first cache and has moved so much more since the
-    /// last look.
+    /// Takes one sample. Each entry is a class, what it has of the first cache, and what it has
+    /// moved since the last sample.
     fn look(&mut self, counted: &[(&str, u64, u64)]) {
         for (name, occupancy, moved) in counted {
             let class = self.now.classes.entry((*name).to_owned()).or_default();
@@ -91,7 +91,7 @@ impl Scene {
         ))
     }
 
-    /// The only finding.
+    /// The only finding, which must be of this kind.
     #[track_caller]
     fn only(&self, kind: Kind) -> Finding {
         let mut found = self.found();
@@ -102,7 +102,7 @@ impl Scene {
     }
 }
 
-/// A list of 1.9 MiB in four ways of its own, beside a stream in the others.
+/// A list of 1.9 MiB in four ways that it has alone, next to a stream in the other ways.
 fn right() -> Scene {
     let mut scene = Scene::on(1);
     scene.class(ROOT, 0xff00);
@@ -128,7 +128,7 @@ fn nobody_uses_cache_allocation() {
     scene.looks(&[(ROOT, 8 * MIB, 30 * MIB)]);
     let found = scene.only(Kind::Unused);
     assert!(found.what.contains("no program uses"), "{found:?}");
-    // Others do, and this one does not.
+    // Another process uses it, and this one does not.
     scene.class("other", 0x000f);
     scene.class(ROOT, 0xffff);
     scene.thread(12, 12, "other", 1);
@@ -205,7 +205,7 @@ fn threads_that_stayed_behind() {
     assert!(found.what.contains("1 of 3 threads of process 11"));
     assert!(found.evidence.contains("12 in class /"), "{found:?}");
     assert!(found.remedy.contains("/sys/fs/resctrl/rt/tasks"));
-    // Threads that are moved one after the other have not escaped.
+    // Threads that are moved one by one have not escaped.
     let mut scene = right();
     scene.thread(12, 11, ROOT, 1);
     scene.look(&[LIST, STREAM]);

@@ -1,5 +1,5 @@
-//! Changes in order of time become stretches in which nothing changes: who may fill which ways,
-//! where threads were, what was counted.
+//! Turns changes in order of time into stretches in which nothing changes: which classes may fill
+//! which ways, where threads were, what was counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,62 +11,62 @@ use super::{Cache, Change, Class, Mode, Place, Register, Snapshot};
 /// A stretch of time in which something is the same, in nanoseconds on the record's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stretch<T> {
-    /// From.
+    /// When the stretch begins.
     pub from_ns: u64,
-    /// Until.
+    /// When the stretch ends.
     pub until_ns: u64,
-    /// What.
+    /// What does not change meanwhile.
     pub is: T,
 }
 
 impl<T> Stretch<T> {
-    /// How long.
+    /// The length in nanoseconds.
     #[must_use]
     pub const fn ns(&self) -> u64 {
         self.until_ns.saturating_sub(self.from_ns)
     }
 }
 
-/// Who may fill some ways.
+/// Which classes and devices may fill some ways.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fill {
-    /// The classes whose masks have them.
+    /// The classes that have these ways in their masks.
     pub classes: Vec<String>,
     /// The class that is pseudo-locked into them.
     pub locked: Option<String>,
-    /// Devices fill them, too.
+    /// Whether devices fill them, too.
     pub devices: bool,
 }
 
 /// Neighbouring ways of one cache that the same classes may fill, for a stretch of time.
 pub type Block = Stretch<Ways>;
 
-/// Neighbouring ways.
+/// A run of ways of one cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ways {
-    /// The lowest.
+    /// The lowest way, from 0.
     pub first: u32,
-    /// How many.
+    /// Number of ways in the run.
     pub count: u32,
-    /// Who may fill them.
+    /// Which classes and devices may fill them.
     pub fill: Fill,
 }
 
-/// What was counted at a moment.
+/// What was counted of a class at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampled {
     /// When, in nanoseconds on the record's clock.
     pub at_ns: u64,
-    /// Bytes of the cache.
+    /// Bytes of the cache that the class occupies.
     pub occupancy: Option<u64>,
-    /// Bytes from and to memory so far.
+    /// Bytes moved from and to memory so far.
     pub traffic: Option<u64>,
 }
 
-/// Where a thread is.
+/// The class and the CPU of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whereabouts {
-    /// The class whose masks its fills obey.
+    /// The class that decides which ways its lines may fill.
     pub class: String,
     /// The CPU it ran on last.
     pub cpu: CpuId,
@@ -75,47 +75,48 @@ pub struct Whereabouts {
 /// A thread over time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadLane {
-    /// Its process.
+    /// PID of its process.
     pub pid: u32,
-    /// Its name.
+    /// Name of the thread.
     pub name: String,
-    /// Where it was.
+    /// Where it was, in order of time.
     pub was: Vec<Stretch<Whereabouts>>,
 }
 
-/// Everything over time.
+/// All that the changes of a record say, over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
-    /// The last moment.
+    /// The end of the timeline, in nanoseconds on the record's clock.
     pub end_ns: u64,
     /// The caches that can be divided.
     pub caches: Vec<Cache>,
     /// The classes, in the order in which they were seen.
     pub classes: Vec<String>,
-    /// By cache: who may fill what. Blocks neither overlap nor leave anything out.
+    /// By cache: which classes may fill which ways. Blocks do not overlap, and cover all ways at
+    /// all times.
     pub blocks: BTreeMap<Place, Vec<Block>>,
-    /// By class and cache.
+    /// By class and cache: its mask.
     pub masks: BTreeMap<(String, Place), Vec<Stretch<Mask>>>,
-    /// By class and memory controller.
+    /// By class and memory controller: its bandwidth allocation.
     pub throttles: BTreeMap<(String, Place), Vec<Stretch<u64>>>,
-    /// By class.
+    /// By class: how it shares its ways.
     pub modes: BTreeMap<String, Vec<Stretch<Mode>>>,
     /// By class: the CPUs that belong to it.
     pub cpus: BTreeMap<String, Vec<Stretch<CpuSet>>>,
     /// By class and where the kernel counts ([`Place::counted`]).
     pub samples: BTreeMap<(String, Place), Vec<Sampled>>,
-    /// By thread.
+    /// By thread number: its class and CPU.
     pub threads: BTreeMap<u32, ThreadLane>,
-    /// Registers that differed from what the kernel believes.
+    /// Registers that differed from what the kernel reports.
     pub registers: Vec<Stretch<Register>>,
-    /// What has changed, in sentences.
+    /// What has changed, in sentences, with the time of each.
     pub told: Vec<(u64, String)>,
 }
 
-/// The end of what has not ended.
+/// The end of a stretch that has not ended.
 const OPEN: u64 = u64::MAX;
 
-/// From `at` on it is `is`, until something else is said.
+/// The value is `is` from `at` on; `None` ends it.
 fn now<T: PartialEq>(all: &mut Vec<Stretch<T>>, at: u64, is: Option<T>) {
     if let Some(last) = all.last_mut().filter(|last| last.until_ns == OPEN) {
         if is.as_ref() == Some(&last.is) {
@@ -140,8 +141,8 @@ fn close<T>(all: &mut Vec<Stretch<T>>, end: u64) {
 }
 
 impl Timeline {
-    /// Of changes in order of time, with their times in nanoseconds; it ends with `end_ns`, or the
-    /// last of them.
+    /// Builds the timeline from changes in order of time, each with its time in nanoseconds. It
+    /// ends at `end_ns`, or with the last change if that is later.
     #[must_use]
     pub fn of<'c>(changes: impl IntoIterator<Item = (u64, &'c Change)>, end_ns: u64) -> Self {
         let mut timeline = Self {
@@ -152,7 +153,7 @@ impl Timeline {
         let mut changes = changes.into_iter().peekable();
         while let Some((at, first)) = changes.next() {
             timeline.end_ns = timeline.end_ns.max(at);
-            // What one look saw came at once.
+            // The changes of one sample happened at once.
             let mut settings = timeline.take(at, first, &mut state);
             while let Some((_, next)) = changes.next_if(|(then, _)| *then == at) {
                 settings |= timeline.take(at, next, &mut state);
@@ -165,7 +166,7 @@ impl Timeline {
         timeline
     }
 
-    /// Takes in a change; whether it is one of settings.
+    /// Applies a change. Returns whether it is a change of settings.
     fn take(&mut self, at: u64, change: &Change, state: &mut Snapshot) -> bool {
         state.apply(change);
         self.told.extend(change.told().map(|told| (at, told)));
@@ -225,7 +226,7 @@ impl Timeline {
         );
     }
 
-    /// Settings are so from now on.
+    /// Opens and closes stretches by the settings from `at` on.
     fn look(&mut self, at: u64, state: &Snapshot) {
         for class in state.classes.keys() {
             if !self.classes.contains(class) {
@@ -243,7 +244,7 @@ impl Timeline {
             each(&mut self.masks, name, &class.masks, at);
             each(&mut self.throttles, name, &class.throttles, at);
         }
-        // CPUs that go to another class take the root's tasks along.
+        // Tasks of the root class on CPUs that go to another class go with them.
         for (tid, thread) in &state.threads {
             let class = state.class_of(thread).to_owned();
             let (pid, name) = (thread.pid, thread.name.as_str());
@@ -283,7 +284,7 @@ impl Timeline {
         close(&mut self.registers, end);
     }
 
-    /// The mask of a class at a moment.
+    /// The mask of a class at a moment; `None` where it has none there.
     #[must_use]
     pub fn mask_at(&self, class: &str, place: &Place, at_ns: u64) -> Option<Mask> {
         let all = self.masks.get(&(class.to_owned(), place.clone()))?;
@@ -293,7 +294,7 @@ impl Timeline {
         found.map(|m| m.is)
     }
 
-    /// Whether anybody belonged to a class at some time from one moment until another.
+    /// Whether a thread or a CPU belonged to a class at some time between two moments.
     #[must_use]
     pub fn had_members(&self, class: &str, (from, until): (u64, u64)) -> bool {
         let during = |f: u64, u: u64| f < until && from < u;
@@ -310,7 +311,7 @@ impl Timeline {
             })
     }
 
-    /// What was counted of a class at a place from one moment until another.
+    /// What was counted of a class at a place between two moments.
     #[must_use]
     pub fn sampled(&self, class: &str, place: &Place, (from, until): (u64, u64)) -> Vec<Sampled> {
         let all = self.samples.get(&(class.to_owned(), place.counted()));
@@ -339,7 +340,7 @@ fn each<T: Copy + PartialEq>(
     }
 }
 
-/// The ways of a cache, neighbours alike taken together.
+/// The ways of a cache as runs of neighbours that the same classes may fill.
 fn runs(cache: &Cache, state: &Snapshot) -> Vec<Ways> {
     let mut runs: Vec<Ways> = Vec::new();
     for bit in 0..cache.bits {

@@ -1,12 +1,14 @@
-//! Who may fill which ways of which cache, over time: what is seen of the machine becomes changes
-//! ([`Change`], events of a record), changes become lanes ([`Timeline`]), and lanes become findings
-//! ([`findings()`]).
+//! Which classes may fill which ways of which cache, over time. Samples of the machine become
+//! changes ([`Change`], events of a record). Changes become lanes ([`Timeline`]), and lanes become
+//! findings ([`findings()`]).
 //!
-//! Words as in [`quell_types::partition`] and resctrl (Documentation/filesystems/resctrl.rst): a
-//! *class* is a control group, that of all other tasks being [`ROOT`]; a *place* is one cache, or
-//! one memory controller, of a resource. A thread's own class goes before that of the CPU it runs
-//! on, which goes before the root's. Hardware tells how much of a cache a class has, never in which
-//! ways: lanes show who may fill a way, not what lies in it.
+//! Terms are those of [`quell_types::partition`] and resctrl
+//! (Documentation/filesystems/resctrl.rst). A *class* is a control group; that of all other tasks
+//! is [`ROOT`]. A *place* is one cache, or one memory controller, of a resource. A thread's own
+//! class takes precedence over that of its CPU, which takes precedence over the root.
+//!
+//! Hardware counts how much of a cache a class has, never in which ways. Lanes therefore show which
+//! class may fill a way, not what lies in it.
 
 mod findings;
 mod lanes;
@@ -48,7 +50,7 @@ pub struct Place {
 quell_types::text_unit!(Place, "a place such as L3:0");
 
 impl Place {
-    /// `resource:id`.
+    /// The place of a resource such as `L3` with the number `id`.
     #[must_use]
     pub fn new(resource: &str, id: u32) -> Self {
         Self {
@@ -115,7 +117,7 @@ impl Cache {
         Mask::run(0, self.bits)
     }
 
-    /// Bytes that so many bits stand for.
+    /// Bytes of the cache that `bits` ways are.
     #[must_use]
     pub fn part(&self, bits: u32) -> u64 {
         self.bytes * u64::from(bits) / u64::from(self.bits.max(1))
@@ -140,7 +142,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// As resctrl writes it.
+    /// The word that resctrl writes.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -165,18 +167,18 @@ pub struct Figures {
     pub traffic: Option<u64>,
 }
 
-/// A class as it is.
+/// The settings and counts of a class at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Class {
-    /// How it shares.
+    /// How it shares its ways (resctrl's `mode`).
     pub mode: Mode,
     /// Where it may fill which ways.
     pub masks: BTreeMap<Place, Mask>,
-    /// Bandwidth allocation: percent, or what the kernel takes instead.
+    /// Bandwidth allocation by memory controller: percent, or the other unit that the kernel takes.
     pub throttles: BTreeMap<Place, u64>,
-    /// CPUs whose tasks of the root's class belong to it.
+    /// Its CPUs: tasks of the root class belong to it while they run there.
     pub cpus: CpuSet,
-    /// What is counted.
+    /// What the kernel counts of it, by place.
     pub figures: BTreeMap<Place, Figures>,
 }
 
@@ -211,12 +213,12 @@ pub struct Register {
     pub register: u64,
 }
 
-/// All that one look sees.
+/// One sample of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The classes, by name.
     pub classes: BTreeMap<String, Class>,
-    /// Threads, by number.
+    /// Threads, by thread number.
     pub threads: BTreeMap<u32, Thread>,
     /// Registers that differ from what the kernel believes.
     pub registers: BTreeSet<Register>,
@@ -325,7 +327,7 @@ pub enum Change {
     },
 }
 
-/// What one has to be told to know `after` who knows `before`.
+/// The changes that lead from `before` to `after`.
 #[must_use]
 pub fn changes(before: &Snapshot, after: &Snapshot) -> Vec<Change> {
     let mut all = Vec::new();
@@ -369,7 +371,7 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> Vec<Change> {
     all
 }
 
-/// Places of both, each once.
+/// Places of both maps, each once.
 fn places<'a, T>(
     one: &'a BTreeMap<Place, T>,
     other: &'a BTreeMap<Place, T>,
@@ -435,7 +437,7 @@ fn put<T>(map: &mut BTreeMap<Place, T>, place: &Place, value: Option<T>) {
 }
 
 impl Snapshot {
-    /// Takes in a change. What it says of classes that nobody has told of begins them.
+    /// Applies a change. A class that is not known yet begins with it.
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::Machine { .. } => {}
@@ -484,8 +486,8 @@ impl Snapshot {
         self.classes.entry(name.to_owned()).or_default()
     }
 
-    /// Whether anybody belongs to a class: a thread, or a CPU. Nobody knows of the root's, which
-    /// has all the others.
+    /// Whether a thread or a CPU belongs to a class. Always so for the root class, which has all
+    /// other tasks.
     #[must_use]
     pub fn has_members(&self, class: &str) -> bool {
         class == ROOT
@@ -493,7 +495,7 @@ impl Snapshot {
             || self.classes.get(class).is_some_and(|c| !c.cpus.is_empty())
     }
 
-    /// The class whose masks a thread's fills obey.
+    /// The class that decides which ways a thread's lines may fill.
     #[must_use]
     pub fn class_of<'a>(&'a self, thread: &'a Thread) -> &'a str {
         if thread.class != ROOT {
@@ -506,11 +508,10 @@ impl Snapshot {
     }
 }
 
-/// Whether changes say anything that is no sample and no thread's way over the CPUs: what a person
-/// wants listed.
+/// What a person wants listed of changes: not samples, and not threads that move between CPUs.
 impl Change {
-    /// In a sentence; nothing for samples, for threads that only ran elsewhere, and for the
-    /// machine.
+    /// The change in a sentence. `None` for samples, for threads that only ran elsewhere, and for
+    /// the machine.
     #[must_use]
     pub fn told(&self) -> Option<String> {
         let mask = |mask: &Option<Mask>| mask.map_or_else(|| "none".to_owned(), |m| m.to_string());

@@ -1,4 +1,4 @@
-//! Snapshots, changes and lanes say the same of whatever may be set.
+//! Snapshots, changes and lanes agree, whatever is set.
 
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
@@ -83,7 +83,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
         })
 }
 
-/// The changes that looks at these would tell, a look every 100 ms.
+/// The changes between these snapshots, taken every 100 ms, with their times.
 fn told(snapshots: &[Snapshot]) -> Vec<(u64, Change)> {
     let mut all = vec![(0, Change::Machine { caches: caches() })];
     let mut before = Snapshot::default();

@@ -1,5 +1,5 @@
-//! A document as a tree: finding a value or its key by its [`Path`], leaving one out, supplying
-//! one, laying a tree over another.
+//! A document as a tree. Values and keys are found by their [`Path`], removed or added, and one
+//! tree is laid over another.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -20,8 +20,8 @@ pub fn value_at<'a, 't>(root: &'a DeTable<'t>, path: &Path) -> Option<&'a Spanne
         })
 }
 
-/// The position to show for `path`, or for the innermost of what it is in that exists: the key of a
-/// table, the value of anything else.
+/// The position to show for `path`, or for the innermost part of it that exists. For a table it is
+/// the position of its key, for any other value that of the value.
 pub(super) fn place(root: &DeTable<'_>, path: &Path) -> Option<usize> {
     (1..=path.0.len()).rev().find_map(|n| {
         let prefix = Path(path.0[..n].to_vec());
@@ -46,7 +46,7 @@ pub(super) fn key_at(root: &DeTable<'_>, path: &Path) -> Option<usize> {
         .map(|(key, _)| key.span().start)
 }
 
-/// Leaves out the value at `path`. `None` if it is the root or not there.
+/// Removes the value at `path`. `None` if that is the root or does not exist.
 pub fn remove(root: &mut DeTable<'_>, path: &Path) -> Option<()> {
     let (last, way) = path.0.split_last()?;
     let Some((Step::Key(first), way)) = way.split_first() else {
@@ -63,7 +63,7 @@ pub fn remove(root: &mut DeTable<'_>, path: &Path) -> Option<()> {
     }
     match (last, value.get_mut()) {
         (Step::Key(key), DeValue::Table(table)) => table.remove(key.as_str()).map(|_| ()),
-        // An element gone would renumber the others: the whole array goes.
+        // Removing one element would renumber the rest, so the whole array is removed.
         (Step::Index(_), DeValue::Array(_)) => {
             remove(root, &Path(path.0[..path.0.len() - 1].to_vec()))
         }
@@ -71,7 +71,7 @@ pub fn remove(root: &mut DeTable<'_>, path: &Path) -> Option<()> {
     }
 }
 
-/// Supplies a top-level key that is missing and reported, so that the rest can be read.
+/// Adds a top-level key that is missing and was reported, so that the rest can be read.
 pub(super) fn supply(root: &mut DeTable<'_>, key: &str) -> Option<()> {
     let text = match key {
         "quell" => "quell = 1",
@@ -82,7 +82,7 @@ pub(super) fn supply(root: &mut DeTable<'_>, key: &str) -> Option<()> {
     Some(())
 }
 
-/// Lays `over` on `base`: tables are merged key by key, everything else replaces what was there.
+/// Lays `over` on `base`. Tables are merged key by key; all else is replaced.
 pub fn merge<'t>(base: &mut DeTable<'t>, over: &DeTable<'t>) {
     for (key, value) in over {
         if let (Some(below), DeValue::Table(table)) =

@@ -77,7 +77,7 @@ proptest! {
         for (neighbour, from, to) in stops(&log, plant.now) {
             prop_assert!(to.since(from) <= LONGEST_FREEZE, "{neighbour}: {from} to {to}");
         }
-        // A limit moves no more often than it is looked at, and by what is worth a write.
+        // A limit moves at most once per sample, and by what is worth a write.
         let mut last: Vec<Option<u64>> = vec![None; allows.len()];
         for (_, decision) in &log {
             if let Act::Limit { neighbour, most } = decision.act {
@@ -97,8 +97,8 @@ proptest! {
         hog.from = MS(after);
         let mut plant = Plant::new(1024, 500, vec![hog]);
         let log = run(&mut plant, PressureController::Quell, &rules(&[allows], false), MS(8_000));
-        // Within two looks it then is a twentieth, from which is acted, in one of those that see
-        // it.
+        // Within two samples the share is then a twentieth, from which the controller acts, in one
+        // of those that see it.
         if let Some(onset) = plant.onset(MS(40)) {
             let first = log.first().map(|(at, _)| *at);
             prop_assert!(first.is_some_and(|at| at <= onset.plus(MS(100))), "{onset} {first:?}");

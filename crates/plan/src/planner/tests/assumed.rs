@@ -30,7 +30,7 @@ fn what_rests_on_assumed_rates_is_marked_and_nothing_else() {
         .collect();
     assert_eq!(marked, held(&plan, "noise").held_by);
     assert!(acts(&plan, "`quell plan --measure`"), "{:?}", plan.acts);
-    // Without a rate nothing is said, and a rate in bytes that is counted in bytes is none of ours.
+    // Without a rate nothing is said. A rate in bytes that is counted in bytes assumes nothing.
     let none = planned(PAIR, &assumed(2));
     assert!(none.assumed.is_none() && none.acts.is_empty(), "{none:?}");
     let text = format!("{PAIR}limit.bandwidth = '2GB/s'\n");

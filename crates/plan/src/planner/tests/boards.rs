@@ -20,7 +20,7 @@ fn with(mut machine: Inventory, mechanisms: &[Mechanism]) -> Inventory {
     counted(machine, "")
 }
 
-/// Nobody else runs there.
+/// A simulated machine: no tasks run but those of the groups.
 pub(super) fn simulated(mut machine: Inventory) -> Inventory {
     machine.simulated = Some(crate::inventory::Simulated {
         profile: "test".to_owned(),

@@ -1,4 +1,4 @@
-//! Ways for code and for data apart.
+//! Separate ways for code and for data.
 
 use quell_types::partition::{Apart, Mask};
 
@@ -20,7 +20,7 @@ fn that_can(apart: Apart) -> Inventory {
     machine
 }
 
-/// Who gets which ways for code and for data.
+/// Of each group: its ways for code and for data.
 fn ways(plan: &Plan) -> Vec<(Option<&str>, Mask, Mask)> {
     let told = plan.steps.iter().filter_map(|step| match step.set {
         Setting::Ways { mask, .. } => Some((step.group.as_deref(), mask, mask)),

@@ -141,7 +141,7 @@ fn what_cannot_be_followed_is_refused_with_a_remedy() {
         "{text}"
     );
     assert!(text.contains("run `quell profile"), "{text}");
-    // Whether anything follows it or not.
+    // This holds whether anything follows it or not.
     let off = slowdown.replace("regulator.adapt = 'deadline'", "");
     assert!(refused(&off, &machine).contains("group.victim.target.slowdown"));
     let running = DEADLINE

@@ -6,7 +6,7 @@ use super::*;
 use crate::plan::Direction;
 use proptest::prelude::*;
 
-/// A neighbour with a limit of each direction on a CPU of its own.
+/// A neighbour on its own CPU, with a limit for each direction.
 const APART: &str = "[group.victim]
 role = 'critical'
 command = ['a']
@@ -93,7 +93,7 @@ fn one_direction_alone_is_counted_alone_and_bounds_nothing_for_others() {
     assert_eq!(of_noise(&plan).unwrap().meter, Meter::Writes);
     let plan = planned(&one("read = '2GB/s'"), &fine(4));
     assert_eq!(of_noise(&plan).unwrap().meter, Meter::Reads);
-    // A reserve beside it rests on nothing.
+    // A reserve next to it rests on nothing.
     let reserve = "require = 'none'\n".to_owned()
         + &one("read = '2GB/s'").replace(
             "cpus = 1\n[group.noise]",
@@ -141,7 +141,7 @@ role = 'best-effort'
 command = ['b']
 ";
     let plan = planned(&format!("require = 'none'\n{text}"), &fine(4));
-    // 20 GB/s less 3 is for the others, whatever they do with it.
+    // The best-effort groups have 20 GB/s less 3, in any direction.
     let regulation = of_noise(&plan).unwrap();
     assert_eq!(regulation.meter, Meter::Hardware);
     let all = Rate(regulation.budget.0 * 64 * 1_000 * regulation.cpus.len() as u64);
@@ -234,8 +234,8 @@ fn who_may_not_be_throttled_is_not_limited_in_any_direction() {
 }
 
 proptest! {
-    /// Whatever is asked for, the budgets of all CPUs come to no more than it in either direction,
-    /// and to no less than it but for a line and a CPU.
+    /// For any input, the budgets of all CPUs sum to at most what is asked for in each direction.
+    /// They fall short of it by at most one line per CPU.
     #[test]
     fn budgets_add_up_to_what_is_asked_for(
         read in 1_000u64..20_000,

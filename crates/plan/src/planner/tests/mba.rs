@@ -24,7 +24,7 @@ fn a_percentage_is_rounded_up_to_the_hardwares_steps() {
     assert_eq!(percent(&plan), 30);
     let held = held(&plan, "noise");
     assert_eq!(held.level, Level::Estimated);
-    // What is promised is what the hardware was told.
+    // What is promised is what was set in the hardware.
     assert_eq!(held.promise.to_string(), "at most 3GB/s");
     assert!(held.weakest.as_ref().unwrap().contains("no rate in bytes"));
     assert!(

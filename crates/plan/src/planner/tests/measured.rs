@@ -1,4 +1,4 @@
-//! What was measured, against what the kernel tells and what a policy asks for.
+//! What was measured, against what the kernel reports and what a policy asks for.
 
 use super::*;
 use crate::deep::{Deep, OperationRates, Pair, Sharing, Spread};
@@ -43,7 +43,7 @@ fn cpus_found_apart_are_told_with_the_date_and_nothing_is_promised_from_it() {
     assert_eq!(plan.promises, believed.promises);
     guest.identity.hypervisor = Some("KVM".to_owned());
     assert!(told(&planned(PAIR, &guest), "the host may change that"));
-    // Found as the kernel says, or not told: nothing to say.
+    // Found as the kernel says, or no answer: no note.
     let agreed = planned(PAIR, &found(machine(4, 1), &[(0, 3, 0.9)]));
     assert_eq!(agreed.notes, believed.notes);
 }
@@ -97,7 +97,7 @@ fn a_reserve_that_only_some_operations_sustain_is_not_promised() {
         why.contains("come to 7GB/s") && why.contains("by write the CPUs sustain 6GB/s together"),
         "{why}"
     );
-    // Whoever states the rate of his programs is believed.
+    // A policy that states its programs' rate is believed.
     let stated = format!(
         "regulator.sustainable='20GB/s'\n{}",
         RESERVE.replace("2GB/s", "7GB/s")

@@ -1,4 +1,4 @@
-//! Memory: what is kept, who is limited, who steers.
+//! Memory: what is kept, what is limited, what steers.
 
 use quell_control::config::Allows;
 use quell_types::options::PressureController;
@@ -185,7 +185,7 @@ fn what_is_missing_is_refused_with_its_remedy() {
     assert!(
         refused(KEPT, &unlocked).contains("group.victim.reserve.files: files cannot be locked")
     );
-    // A loop that came along is done without, aloud; one that was asked for is refused.
+    // A loop that came with a reserve is left out with a note; one asked for is refused.
     let untold = lacking(|m| m.pressure = Err("no PSI".to_owned()));
     let plan = planned(KEPT, &untold);
     assert!(plan.loops.pressure.is_none());

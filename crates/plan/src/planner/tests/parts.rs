@@ -13,7 +13,7 @@ fn cores(groups: &[(&str, &str)]) -> String {
     groups.iter().map(one).collect()
 }
 
-/// `who: ways mask` or `who: kind colours[, …]`, in order.
+/// `group: ways mask` or `group: kind colours[, …]`, in order.
 fn parts(plan: &Plan) -> Vec<String> {
     let told = plan.steps.iter().filter_map(|step| {
         let what = match &step.set {
@@ -72,7 +72,7 @@ fn banks_of_four_cores() {
         "{:?}",
         plan.notes
     );
-    // On a real machine somebody else is always there.
+    // On a real machine there are always other tasks.
     let mut real = p4080();
     real.simulated = None;
     let text = refused(&text, &real);
@@ -182,7 +182,7 @@ fn ways_exclude_colours_where_the_machine_says_so() {
         "{text}"
     );
     assert_eq!(text.lines().count(), 1, "{text}");
-    // Nobody chose the mechanism: another one that goes with banks is taken, and said.
+    // The policy names no mechanism: one that goes with banks is taken, and a note says so.
     let plan = planned(
         &cores(&[
             ("a", "reserve.cache='25%'\nreserve.banks='0-3'"),
@@ -270,7 +270,8 @@ fn sets_and_banks_that_share_bits_are_one_partition() {
         "{:?}",
         plan.notes
     );
-    // A share of the cache and private banks are one part, too; what is left is everybody else's.
+    // A share of the cache and private banks are one part, too. What is left is for all other
+    // tasks.
     let keys = ["reserve.cache='25%'\nreserve.banks='private'", "", ""];
     let plan = planned(&call(keys), &xeon_w3530());
     assert_eq!(

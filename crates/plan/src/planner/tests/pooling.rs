@@ -7,7 +7,7 @@ use quell_types::options::Split;
 use super::*;
 use proptest::prelude::*;
 
-/// Two groups with reserves on a machine of four CPUs whose regulators work together.
+/// Two groups with reserves on a machine of four CPUs. Their regulators work together.
 const RESERVES: &str = "[group.call]
 role = 'critical'
 command = ['a']
@@ -50,7 +50,7 @@ fn a_strict_reserve_is_its_groups_cap() {
         Lines::at(Rate(1_000_000_000), Nanos::millis(1))
     );
     assert!(regulations["call"].pooling.is_none());
-    // What the reserves leave is for whoever has neither reserve nor limit.
+    // What the reserves leave is for groups with neither reserve nor limit.
     assert_eq!(
         regulations["more"].budget,
         Lines::at(Rate(4_000_000_000), Nanos::millis(1))
@@ -163,8 +163,8 @@ fn pooling_says_whom_it_wakes() {
     assert!(told(&planned(&short, &machine(4, 1)), dear));
 }
 
-/// `regulator` keys, and a group of each role with CPUs of its own or among the others', with or
-/// without a reserve or a limit.
+/// `regulator` keys, and a group of each role. It has its own CPUs or shares, and has or has not a
+/// reserve or a limit.
 fn policies() -> impl Strategy<Value = String> {
     let cpus = prop_oneof![
         Just(""),
@@ -223,7 +223,7 @@ fn beside_an_exempt_group_budgets_are_pooled() {
         regulations["call"].pooling.is_some()
             && own.intersection(&regulations["call"].cpus).is_empty()
     );
-    // Where it does run others are stopped, and it is not.
+    // Where it does run, other groups are stopped, and it is not.
     let text = format!("{text}[group.more]\nrole = 'best-effort'\ncommand = ['c']\n");
     let plan = planned(&text, &machine(4, 1));
     assert!(self::regulations(&plan).contains_key("more"));

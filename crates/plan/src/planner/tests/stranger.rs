@@ -1,5 +1,5 @@
-//! What a stranger who must act on a plan would object to: statements that are not true, costs that
-//! are not told, ways out that lead nowhere.
+//! What a person without prior knowledge would object to in a plan: untrue statements, costs that
+//! are not reported, remedies that lead nowhere.
 
 use super::*;
 
@@ -135,7 +135,7 @@ fn what_the_others_cannot_draw_needs_no_limit() {
         machine.measured.as_mut().unwrap().rest = None;
         machine
     };
-    // One CPU for the others: 10 of 20 GB/s, though nothing limits unmatched tasks.
+    // One CPU for all other tasks: 10 of 20 GB/s, though nothing limits unmatched tasks.
     let plan = planned(RESERVE, &unmeasured(2));
     let held = plan.promises.last().unwrap();
     assert_eq!(held.level, Level::Estimated);

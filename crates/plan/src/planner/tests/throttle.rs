@@ -91,7 +91,7 @@ fn best_effort_groups_get_a_low_weight_where_the_machine_has_weights() {
     );
     let seven = format!("{PAIR}cpu-weight = 7\n");
     assert_eq!(of(&seven), (noise("7"), low.clone()));
-    // A cgroup that is not ours would lose the weight that it has.
+    // A cgroup that Quell did not make would lose the weight that it has.
     let own = PAIR.replace("command = ['b']", "match = [{ cgroup = '/batch.slice' }]");
     assert_eq!(of(&own).0, noise("2"));
     let denied = format!("mechanisms.deny = ['weight']\n{PAIR}");

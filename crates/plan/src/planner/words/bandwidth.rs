@@ -57,13 +57,13 @@ sentences! {
         "group {group} has tasks in its own cgroup and others elsewhere, and a brake holds one cgroup";
     stays_where_it_is(group: &str, why: &str)
         "group {group} stays in its own cgroup: {why}";
-    /// A stopped group is not silent for the other thread of its core: its brake spins there.
+    /// A stopped group still disturbs the SMT sibling of its core: its brake spins there.
     shares_a_core(group: &str, cpus: &CpuSet, critical: &str)
         "group {group} is throttled on CPU {cpus}, SMT siblings of group {critical}: while it is stopped, its brake uses a \
          little of the shared core";
 }
 
-/// Of what a rate is a share; `cpus`: those of the group, where it is not one of all CPUs.
+/// Of what a rate is a share. `cpus`: the group's CPUs, where it is not a share of all CPUs.
 pub fn origin(share: Share, total: &str, cpus: Option<&CpuSet>) -> String {
     match cpus {
         Some(cpus) => format!(", {share} of the {total} that {} can draw", on(cpus)),
@@ -79,7 +79,7 @@ pub fn needs_no_step(limit: &Limit, peak: &str) -> String {
     )
 }
 
-/// What is promised of a budget that its CPUs cannot exceed.
+/// The promise for a budget that its CPUs cannot exceed.
 pub fn its_own_bound(cap: &Cap, known: &str, peak: Rate) -> String {
     let each = match cap.direction {
         None => String::new(),

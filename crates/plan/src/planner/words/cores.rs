@@ -1,4 +1,4 @@
-//! Sentences about who runs where: CPUs, interrupts, memory nodes, shared caches.
+//! Sentences about which groups run where: CPUs, interrupts, memory nodes, shared caches.
 
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Level;
@@ -18,7 +18,7 @@ pub const REST_STAYS_OFF: &str =
 pub const REST_STAYS_OFF_LIMITS: &str = "tasks of no group, your shell included, stay off the critical CPUs and off those \
     where a limit would stop them";
 pub const DEVICES_INTERRUPT_OTHERS: &str = "devices interrupt the others instead";
-/// Before Linux 6.12 only trying tells.
+/// Before Linux 6.12 only a trial shows this.
 pub const DEVICES_INTERRUPT_OTHERS_IF_MOVED: &str = "devices interrupt the others instead; those the kernel will not move \
     are listed when applied";
 pub const KERNEL_WORK_STAYS_OFF: &str =

@@ -34,7 +34,7 @@ sentences! {
          measured";
 }
 
-/// Who was measured, where so many are asked about.
+/// For how many CPUs it was measured, where `cpus` are asked about.
 fn measured_of(cpus: usize, point: &MbaPoint) -> String {
     let measured = counted(point.cpus as usize);
     if cpus == point.cpus as usize {
@@ -79,7 +79,6 @@ pub fn in_steps(group: &str, share: Share, percent: u32, bounds: &MbaBounds) -> 
     )
 }
 
-/// So many CPUs.
 pub fn counted(n: usize) -> String {
     format!("{n} CPU{}", super::one_or(n, "", "s"))
 }

@@ -1,4 +1,4 @@
-//! Sentences about memory: what is kept, what is limited, and who steers.
+//! Sentences about memory: what is kept, what is limited, and what steers.
 
 use quell_types::options::PressureController;
 use quell_types::units::Bytes;

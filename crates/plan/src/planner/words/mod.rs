@@ -1,6 +1,6 @@
-//! The planner's sentences, by mechanism: each is a function of the values that it names.
+//! The planner's sentences, by mechanism. Each is a function of the values that it names.
 //!
-//! Decisions are made elsewhere. A sentence is handed what it needs: no module here reads a plan.
+//! Decisions are made elsewhere. A sentence gets what it needs: no module here reads a plan.
 
 /// Functions that put values into a sentence.
 macro_rules! sentences {
@@ -30,7 +30,7 @@ pub fn on(cpus: &CpuSet) -> String {
     format!("CPU{s} {}", cpus.brief())
 }
 
-/// The word for one, or that for several.
+/// Chooses between the word for one and the word for several.
 pub const fn one_or<'a>(n: usize, one: &'a str, several: &'a str) -> &'a str {
     if n == 1 { one } else { several }
 }

@@ -131,7 +131,7 @@ pub fn stay_unused(ways: &CpuSet, level: u32) -> String {
     format!("way{s} {ways} of L{level} {stay} unused: a mask has no holes here")
 }
 
-/// What one who asks for too much takes, what is left, and who has the rest.
+/// How much too large a claim is, what is left, and which groups have the rest.
 pub fn takes_too_much(takes: &str, left: usize, in_pieces: bool, others: &[String]) -> String {
     let left = match left {
         0 => "none is".to_owned(),
@@ -153,7 +153,7 @@ pub fn has_of(group: &str, want: &Want) -> String {
     }
 }
 
-/// As the policy writes it.
+/// A claim as the policy writes it.
 pub fn as_written(want: &Want) -> String {
     match want {
         Want::Named(list) => format!("\"{list}\""),
@@ -162,7 +162,7 @@ pub fn as_written(want: &Want) -> String {
     }
 }
 
-/// Why who reserves nothing is kept to what the `owners` leave.
+/// Why a group that reserves nothing is kept to what the `owners` leave.
 pub fn keeps_to_the_rest(group: &str, owners: &[String], kind: &str) -> String {
     let keeps = match group {
         REST => "tasks of no group, your shell included, keep to ",

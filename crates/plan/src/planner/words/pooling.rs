@@ -35,7 +35,7 @@ pub fn because(held: &Regulation) -> String {
     text
 }
 
-/// `capped`: all budgets are.
+/// `capped`: whether all budgets are caps.
 pub fn interrupted(on: &str, period: Nanos, capped: bool) -> String {
     let idle = if capped {
         ""

@@ -10,7 +10,7 @@ use crate::inventory::Measured;
 pub const REST_IS_UNMEASURED: &str = "unmatched tasks (group rest) have no limit, and what they draw has not been measured \
     (`quell doctor --deep`)";
 
-/// What a promise rests on that a limit keeps, where the limit has no weak link of its own.
+/// What a promise rests on that a limit holds, where the limit has no weakest link itself.
 pub fn the_limit_of(group: &str, weakest: Option<&str>) -> String {
     let why = weakest.unwrap_or("a loop holds it, after the fact");
     format!("the limit of group {group}: {why}")

@@ -1,12 +1,13 @@
-//! What a timeline of ways says about whether cache allocation is used, and used well. Each finding
-//! has its evidence and what to do.
+//! What a timeline of ways shows about cache allocation: whether it is used, and used well. Each
+//! finding has its evidence and what to do.
 //!
-//! A class's *part* is what its mask comes to in bytes. Traffic *turns a part over* that could fill
-//! all of it anew several times in a second: less is what programs do at the edges of what they
-//! work on. Occupancy is what lies there, not what is used: lines from a program's start stay until
-//! somebody fills their ways, so that a part that is not filled is too large, and one that is
-//! filled need not be too small. Sizes are told of caches whose code and data share masks: the
-//! kernel counts them together.
+//! A class's *part* is the size of its mask in bytes. Traffic *turns a part over* if it could fill
+//! all of it several times in a second. Less than that comes from the edges of a working set.
+//!
+//! Occupancy is what lies in the cache, not what is used. Lines from a program's start stay until
+//! something fills their ways. So a part that is not filled is too large, but a filled part need
+//! not be too small. Sizes are judged where code and data share masks: the kernel counts them
+//! together.
 
 mod sharing;
 mod sizes;
@@ -19,65 +20,65 @@ use quell_types::partition::Mask;
 use super::lanes::{Stretch, Timeline};
 use super::{Cache, Mode, Place, ROOT};
 
-/// Shorter than this nothing is found: settings are written one by one.
+/// Nothing is found in shorter stretches, since settings are written one by one.
 const LEAST_NS: u64 = 200_000_000;
 
-/// Traffic that could fill a part so often in a second turns it over. Of 2 MiB that is 20 MB/s:
-/// with 80 ns a line some hundredths of a program's time.
+/// Traffic turns a part over if it could fill it this often in a second. Of 2 MiB that is 20 MB/s:
+/// at 80 ns a line, a few hundredths of a program's time.
 const TURNS: f64 = 10.0;
 
-/// What kind of finding.
+/// The kinds of findings.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A register says something else than the kernel.
+    /// A register differs from what the kernel reports.
     Register,
     /// A program, or the machine, uses no cache allocation.
     Unused,
-    /// A class shares ways with one that fills them.
+    /// A class shares ways with another class that fills them.
     Overlap,
     /// Some threads of a process are in another class.
     Escaped,
-    /// Threads of a class run on CPUs of a cache in which its ways are not its own.
+    /// Threads of a class run on CPUs of a cache in which other classes share its ways.
     OtherCache,
-    /// All of its ways are in use and more is fetched.
+    /// A class uses all of its ways and fetches more.
     TooSmall,
-    /// It does not use all of its ways.
+    /// A class does not use all of its ways.
     TooLarge,
-    /// It has lines outside its ways.
+    /// A class has lines outside its ways.
     Beyond,
-    /// Nobody is in the class.
+    /// No thread and no CPU is in the class.
     Empty,
-    /// Devices fill its ways, too.
+    /// Devices fill ways of a class, too.
     Devices,
 }
 
-/// What was found.
+/// One finding about a timeline.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Finding {
-    /// What kind.
+    /// The kind of the finding.
     pub kind: Kind,
     /// The class concerned, if it is about one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// Where, if it is about one cache.
+    /// The cache concerned, if it is about one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
-    /// Since when, in nanoseconds on the record's clock.
+    /// Its beginning, in nanoseconds on the record's clock.
     pub from_ns: u64,
-    /// Until when.
+    /// Its end, on the same clock.
     pub until_ns: u64,
-    /// What, in a sentence.
+    /// What was found, in a sentence.
     pub what: String,
-    /// By what it is known: numbers and times.
+    /// The evidence: numbers and times.
     pub evidence: String,
-    /// What to do.
+    /// What to do about it, in a sentence.
     pub remedy: String,
 }
 
-/// What there is to find, the most serious first.
+/// All findings of a timeline, the most serious first.
 #[must_use]
 pub fn findings(timeline: &Timeline) -> Vec<Finding> {
     let mut all = registers(timeline);
@@ -104,12 +105,12 @@ fn mb(rate: f64) -> String {
     }
 }
 
-/// Seconds of a stretch.
+/// The length of a stretch in seconds, as text.
 fn seconds(ns: u64) -> String {
     format!("{:.1} s", ns as f64 / 1e9)
 }
 
-/// Where a class is set.
+/// The resctrl directory of a class.
 fn folder(class: &str) -> String {
     if class == ROOT {
         "/sys/fs/resctrl".to_owned()
@@ -134,7 +135,7 @@ fn longest_of<T>(all: Vec<(Stretch<()>, T)>) -> Option<(Stretch<()>, T)> {
 }
 
 fn registers(timeline: &Timeline) -> Vec<Finding> {
-    // One register each: of CPUs that share a cache all say the same.
+    // One register of each kind: those of CPUs that share a cache all have the same value.
     let mut first: BTreeMap<(&str, u32), Vec<&Stretch<super::Register>>> = BTreeMap::new();
     for one in &timeline.registers {
         let key = (one.is.of.as_str(), one.is.number);
@@ -168,7 +169,7 @@ fn registers(timeline: &Timeline) -> Vec<Finding> {
     first.values().filter_map(finding).collect()
 }
 
-/// Nobody's ways are fewer than all; or those of a process that is watched.
+/// No class has fewer than all ways; or a watched process is only in classes that have all.
 fn unused(timeline: &Timeline) -> Vec<Finding> {
     let whole = |place: &Place| {
         let cache = timeline.caches.iter().find(|c| c.place == *place);
@@ -239,7 +240,7 @@ fn unused(timeline: &Timeline) -> Vec<Finding> {
     processes.iter().filter_map(finding).collect()
 }
 
-/// Classes that nobody is in.
+/// Classes without a thread or a CPU.
 fn empty(timeline: &Timeline) -> Vec<Finding> {
     let mut found = Vec::new();
     for class in timeline.classes.iter().filter(|c| *c != ROOT) {

@@ -1,5 +1,5 @@
-//! Who fills ways that are not its own: classes that share ways, threads that stayed behind,
-//! threads under another cache.
+//! Which classes fill ways that other classes have. The causes are shared ways, threads that were
+//! left behind, and threads on the CPUs of another cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,7 +59,7 @@ fn overlap(timeline: &Timeline, cache: &Cache, (one, other): (&str, &str)) -> Op
             let Some(stretch) = both(a, b).filter(|_| !shared.is_empty()) else {
                 continue;
             };
-            // Who has everything shares with everybody: that is for `unused`.
+            // Two classes that have all ways: that is for `unused`.
             let span = (stretch.from_ns, stretch.until_ns);
             let there = |class| timeline.had_members(class, span);
             if (a.is == cache.whole() && b.is == cache.whole()) || !there(one) || !there(other) {
@@ -70,8 +70,8 @@ fn overlap(timeline: &Timeline, cache: &Cache, (one, other): (&str, &str)) -> Op
             let noisy = |rate: Option<f64>| {
                 rate.is_none_or(|r| r >= cache.part(shared.count()) as f64 * TURNS)
             };
-            // The one with the fewer ways is who wants to be left alone; of two alike the quieter
-            // one.
+            // The class with fewer ways is the one to be protected. Of two with equally many it is
+            // the quieter one.
             let first = match (a.is.count(), b.is.count()) {
                 (x, y) if x != y => x < y,
                 _ => rates.0 <= rates.1,
@@ -119,7 +119,7 @@ fn overlap(timeline: &Timeline, cache: &Cache, (one, other): (&str, &str)) -> Op
     })
 }
 
-/// Threads by class.
+/// Class → numbers of its threads.
 type ByClass<'t> = BTreeMap<&'t str, Vec<u32>>;
 
 /// Processes whose threads are in several classes at a time.
@@ -170,7 +170,7 @@ pub(super) fn escaped(timeline: &Timeline) -> Vec<Finding> {
             }
         }
         let (stretch, classes) = longest_of(all)?;
-        // Home is where most of them are that somebody has put anywhere.
+        // The process's own class is the one, other than the root, that has most of its threads.
         let home = classes.iter().filter(|(class, _)| **class != ROOT);
         let home = home.max_by_key(|(_, tids)| tids.len())?;
         let away: Vec<(&&str, &Vec<u32>)> = classes.iter().filter(|(c, _)| *c != home.0).collect();
@@ -202,8 +202,8 @@ pub(super) fn escaped(timeline: &Timeline) -> Vec<Finding> {
     processes.iter().filter_map(finding).collect()
 }
 
-/// Classes that run where their ways are not their own, although they have some of their own
-/// elsewhere.
+/// Classes that run on CPUs where their ways are not theirs alone, although they have ways alone in
+/// another cache.
 pub(super) fn other_cache(timeline: &Timeline) -> Vec<Finding> {
     let mut found = Vec::new();
     for class in timeline.classes.iter().filter(|c| *c != ROOT) {

@@ -8,21 +8,21 @@ use crate::ways::lanes::{Sampled, Stretch, Timeline, rate};
 
 use super::{Finding, Kind, TURNS, longest_of, mb, schemata, seconds};
 
-/// Fewer samples than this tell nothing of a size.
+/// Fewer samples than this say nothing about a size.
 const SAMPLES: usize = 3;
-/// From this part of its ways on a class is taken to fill them all, in percent.
+/// A class counts as filling its ways from this part of them on, in percent.
 const FULL: u64 = 90;
-/// Beyond this part of its ways a class has lines outside them, in percent: counts are not exact.
+/// A class has lines outside its ways from this part of them on, in percent. Counts are not exact.
 const BEYOND: u64 = 105;
-/// What a class is to have beyond the most it had before fewer ways are proposed, in percent.
+/// Fewer ways are proposed with this much of the most that the class had, in percent.
 const SPARE: u64 = 110;
 
-/// The share of a mask, as people say it.
+/// A mask's share of the ways, as text.
 fn ways(mask: Mask, cache: &Cache) -> String {
     format!("{} of {} ways", mask.count(), cache.bits)
 }
 
-/// Bytes as people say them.
+/// A number of bytes, as text.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
@@ -34,8 +34,8 @@ fn size(bytes: u64) -> String {
 /// Whether a class's ways fit what it has of the cache.
 pub(super) fn sizes(timeline: &Timeline, cache: &Cache, class: &str) -> Vec<Finding> {
     let place = &cache.place;
-    // What is counted is code and data together. Everybody else is many, and was there before
-    // anything was divided.
+    // The kernel counts code and data together. The root class has many programs, and lines from
+    // before anything was divided.
     if class == ROOT || *place != place.counted() {
         return Vec::new();
     }
@@ -157,7 +157,8 @@ pub(super) fn sizes(timeline: &Timeline, cache: &Cache, class: &str) -> Vec<Find
     all
 }
 
-/// From when until when more was held than the part, how much at most, and whether that is over.
+/// The stretch in which more than the part was held, the most that was held, and whether it is
+/// over.
 fn residue(samples: &[Sampled], part: u64) -> Option<(u64, u64, u64, bool)> {
     let over = |s: &&Sampled| s.occupancy.is_some_and(|o| o * 100 > part * BEYOND);
     let first = samples.iter().find(over)?;
