@@ -40,9 +40,9 @@ impl From<BackendError> for Unmeasured {
 }
 
 /// Measures the cost of a stop. `None` where the regulator cannot run, or nothing could be
-/// Measures the cost of a stop. `None` where the regulator cannot run, or nothing could be
 /// measured. `watch`: for a CPU, a command that reads the clock there for about a second. It writes
 /// `runs.count` and `runs.p95_ns` as JSON (`quell bench overrun`).
+///
 /// # Errors
 /// The backend's error, or a signal. Everything is undone then, too.
 pub fn stop_cost(
