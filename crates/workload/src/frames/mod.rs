@@ -7,7 +7,7 @@
 //! ```text
 //! camera ─► capture ─► encode ─► pace ─► UDP ─► peer (thread; reflects)
 //!                                                 │
-//!            display ◄─ shared memory ◄─ decode ◄─┘          rate control ◄─ when packets came back
+//!            display ◄─ shared memory ◄─ decode ◄─┘    rate control ◄─ when packets came back
 //! ```
 //!
 //! It is a call with itself: what comes back from the peer is decoded. The peer is the far end and
