@@ -78,7 +78,7 @@ pub trait Progress {
     }
 }
 
-/// Ignores all progress.
+/// A [`Progress`] that ignores everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProgress;
 

@@ -40,7 +40,7 @@ pub enum ReadError {
     /// A file has other content than its format says.
     #[error("{path}:{line}: {why}; the record was changed or cut off after it was written")]
     Malformed {
-        /// The malformed file.
+        /// The file with that content.
         path: PathBuf,
         /// The line, with the column where it is known.
         line: String,

@@ -124,8 +124,11 @@ pub fn shared_cache(a: CpuId, b: CpuId) -> io::Result<Option<f64>> {
 /// Measures whether `a` and `b` share a cache. It takes some 6 ms of one thread on each, on busy
 /// CPUs up to ten times that. The calling thread only waits and keeps its affinity.
 ///
-/// `None` where there is no answer: no instruction to flush a line, memory not clearly farther than
-/// the cache, repetitions that do not agree, or a CPU too busy with other programs.
+/// `None` where there is no answer:
+/// - no instruction to flush a line,
+/// - memory not clearly farther than the cache,
+/// - repetitions that do not agree, or
+/// - a CPU too busy with other programs.
 ///
 /// # Errors
 /// When the CPUs are the same, do not exist or may not be used, or memory cannot be had.

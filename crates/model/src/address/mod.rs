@@ -4,7 +4,7 @@
 //! Method: every output bit is the parity of some address bits, `parity(address & mask)`. That form
 //! is published for Intel, AMD and Arm memory controllers, and for last-level caches with a power
 //! of two of slices (DRAMA, Pessl et al., USENIX Security 2016; Maurice et al., RAID 2015). Such
-//! functions are vectors over GF(2), so linear algebra ([`gf2`]) answers questions about partitions:
+//! functions are vectors over GF(2). So linear algebra ([`gf2`]) answers questions of partitioning:
 //! how many colours a page size leaves, which bits bank and cache colours share, which frames have
 //! a colour.
 //!

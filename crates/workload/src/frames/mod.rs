@@ -25,7 +25,7 @@
 //! | stage | metric | one value per | is |
 //! |---|---|---|---|
 //! | both | `bandwidth_mb_s` | window | program bytes of the passes over frames |
-//! | both | `frames_per_s` | second | frames that came back whole and were decoded; frames composed |
+//! | both | `frames_per_s` | second | frames that came back and were decoded; frames composed |
 //! | call | `rtt_ms` | packet | from sending to handling its reflection |
 //! | call | `media_kb_s` | second | 10^3 bytes of packets that came back |
 //! | call | `encode_ms` | frame | from capture to the last piece encoded |

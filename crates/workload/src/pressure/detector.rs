@@ -2,7 +2,8 @@
 //! page cache. It is processed together with all the weights, which are a mapped file.
 //!
 //! Frames that arrive during the work on another one are dropped, as those of a camera are. The
-//! result of a dropped frame comes with the next processed frame, and its time counts until then. The first pass over each file is part of getting ready.
+//! result of a dropped frame comes with the next processed frame, and its time counts until then.
+//! The first pass over each file is part of getting ready.
 
 use std::collections::BTreeMap;
 use std::fs::File;

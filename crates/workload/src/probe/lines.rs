@@ -6,7 +6,7 @@
 //!   the same.
 //! - Pushing out is fast, because on a busy machine a line remains in a shared cache for a
 //!   millisecond or less. Lines at different offsets in a page never share a set of the
-//!   second-level cache, wherever the pages lie in memory (a virtual machine cannot know that). So
+//!   second-level cache, wherever the pages lie in memory. A virtual machine cannot know that. So
 //!   only the few sampled offsets have to be written in enough other pages.
 
 use std::ptr;

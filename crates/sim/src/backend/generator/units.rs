@@ -97,7 +97,7 @@ pub(super) struct Units {
     phase: Phase,
     /// Units that ended since the clock was read last.
     ended: Vec<Unit>,
-    /// Units that [`Self::fresh`] has not returned yet. `None`: they are not collected.
+    /// Units that [`Self::fresh()`] has not returned yet. `None`: they are not collected.
     fresh: Option<Vec<Unit>>,
 }
 
@@ -112,7 +112,7 @@ impl Units {
         }
     }
 
-    /// From now on units are collected for [`Self::fresh`].
+    /// From now on units are collected for [`Self::fresh()`].
     pub(super) fn observe(&mut self) {
         self.fresh = Some(Vec::new());
     }
