@@ -1,7 +1,7 @@
-//! Units of work while a plan holds: what is put on record of them, and the closed loop that moves
+//! Units of work while a plan holds: what is recorded of them, and the closed loop that moves
 //! budgets by them.
 //!
-//! What is decided is [`Deadlines`]'; here its word becomes budgets of CPUs, and events.
+//! [`Deadlines`] decides. This module turns its decisions into budgets of CPUs and into events.
 
 use std::collections::BTreeMap;
 
@@ -23,28 +23,28 @@ use quell_types::units::{Lines, Nanos, Rate, Share};
 use crate::loops::Loop;
 use crate::sink::Sink;
 
-/// How often what came is put on record.
+/// How often the units that ended are recorded.
 const TELL_EVERY: Nanos = Nanos::millis(100);
 
-/// So long after its first unit a group's target is to be met (`docs/specification.md`).
+/// A group's target is judged from so long after its first unit on (`docs/specification.md`).
 const SETTLED: Nanos = Nanos::secs(2);
 
-/// How long a group's first unit is waited for until somebody is told that there is none: a program
-/// may load for a while.
+/// How long a group's first unit may take before a finding says that none has come. A program may
+/// load for a while.
 const FIRST_WITHIN: Nanos = Nanos::secs(10);
 
-/// A group's units.
+/// What is observed of one group's units of work.
 #[derive(Debug)]
 struct Watched {
     observed: Observed,
-    /// What units took since the record was told last.
+    /// Nanoseconds of each unit since the last [`Event::Units`].
     took: Vec<u64>,
     late: u64,
     lost: u64,
     first: Option<Nanos>,
-    /// When it is told that none has come, unless one does.
+    /// When a finding reports that no unit has come. `None` once one has come or it was reported.
     missed: Option<Nanos>,
-    /// Units since the target is to be met, and how many of them were late.
+    /// Units from [`SETTLED`] on, and how many of them were late.
     judged: (u64, u64),
 }
 
@@ -62,7 +62,7 @@ impl Watched {
         }
     }
 
-    /// What came since the last time.
+    /// The units since the last call, as an event. `None` where none came and none was lost.
     fn tell(&mut self, group: &str) -> Option<Event> {
         if self.took.is_empty() && self.lost == 0 {
             return None;
@@ -80,7 +80,7 @@ impl Watched {
     }
 }
 
-/// A budget that is moved.
+/// A budget that the closed loop moves. Rates are sums over all its CPUs.
 #[derive(Debug)]
 struct Budget {
     group: GroupId,
@@ -101,13 +101,13 @@ impl Budget {
     }
 }
 
-/// The closed loop.
+/// The closed loop: the budgets that it moves, by the targets of the plan.
 #[derive(Debug)]
 struct Budgets {
     plan: Adaptation,
     control: Deadlines,
     budgets: Vec<Budget>,
-    /// Those that have what the others are not left.
+    /// Budgets of the groups that get what best-effort groups are not left.
     headroom: Vec<Budget>,
 }
 
@@ -157,13 +157,15 @@ impl Budgets {
         }
     }
 
-    /// The number of a group's aim.
+    /// The index of a group's aim in `plan.groups`.
     fn aim(&self, group: &str) -> Option<usize> {
         self.plan.groups.iter().position(|g| g == group)
     }
 
-    /// The actions that leave so much to the others: each budget as far between its ends as the sum
-    /// is, and what is left of all as headroom to those who have a reserve, as it is large.
+    /// The actions that leave the rate `given` to best-effort groups.
+    ///
+    /// Each of their budgets lies as far between its ends as the sum does. The rest of what is
+    /// sustainable goes as headroom to the groups with a reserve, in proportion to it.
     fn leave(&self, given: Rate) -> Vec<Action> {
         let sum = |of: fn(&Budget) -> Rate| self.budgets.iter().map(|b| of(b).0).sum::<u64>();
         let (least, most) = (sum(|b| b.least), sum(|b| b.most));
@@ -235,23 +237,23 @@ impl Budgets {
     }
 }
 
-/// A rate for a sentence: whole MB/s.
+/// A rate rounded down to whole MB/s, for messages.
 fn whole(rate: Rate) -> Rate {
     Rate(rate.0 / 1_000_000 * 1_000_000)
 }
 
-/// Everything observed under a plan.
+/// All groups observed under a plan.
 #[derive(Debug)]
 pub(crate) struct Adapt {
     watched: BTreeMap<GroupId, Watched>,
     adapts: Option<Budgets>,
     tell: Nanos,
-    /// The promises that units end in time, and whose.
+    /// The promises that units end in time, each with its group.
     targets: Vec<(PromiseId, GroupId)>,
 }
 
 impl Adapt {
-    /// Begins to observe what the plan has observed.
+    /// Begins to observe the groups that the plan observes.
     pub(crate) fn begin(plan: &Plan, now: Nanos) -> Self {
         let watched = |(name, observed): (&GroupId, &Observed)| {
             let watched = Watched {
@@ -281,7 +283,7 @@ impl Adapt {
         }
     }
 
-    /// Takes in units of a group that ended, and how many more nobody can tell of.
+    /// Takes in units of a group that ended. `lost`: units that could not be read.
     fn units(&mut self, group: &str, units: &[Unit], lost: u64) {
         let Some(watched) = self.watched.get_mut(group) else {
             return;
@@ -296,8 +298,8 @@ impl Adapt {
         }
     }
 
-    /// Takes in what a program of a group says of its units: on record, and a first guess for the
-    /// loop, if its target is a time.
+    /// Records what a program declares of its units. Where the target is a time, it also gives the
+    /// loop a first guess.
     fn declared(
         &mut self,
         backend: &mut dyn Backend,
@@ -386,7 +388,7 @@ impl Loop for Adapt {
         Ok(())
     }
 
-    /// Tells what is left to be told, and whether the targets that were followed were met.
+    /// Records what is left, and reports whether the targets were met.
     fn end(&mut self, now: Nanos, sink: &mut dyn Sink) {
         self.tell(now, sink);
         let Some(adapts) = &self.adapts else {

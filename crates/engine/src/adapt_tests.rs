@@ -14,7 +14,7 @@ use quell_types::options::Split;
 
 const DEADLINE: Nanos = Nanos::millis(8);
 
-/// A job is to be in time; a neighbour on two CPUs has 4 GB/s for that, and 1 in any case.
+/// A job with a target. Its neighbour on two CPUs gets 4 GB/s while that is met, and always 1.
 fn plan() -> Plan {
     let mut plan = plan_with_steps(1);
     let step = &mut plan.steps[0];
@@ -65,7 +65,7 @@ fn in_time(group: &str) -> Held {
     }
 }
 
-/// Holds a plan until the job ends.
+/// Holds the plan until the job ends.
 fn held(fake: &mut Fake, plan: &Plan, sink: &mut dyn Sink) -> Standing {
     let how = HoldOptions::default();
     let job = [command("job")];
@@ -73,7 +73,8 @@ fn held(fake: &mut Fake, plan: &Plan, sink: &mut dyn Sink) -> Standing {
     held.unwrap().standing
 }
 
-/// A job that ends after six seconds; its units, every 10 ms from 1 s on, take so long in turn.
+/// A job that ends after six seconds. From 1 s on a unit ends every 10 ms, with these times in
+/// turn.
 fn ran(plan: &Plan, took: &[Nanos]) -> (Fake, Vec<(Nanos, Event)>) {
     let mut fake = Fake::new();
     fake.command("job", Nanos::secs(6), 0, &[]);
@@ -110,7 +111,7 @@ fn late_units_take_from_the_others_and_it_is_on_record() {
     else {
         panic!("{adapted:?}")
     };
-    // Seen at the latest a step after it ended.
+    // Seen at the latest one step after the unit ended.
     assert!(
         (Nanos::millis(1_500)..=Nanos::millis(1_510)).contains(at),
         "{at}"
@@ -164,7 +165,7 @@ fn what_the_others_are_not_left_is_headroom() {
         .iter()
         .filter(|l| l.starts_with("budget"))
         .collect();
-    // The others have 3.92 GB/s of ten, so that 6.08 are the job's: 95,000 lines per millisecond.
+    // The neighbour has 3.92 of 10 GB/s. The job has the other 6.08: 95,000 lines per millisecond.
     assert_eq!(budgets, ["budget 2-3 30624", "budget 1 95000"]);
 }
 
@@ -223,10 +224,10 @@ fn what_a_program_says_of_its_units_is_where_the_others_begin() {
         bytes_per_unit,
         working_set: 3 << 20,
     };
-    // 64 MB in 8 ms are 8 of the 10 GB/s that all CPUs draw.
+    // 64 MB in 8 ms are 8 of the 10 GB/s that all CPUs draw together.
     fake.declared_at(Nanos::millis(300), "job", said(64_000_000));
     fake.unit_at(Nanos::millis(500), "job", Nanos::millis(7));
-    // What is said later is put on record.
+    // A later declaration is recorded and moves nothing.
     fake.declared_at(Nanos::secs(1), "job", said(1));
     let mut sink = Vec::new();
     held(&mut fake, &plan(), &mut sink);

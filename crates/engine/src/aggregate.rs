@@ -1,28 +1,28 @@
-//! From windows to figures: what a round says about a metric, and what the rounds together say. The
-//! rules are those of [`quell_record::result`]; everything here is a function of its arguments.
+//! From windows to figures: what one round, and all rounds together, say about a metric. The rules
+//! are those of [`quell_record::result`]. Everything here is a pure function of its arguments.
 
 use quell_record::result::Figures;
 use quell_types::stats::Better;
 use quell_types::stats::{Interval, bootstrap, mean, median, percentile, ratios, sorted};
 
-/// Windows a round must have before a percentile of it means anything: one in the tail.
+/// With fewer windows in a round its 95th percentile means nothing: one lies in the tail.
 const FOR_P95: usize = 20;
 const FOR_P99: usize = 100;
 
 /// One metric in one round.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Round {
-    /// The windows' mean.
+    /// The mean of all windows, in the metric's unit.
     pub mean: f64,
-    /// Their 50th percentile, from 2 windows on.
+    /// The 50th percentile of the windows. `None` below 2 windows.
     pub p50: Option<f64>,
-    /// Their 95th percentile, from 20 windows on.
+    /// The 95th percentile. `None` below 20 windows.
     pub p95: Option<f64>,
-    /// Their 99th percentile, from 100 windows on.
+    /// The 99th percentile. `None` below 100 windows.
     pub p99: Option<f64>,
-    /// The largest.
+    /// The largest window, in the metric's unit.
     pub max: f64,
-    /// How many.
+    /// How many windows the round has.
     pub samples: u64,
 }
 
@@ -49,8 +49,8 @@ impl Round {
 }
 
 impl Round {
-    /// The round of something that goes no faster than `rate`, in the metric's unit. Only the mean
-    /// of a rate means anything then.
+    /// The round of something that goes no faster than `rate`, in the metric's unit. For a rate
+    /// only the mean means anything then.
     #[must_use]
     pub fn at_most(&self, rate: f64) -> Self {
         Self {
@@ -60,20 +60,19 @@ impl Round {
     }
 }
 
-/// How figures are formed.
+/// How figures are formed from rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
-    /// The metric's good direction; without one nothing is normalized.
+    /// Which direction of the metric is good. Without one nothing is normalized.
     pub better: Option<Better>,
-    /// Of every interval.
+    /// The confidence level of every interval, between 0 and 1.
     pub confidence: f64,
-    /// Of the resampling.
+    /// Seeds the resampling of the rounds (bootstrap).
     pub seed: u64,
 }
 
-/// The figures over the rounds given; `baseline` holds the same metric of the same rounds under the
-/// baseline, place by place. Rounds that were not measured are `None`; figures that cannot be
-/// formed are absent.
+/// The figures over the given rounds. `baseline` has the same metric under the baseline, round by
+/// round. Rounds that were not measured are `None`. Figures that cannot be formed are absent.
 #[must_use]
 pub fn figures(rounds: &[Option<&Round>], baseline: &[Option<&Round>], rules: Rules) -> Figures {
     type Pick = fn(&Round) -> Option<f64>;
@@ -133,8 +132,8 @@ pub fn figures(rounds: &[Option<&Round>], baseline: &[Option<&Round>], rules: Ru
     }
 }
 
-/// Nine significant digits: more than any measurement has, and few enough that every reader of the
-/// file gets the same number back.
+/// Rounded to nine significant digits. No measurement has more, and every reader of the file gets
+/// the same number back.
 #[must_use]
 pub fn tidy(value: f64) -> f64 {
     format!("{value:.8e}").parse().unwrap_or(value)

@@ -1,10 +1,12 @@
-//! Cells side by side: a thread per machine takes cells in their order, keeps what each puts on
-//! record, and hands it to the one that writes, which takes them in in the same order, as if each
-//! had begun when the one before had ended. So the record does not depend on how many machines
-//! there are, if what a machine does depends on the cell alone.
+//! Cells side by side: one thread per machine takes cells in their order and keeps what each puts
+//! on record.
 //!
-//! No machine begins a cell further ahead than [`AHEAD`] per machine of the one that is to be
-//! written next: that bounds what is kept.
+//! The thread that writes takes the cells in in the same order. On the record's clock each begins
+//! where the one before ended. So the record does not depend on the number of machines, if what a
+//! machine does depends on the cell alone.
+//!
+//! No machine begins a cell more than [`AHEAD`] per machine ahead of the next one to be written.
+//! That bounds what is kept.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -27,12 +29,12 @@ use crate::rounds::{Place, Source, Stopper, Taken, attempts};
 use crate::setup::Setup;
 use crate::sink::Sink;
 
-/// Cells that a machine may be ahead.
+/// How many cells per machine may be given out ahead of the one that is written.
 const AHEAD: usize = 4;
-/// How often somebody is asked whether to stop.
+/// How often [`Progress::stop`] is asked while a cell is awaited.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What a cell put on record, with the machine's times.
+/// What a cell put on record, with times of the machine's clock.
 #[derive(Default)]
 struct Tape(Vec<(Nanos, Entry)>);
 
@@ -62,7 +64,7 @@ impl Sink for Tape {
 }
 
 impl Tape {
-    /// Into `sink`, every time passed through `on_record`.
+    /// Replays everything into `sink`, with every time passed through `on_record`.
     fn play(self, sink: &mut dyn Sink, on_record: impl Fn(Nanos) -> Nanos) {
         for (at, entry) in self.0 {
             match entry {
@@ -80,28 +82,28 @@ impl Tape {
     }
 }
 
-/// A cell that was run.
+/// A cell that was run, with all that it recorded.
 struct Ran {
     outcome: Result<Taken, Stopper>,
     tape: Tape,
     notes: Vec<String>,
-    /// On the clock of the machine it ran on.
+    /// By the clock of the machine it ran on.
     begun: Nanos,
     ended: Nanos,
 }
 
-/// What the machines have in common.
+/// What the machines' threads share.
 struct Shared<'s> {
     setup: &'s Setup<'s>,
     cells: &'s [Place],
-    /// Places in `cells`: to be run next.
+    /// Indices in `cells` of the cells to be run next.
     to_run: Mutex<Receiver<usize>>,
-    /// No further cell is begun.
+    /// Set once no further cell may begin.
     stop: AtomicBool,
 }
 
-/// Runs the cells of `to_run` on the machines, side by side, while `take_in` takes them from the
-/// source it is given. `begun`: when the first of them begins on the record's clock.
+/// Runs the cells of `to_run` on the machines, side by side. Meanwhile `take_in` takes them from
+/// the source that it is given. `begun`: when the first of them begins, on the record's clock.
 pub(crate) fn beside<T>(
     (setup, cells): (&Setup<'_>, &[Place]),
     machines: Vec<&mut (dyn Backend + Send)>,
@@ -137,11 +139,11 @@ pub(crate) fn beside<T>(
                 .push(scope.spawn(move || work(shared, machine, &results)));
         }
         take_in(&mut source)
-        // With the source, the way to the workers is gone: they end.
+        // Dropping the source closes the channel to the threads, and they end.
     })
 }
 
-/// A machine's thread.
+/// The thread of one machine: runs cells until the channel closes.
 fn work(shared: &Shared<'_>, machine: &mut dyn Backend, results: &Sender<(usize, Option<Ran>)>) {
     loop {
         let next = shared.to_run.lock().ok().and_then(|next| next.recv().ok());
@@ -169,12 +171,12 @@ fn work(shared: &Shared<'_>, machine: &mut dyn Backend, results: &Sender<(usize,
     }
 }
 
-/// The cells that the machines have run, in order.
+/// Hands out what the machines have run, in the order of the cells.
 struct Beside<'b, 'scope> {
     feed: Sender<usize>,
     to_run: vec::IntoIter<usize>,
     ran: Receiver<(usize, Option<Ran>)>,
-    /// Run before their turn.
+    /// Cells that ended before their turn.
     early: BTreeMap<usize, Option<Ran>>,
     workers: Vec<ScopedJoinHandle<'scope, ()>>,
     stop: &'b AtomicBool,
@@ -186,12 +188,12 @@ struct Beside<'b, 'scope> {
 impl Beside<'_, '_> {
     fn feed(&mut self) {
         if let Some(at) = self.to_run.next() {
-            // Who does not take it any more is found out by waiting for it.
+            // If the threads are gone, `wait` finds that out.
             let _ = self.feed.send(at);
         }
     }
 
-    /// The `at`-th cell; nothing if it was not begun.
+    /// The `at`-th cell, or `None` if it was not begun.
     fn wait(&mut self, at: usize, progress: &mut dyn Progress) -> Option<Ran> {
         loop {
             if let Some(ran) = self.early.remove(&at) {
@@ -209,7 +211,7 @@ impl Beside<'_, '_> {
                 }
                 Err(RecvTimeoutError::Timeout)
                     if !self.workers.iter().any(ScopedJoinHandle::is_finished) => {}
-                // A thread has panicked: what it was running will never come.
+                // A thread has panicked. The cell that it ran will never come.
                 Err(_) => return None,
             }
         }

@@ -1,10 +1,11 @@
 //! What a stop costs a group: CPU time of its budget in which it does not run.
 //!
-//! That is the interrupt at the end of a budget, the wake-up of the brake, and the switch back
-//! after the stop; on virtual machines their exits, too. The planner keeps periods long enough that
-//! it stays a small part of each budget. It is measured once per machine, on a program that does
-//! nothing but read the clock: how much shorter than the budget its runs are. Nine tenths of what
-//! nineteen runs of twenty lose are taken.
+//! - The cost is the interrupt at the end of a budget, the wake-up of the brake, and the switch
+//!   back after the stop. On virtual machines their exits come on top.
+//! - The planner keeps periods long enough that the cost is a small part of each budget.
+//! - It is measured once per machine, on a program that only reads the clock: how much shorter than
+//!   the budget its runs are.
+//! - The result is nine tenths of what nineteen of twenty runs lose at least.
 
 use quell_control::config::Meter;
 use quell_control::config::Regulation;
@@ -20,15 +21,15 @@ use quell_types::units::{Lines, Nanos, Share};
 const GROUP: &str = "calibration";
 const PERIOD: Nanos = Nanos::millis(1);
 const SHARE: Share = Share::percent(20);
-/// Fewer runs than this tell nothing.
+/// With fewer runs nothing is known.
 const FEWEST: u64 = 100;
 
-/// Why it is not known.
+/// Why the cost of a stop is not known.
 #[derive(Debug)]
 pub enum Unmeasured {
-    /// This signal asked to stop, and will not be seen again.
+    /// A signal with this number asked to stop. It will not be seen again.
     Stopped(i32),
-    /// What the backend answered.
+    /// The backend failed with this error.
     Failed(BackendError),
 }
 
@@ -38,12 +39,12 @@ impl From<BackendError> for Unmeasured {
     }
 }
 
-/// Measures it; `None` where the regulator cannot run, or nothing could be told. `watch`: the
-/// command that watches for a second or so when a CPU runs it, and writes `runs.count` and
-/// `runs.p95_ns` as JSON (`quell bench overrun`).
+/// Measures the cost of a stop. `None` where the regulator cannot run, or nothing could be
+/// measured. `watch`: for a CPU, a command that reads the clock there for about a second. It writes
+/// `runs.count` and `runs.p95_ns` as JSON (`quell bench overrun`).
 ///
 /// # Errors
-/// What the backend answers, or a signal; everything is undone then, too.
+/// The backend's error, or a signal. Everything is undone then, too.
 pub fn stop_cost(
     backend: &mut dyn Backend,
     machine: &Inventory,
@@ -77,7 +78,7 @@ pub fn stop_cost(
     Ok(cost(&said, budget))
 }
 
-/// Runs the command under the regulation, and returns what it wrote.
+/// Runs the command under the regulation and returns its output.
 fn measure(
     backend: &mut dyn Backend,
     regulation: Regulation,
@@ -130,7 +131,7 @@ fn measure(
     Err(BackendError(why.to_owned()).into())
 }
 
-/// Nine tenths of what a run falls short of the budget, never more than half a budget.
+/// Nine tenths of what a run falls short of the budget, at most half a budget.
 fn cost(said: &str, budget: Nanos) -> Option<Nanos> {
     let said: serde_json::Value = serde_json::from_str(said).ok()?;
     let runs = said.get("runs")?;
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(cost("gibberish", BUDGET), None);
     }
 
-    /// The program writes nothing, and takes five seconds.
+    /// The program writes nothing and takes five seconds.
     fn stopped_at(when: Option<Nanos>) -> (Result<Option<Nanos>, Unmeasured>, Fake) {
         let mut fake = Fake::new();
         fake.command(GROUP, Nanos::secs(5), 0, &[]);

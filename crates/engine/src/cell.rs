@@ -1,13 +1,13 @@
-//! One cell of an experiment: which subject starts when, what counts as its end, and what it
-//! measured. A pure state machine over what the backend sees; [`crate::drive`] runs it.
+//! One cell of an experiment: which subject starts when, what ends it, and what it measured. It is
+//! a pure state machine over what the backend sees; [`crate::drive`] runs it.
 //!
-//! Generators build their memory first; nothing is measured before all of them are ready. Then:
+//! Generators build their memory first. Nothing is measured before all of them are ready. Then:
 //! - if the *deciding* subjects are generators, all generators measure the same span, and the cell
 //!   ends when each has reported;
-//! - if a deciding subject is a command, the generators beside it run as load, reporting span after
-//!   span, until the command has ended.
+//! - if a deciding subject is a command, the generators next to it run as load. They report span
+//!   after span until the command has ended.
 //!
-//! Commands that do not decide are load: they start with the generators, are started again when
+//! Commands that do not decide are load. They start with the generators, are started again when
 //! they end early, and are stopped at the end.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -27,73 +27,74 @@ use serde::{Deserialize, Serialize};
 
 use crate::drive::{Order, Script};
 
-/// How long a generator may build its memory.
+/// How long a generator may take to build its memory.
 pub const READY_WITHIN: Nanos = Nanos::secs(120);
-/// The span of generators that are load beside a deciding command.
+/// The span of generators that are load next to a deciding command.
 pub const LOAD_SPAN: Nanos = Nanos::secs(1);
-/// A command that ends sooner is no load.
+/// A command that ends sooner cannot serve as load.
 const SHORTEST_LOAD: Nanos = Nanos::millis(10);
-/// How many of a command's last lines are kept for an error.
+/// How many of a command's last lines an error shows.
 const TAIL: usize = 5;
 
-/// A metric read from a command's output.
+/// A metric that is read from a command's output.
 #[derive(Clone, Debug)]
 pub struct Extract {
-    /// The metric's name.
+    /// The metric's name, as in the result.
     pub name: String,
-    /// What is looked for in each line.
+    /// The number that each line is searched for.
     pub pattern: NumberPattern,
-    /// One value per run (the last line that matches) instead of one per line.
+    /// One value per run (the last match) instead of one per matching line.
     pub last_only: bool,
-    /// Without a match the cell has failed.
+    /// Whether the cell fails without a match.
     pub required: bool,
 }
 
-/// A subject's part in the cell.
+/// A subject as a member of the cell.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// What is started.
+    /// The program to start, with its group and CPUs.
     pub spec: SubjectSpec,
-    /// The cell lasts until it is done.
+    /// Whether the cell lasts until this member is done.
     pub decides: bool,
-    /// Started so long after another member, instead of together with all.
+    /// Started so long after the member of this name. `None`: together with all.
     pub after: Option<(String, Nanos)>,
-    /// A command that ends while the cell lasts is started again; its first run counts.
+    /// A command that is started again when it ends while the cell lasts. Its first run counts.
     pub again: bool,
-    /// Metrics in its output.
+    /// Metrics that its output is searched for.
     pub extracts: Vec<Extract>,
 }
 
-/// The cell's spans.
+/// How long the cell warms up and measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Load before measuring.
+    /// Load before the measured span begins.
     pub warmup: Nanos,
-    /// The measured span of a generator.
+    /// The measured span of a generator. Load next to a command reports at most [`LOAD_SPAN`] at a
+    /// time.
     pub duration: Nanos,
 }
 
 /// Throttling in the cell, over all CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Throttling {
-    /// Budgets used up.
+    /// How many budgets were used up.
     pub overflows: u64,
     /// Times a CPU was throttled.
     pub throttles: u64,
-    /// Time throttled.
+    /// Nanoseconds throttled, summed over CPUs.
     pub throttled_ns: u64,
-    /// What went through the pool of budgets.
+    /// What went through the pool of budgets. `None` without one.
     pub pooled: Option<Pooled>,
-    /// From overflow to throttled in ns, where a program was interrupted.
+    /// Nanoseconds from overflow to stop, where the interrupt hit a program.
     pub reactions_user: Vec<f64>,
-    /// The same, where the kernel was.
+    /// The same where the interrupt hit the kernel.
     pub reactions_kernel: Vec<f64>,
-    /// When regulated groups were stopped.
+    /// From when to when regulated groups were stopped, per group and CPU.
     pub stops: Vec<Stop>,
 }
 
 impl Throttling {
-    /// Takes in another cell's.
+    /// Adds the throttling of another cell.
     pub(crate) fn add(&mut self, other: Self) {
         self.overflows += other.overflows;
         self.throttles += other.throttles;
@@ -112,7 +113,7 @@ impl Throttling {
 
     fn decided(&mut self, group: &GroupId, cpu: CpuId, decision: &Decision) {
         if !decision.what.stops() {
-            // Where budgets are pooled a stop may end before its time.
+            // A stop may end before its time where budgets are pooled.
             let own = |stop: &&mut Stop| stop.cpu == cpu && stop.group == *group;
             if let Some(stop) = self.stops.iter_mut().rev().find(own) {
                 stop.until_ns = stop.until_ns.min(decision.at.0);
@@ -141,9 +142,9 @@ impl Throttling {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Phase {
-    /// Until the time given, all generators must be ready.
+    /// Generators build their memory. All must be ready by this time.
     Preparing(Nanos),
-    /// Subjects run; generators were sent off at the time given.
+    /// Subjects run. Generators were sent off at this time.
     Running(Nanos),
     Over,
 }
@@ -153,9 +154,9 @@ struct State {
     id: Option<SubjectId>,
     alive: bool,
     ready: bool,
-    /// When it was set going.
+    /// When it was sent off or started. `None` before.
     gone: Option<Nanos>,
-    /// When a generator must have reported.
+    /// By when a generator must report. `None` where no report is awaited.
     report_by: Option<Nanos>,
     measured: Option<Measurement>,
     ended: bool,
@@ -188,7 +189,7 @@ impl State {
     }
 }
 
-/// The state machine.
+/// The state machine of one cell; it implements [`Script`].
 pub struct Cell {
     span: Span,
     states: Vec<State>,
@@ -198,7 +199,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A cell of these members.
+    /// A cell of these members, none of them started.
     #[must_use]
     pub fn new(members: Vec<Member>, span: Span) -> Self {
         let states = members
@@ -224,7 +225,7 @@ impl Cell {
         }
     }
 
-    /// What every subject measured, by name; and the throttling, if any was reported.
+    /// What every subject measured, by its name. The throttling is `None` where none was reported.
     #[must_use]
     pub fn into_measurements(self) -> (BTreeMap<String, Measurement>, Option<Throttling>) {
         let measured = self
@@ -241,7 +242,7 @@ impl Cell {
             .any(|s| s.member.decides && !s.generator())
     }
 
-    /// The span a generator is sent off with.
+    /// The measured span that a generator is sent off with.
     fn span_of(&self, state: &State) -> Nanos {
         if self.command_decides() && !state.member.decides {
             self.span.duration.min(LOAD_SPAN)
@@ -250,7 +251,7 @@ impl Cell {
         }
     }
 
-    /// When a member is due, once that can be told.
+    /// When a member is due. `None` while the member that it follows has not begun.
     fn due(&self, index: usize, went: Nanos) -> Option<Nanos> {
         let state = self.states.get(index)?;
         if let Some((other, delay)) = &state.member.after {
@@ -264,7 +265,7 @@ impl Cell {
         if state.generator() || !state.member.decides || !load {
             Some(went)
         } else {
-            // A deciding command starts into a load that has settled, as a deciding generator does.
+            // A deciding command starts into load that has settled, as a deciding generator does.
             Some(went.plus(self.span.warmup))
         }
     }
@@ -413,8 +414,8 @@ impl Cell {
     }
 }
 
-/// Four times the span and ten seconds more: a generator that shares its CPU with others is slow,
-/// not lost.
+/// By when a report must come: four times the span and ten seconds more. A generator that shares
+/// its CPU is slow, not lost.
 fn report_by(now: Nanos, warmup: Nanos, duration: Nanos) -> Nanos {
     now.plus(warmup)
         .plus(Nanos(duration.0.saturating_mul(4)))
@@ -527,7 +528,7 @@ impl Script for Cell {
                 }
             }
             if self.complete() {
-                // What was just ordered to run on is stopped instead.
+                // A member that was just ordered to start or run on is stopped instead.
                 orders.retain(|o| !matches!(o, Order::Start(_) | Order::Act(Action::Go { .. })));
                 for state in self.states.iter().filter(|s| s.alive) {
                     if let Some(id) = state.id {

@@ -55,7 +55,7 @@ fn extract(name: &str, pattern: &str, last_only: bool) -> Extract {
     }
 }
 
-/// Reports one window of the value given per second of span.
+/// Reports one window with this value per second of span.
 fn steady(metric: &'static str, value: f64) -> impl Fn(&Scene<'_>) -> Measurement {
     move |scene| Measurement {
         ended_ns: Vec::new(),
@@ -130,7 +130,7 @@ fn generators_are_load_for_as_long_as_a_command_takes() {
     job.extracts = vec![extract("frame_ms", "took ([0-9.]+) ms", false)];
     let (out, measured) = run(&mut fake, vec![job, stream("neighbour", false)]);
     out.unwrap();
-    // The command starts into a warm load; spans of one second go on until it has ended.
+    // The command starts into a warm load. Spans of one second follow until it has ended.
     assert_eq!(
         fake.log,
         [

@@ -1,4 +1,4 @@
-//! Keeps what every cell measured, and makes the result of it.
+//! Collects what every cell measured, and forms the result of it.
 
 use std::collections::BTreeMap;
 
@@ -25,11 +25,11 @@ use crate::expect;
 use crate::resume::Done;
 use crate::setup::Setup;
 
-/// Bytes counted by a generator ÷ the limit of its group.
+/// Metric: bytes counted by a generator ÷ the limit of its group.
 pub(crate) const ACHIEVED: &str = "achieved_of_cap";
-/// Releases of a periodic task: 1 if its job was late or never begun.
+/// Metric of a periodic task, per release: 1 if its job was late or never began, else 0.
 const MISSES: &str = "misses";
-/// A limit held when its group never moved more than this part of it (`docs/specification.md`).
+/// A limit held when its group never moved more than this multiple of it (`docs/specification.md`).
 const HELD: f64 = 1.05;
 
 fn reaction(late: &[f64]) -> Option<Reaction> {
@@ -42,7 +42,7 @@ fn reaction(late: &[f64]) -> Option<Reaction> {
     })
 }
 
-/// One subject in one cell.
+/// What one subject measured in one cell.
 struct Taken {
     shared: Option<bool>,
     metrics: BTreeMap<String, Round>,
@@ -53,25 +53,25 @@ struct Taken {
 struct Accounted {
     values: Vec<f64>,
     account: Account,
-    /// Of its own group.
+    /// Stops of the subject's own group only.
     stops: Vec<Stop>,
 }
 
-/// Everything measured so far.
+/// Everything measured so far, over all rounds.
 pub(crate) struct Collected<'s> {
     setup: &'s Setup<'s>,
-    /// (configuration, subject) → round → what was taken.
+    /// (configuration, subject) → round → what was measured.
     taken: BTreeMap<(usize, usize), Vec<Option<Taken>>>,
     throttling: BTreeMap<usize, Throttling>,
     cells: BTreeMap<usize, u32>,
-    /// (configuration, promise) → where it was worth less than planned.
+    /// (configuration, promise) → in how many cells it was worth less than planned, and how much.
     lost: BTreeMap<(usize, PromiseId), PromiseLost>,
     pub(crate) failures: Vec<CellFailure>,
     pub(crate) rounds: u32,
     pub(crate) interrupted: Option<String>,
 }
 
-/// What only the caller knows.
+/// The parts of a result that only the caller knows.
 pub(crate) struct Heading<'a> {
     pub(crate) machine: &'a Inventory,
     pub(crate) backend: &'a str,
@@ -94,7 +94,7 @@ impl<'s> Collected<'s> {
         }
     }
 
-    /// Takes in one cell of the current round.
+    /// Adds one cell of the current round.
     pub(crate) fn take(&mut self, configuration: usize, done: Done) {
         let (setup, shared, measured) = (self.setup, done.shared, &done.measured);
         *self.cells.entry(configuration).or_default() += 1;
@@ -159,7 +159,7 @@ impl<'s> Collected<'s> {
         }
     }
 
-    /// The result of everything taken in so far.
+    /// The result of everything added so far.
     pub(crate) fn result(&self, heading: Heading<'_>) -> CompareResult {
         let experiment = self.setup.experiment;
         let configurations: Vec<ConfigurationResult> = (0..self.setup.prepared.len())
@@ -191,8 +191,8 @@ impl<'s> Collected<'s> {
         }
     }
 
-    /// Rounds in which every cell of the configurations wanted shared a cache; `None` if no cell
-    /// could tell.
+    /// In how many rounds every cell of the wanted configurations shared a cache. `None` if no cell
+    /// could measure it.
     fn rounds_shared(&self, wanted: impl Fn(usize) -> bool) -> Option<u32> {
         let cells: Vec<&Vec<Option<Taken>>> = self
             .taken
@@ -273,7 +273,7 @@ impl<'s> Collected<'s> {
             .as_ref()
     }
 
-    /// One metric of one subject, round by round.
+    /// One metric of one subject, with an entry per round.
     fn column(
         &self,
         configuration: usize,
@@ -296,9 +296,9 @@ impl<'s> Collected<'s> {
         let prepared = &self.setup.prepared;
         let runs = |c: usize| prepared.get(c).map(|p| p.configuration.run(instance));
         let named = prepared.iter().position(|p| Some(p.name()) == baseline);
-        // A subject that runs something else under the baseline has nothing to be compared with.
-        // The same in other pages is no other work; that it is to be compared the experiment says
-        // by naming its baseline.
+        // A subject that runs something else under the baseline cannot be compared with it. The
+        // same work in pages of another size counts as another only where the experiment does not
+        // name its baseline.
         let stated = self.setup.experiment.measure.baseline.is_some();
         let work = |c: usize| {
             let run = runs(c)??;
@@ -363,7 +363,7 @@ impl<'s> Collected<'s> {
         })
     }
 
-    /// Why a critical subject's units were late, against the same round's baseline.
+    /// Why a critical subject's units were late, compared with the same round of the baseline.
     fn attribution(
         &self,
         configuration: usize,
@@ -388,10 +388,11 @@ impl<'s> Collected<'s> {
     fn promises(&self, configuration: usize, plan: &Plan) -> Vec<PromiseResult> {
         plan.numbered()
             .map(|(id, held)| {
-                // The witness, and what it says at most where the promise holds.
+                // The metric that shows whether the promise held, and its largest value where it
+                // did.
                 let witness = match held.promise {
                     Promise::LimitBandwidth { .. } => Some((ACHIEVED, HELD)),
-                    // The share of late units as the generator itself counts them.
+                    // The share of late units, as the generator itself counts them.
                     Promise::Deadline {
                         deadline,
                         percentile,
@@ -429,7 +430,7 @@ impl<'s> Collected<'s> {
         })
     }
 
-    /// The mean of a metric of a group's first subject in every round.
+    /// The mean of a metric of a group's first subject, round by round.
     fn over_rounds(&self, configuration: usize, group: &str, metric: &str) -> Vec<f64> {
         let Some(prepared) = self.setup.prepared.get(configuration) else {
             return Vec::new();
@@ -446,16 +447,16 @@ impl<'s> Collected<'s> {
     }
 }
 
-/// What a configuration is worth: the least of its promises at their worst moments, `none` without
-/// promises.
+/// What a configuration guarantees: the lowest level that any of its promises had at its worst
+/// moment. `none` without promises.
 fn guarantee(promises: &[PromiseResult]) -> Level {
     let least = promises.iter().map(PromiseResult::least).min();
     least.unwrap_or(Level::None)
 }
 
-/// The mechanisms a plan uses, in the order of the design. What an experiment puts around all its
-/// configurations is none of theirs, and a cgroup that tasks are gathered in restricts nothing by
-/// itself.
+/// The mechanisms that a plan uses, in the order of the design. Two steps do not count: the bound
+/// on memory that an experiment puts around all configurations, and a cgroup in which tasks are
+/// gathered, which restricts nothing by itself.
 fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
     let own = |s: &&Step| !matches!(s.set, Setting::BoundMemory { .. } | Setting::Gather { .. });
     let used = |m: &Mechanism| {
@@ -468,8 +469,8 @@ fn mechanisms(plan: &Plan) -> Vec<Mechanism> {
 }
 
 /// Group → bytes its generators moved ÷ what its limit grants, where all its members count their
-/// bytes. What is seen to come from memory counts before what a program moved: a buffer in a cache
-/// costs nobody bandwidth.
+/// bytes. Bytes measured at memory are preferred to those a program moved: a buffer in a cache
+/// costs no memory bandwidth.
 fn achieved(
     setup: &Setup<'_>,
     configuration: &Configuration,
@@ -501,8 +502,8 @@ fn achieved(
     all
 }
 
-/// The target, in 10^6 bytes per second, of a run that is another one's at a lower rate: there it
-/// would have reached that, or what it did reach where that is less.
+/// The target in 10^6 bytes per second where `run` is `baseline` at a lower rate; else `None`. Such
+/// a run is compared with this target, or with what the baseline reached where that is less.
 fn slower(baseline: &Workload, run: &Workload) -> Option<f64> {
     let rate = run.rate()?;
     let same = baseline.clone().at(Some(rate)) == *run;

@@ -1,5 +1,5 @@
-//! Running an experiment: what comes before its rounds ([`crate::rounds`]) and after them, the
-//! record included. A configuration that cannot be planned here is reported as refused and skipped.
+//! Running an experiment: what comes before its rounds ([`crate::rounds`]) and after them, with the
+//! record. A configuration that cannot be planned here is reported as refused and skipped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,94 +23,93 @@ use crate::setup::Setup;
 
 pub use crate::rounds::Machines;
 
-/// Makes a plan of a policy, or says why it cannot.
+/// Makes a plan of a policy, or returns the refusals.
 pub type PlanFn<'a> = dyn Fn(&Policy, &Inventory) -> Result<Plan, Vec<Refusal>> + 'a;
 
-/// What the caller wants.
+/// What the caller of [`run`] sets.
 pub struct Options<'a> {
     /// The backend's name, as in `--on`.
     pub backend: &'a str,
-    /// What its times are.
+    /// What times of this backend mean (real or simulated).
     pub timing: Timing,
-    /// Instead of the experiment's seed.
+    /// Overrides the experiment's seed. `None`: the experiment's own.
     pub seed: Option<u64>,
-    /// Instead of the experiment's rounds.
+    /// Overrides the experiment's rounds. `None`: the experiment's own.
     pub rounds: Option<u32>,
-    /// Only these configurations, by name, by the part before `@`, or by a pattern (`*`, `?`,
-    /// `{AXIS}`); the baseline always comes along. Empty: all.
+    /// Only these configurations: by name, by the part before `@`, or by a pattern (`*`, `?`,
+    /// `{AXIS}`). The baseline is always included. Empty: all.
     pub only: &'a [String],
-    /// The record of an interrupted run to go on with: seed, rounds and `only` are those of the
-    /// record.
+    /// The record of an interrupted run to resume. Seed, rounds and `only` come from that record.
     pub resume: Option<&'a Path>,
-    /// Why configurations that ask for huge pages are refused; absent: huge pages are to be had.
+    /// Why configurations that ask for huge pages are refused. `None`: huge pages are available.
     pub no_huge_pages: Option<Refusal>,
-    /// The directory in which the record's folder is made; absent: no record.
+    /// The directory in which the record's folder is made. `None`: no record.
     pub out: Option<&'a Path>,
     /// Seconds since 1970, for the record's name.
     pub now_unix_s: u64,
-    /// The command, word for word.
+    /// The command line, word for word.
     pub command_line: &'a str,
-    /// The experiment as written.
+    /// The experiment's file, as written.
     pub experiment_text: &'a str,
-    /// Makes the record's `report.html`; absent: none.
+    /// Makes the record's `report.html`. `None`: no such page.
     pub html: Option<&'a dyn Fn(&Record) -> String>,
 }
 
-/// Told how the experiment goes on.
+/// Receives the progress of an experiment. Every function has a default that does nothing.
 pub trait Progress {
-    /// So many cells are to be run.
+    /// The experiment has so many cells in all.
     fn begin(&mut self, _cells: u32) {}
-    /// So many of them were measured by the run that this one goes on with.
+    /// So many cells were measured by the run that this one resumes.
     fn resumed(&mut self, _done: u32) {}
-    /// A cell begins; `cell` names its round, configuration and, when alone, subject.
+    /// A cell begins. `cell` names its round, its configuration and, when alone, its subject.
     fn cell(&mut self, _cell: &str) {}
     /// So many cells are done, measured or given up.
     fn done(&mut self, _done: u32, _cells: u32) {}
-    /// Something a person should know at once.
+    /// A message that the user should see at once.
     fn note(&mut self, _text: &str) {}
-    /// Whether no further round is to begin, `done` rounds being over: their time is up.
+    /// Whether no further round may begin after `done` rounds, because their time is up.
     fn enough(&mut self, _done: u32) -> bool {
         false
     }
-    /// The signal that wants the experiment to end, if there was one. Asked while cells run on
-    /// machines that see no signals themselves ([`Machines::Alike`]).
+    /// The number of a signal that wants the experiment to end. Asked while cells run on machines
+    /// that see no signals themselves ([`Machines::Alike`]).
     fn stop(&mut self) -> Option<i32> {
         None
     }
 }
 
-/// Tells nobody.
+/// A [`Progress`] that ignores everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProgress;
 
 impl Progress for NoProgress {}
 
-/// An experiment that was run, or as much of it as could be.
+/// An experiment that was run, completely or in part.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// What was found; `interrupted` tells whether it is partial.
+    /// What was measured. `interrupted` is set where it is partial.
     pub result: CompareResult,
-    /// The record's folder.
+    /// The record's folder. `None` where no record was asked for.
     pub folder: Option<PathBuf>,
 }
 
-/// Why there is no result.
+/// Why an experiment has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    /// The experiment asks for what is not built.
+    /// The experiment asks for something that is not built yet.
     #[error("{}", sentences(.0))]
     NotYet(Vec<Refusal>),
-    /// `only` names a configuration that is not there.
+    /// `only` names a configuration that does not exist.
     #[error("there is no configuration '{name}' in this experiment{close}; it has {known}")]
     Unknown {
-        /// The name given.
+        /// The name that was given.
         name: String,
-        /// The one that may have been meant, in parentheses.
+        /// The name that may have been meant, in parentheses. Empty where none is close.
         close: String,
-        /// Those there are.
+        /// The experiment's configurations, as text.
         known: String,
     },
-    /// The record cannot be gone on with.
+    /// The record cannot be resumed, for this reason.
     #[error("{0}")]
     Resume(String),
     /// The subjects do not fit on the machine.
@@ -122,12 +121,12 @@ pub enum CompareError {
     /// The record could not be read back for its page.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A cell could not be undone, so nothing further may be measured.
+    /// A cell could not be undone. Nothing further may be measured.
     #[error("{why}{}", partial(.folder.as_deref()))]
     NotUndone {
-        /// What happened, and the remedy.
+        /// What failed, and the remedy.
         why: String,
-        /// The record of what was measured until then.
+        /// The record of what was measured until then, if there is one.
         folder: Option<PathBuf>,
     },
 }
@@ -143,9 +142,10 @@ fn partial(folder: Option<&Path>) -> String {
     })
 }
 
-/// Runs `experiment` on `machines`. Blocks until it is over; a signal seen by the machine ends it
-/// after the current cell is undone, one seen by [`Progress::stop`] after the cells that have
-/// begun; the result is partial then.
+/// Runs `experiment` on `machines`, and blocks until it is over.
+///
+/// A signal makes the result partial. One that a machine sees ends the run after the current cell
+/// is undone. One from [`Progress::stop`] ends it after the cells that have begun.
 pub fn run(
     experiment: &Experiment,
     machines: Machines<'_>,
@@ -243,7 +243,7 @@ pub fn run(
     }
 }
 
-/// `manifest.json`: what was run, where, with what.
+/// `manifest.json`: what was run, on which machine, with which settings.
 #[derive(Serialize)]
 struct Manifest<'a> {
     schema: &'static str,
@@ -254,16 +254,16 @@ struct Manifest<'a> {
     timing: Timing,
     seed: u64,
     rounds: u32,
-    /// As asked for.
+    /// The configurations as asked for; empty: all.
     only: &'a [String],
     machine: &'a Inventory,
     machine_hash: String,
     policy_hash: &'a str,
-    /// As written.
+    /// The experiment's file, as written.
     experiment: &'a str,
-    /// Subject → CPUs.
+    /// Subject → its CPUs as a list.
     placement: BTreeMap<&'a str, String>,
-    /// Configuration → its policy, the subjects' CPUs filled in.
+    /// Configuration → its policy, with the subjects' CPUs filled in.
     policies: BTreeMap<&'a str, &'a Policy>,
     plans: BTreeMap<&'a str, &'a Plan>,
     refused: BTreeMap<&'a str, &'a Vec<Refusal>>,

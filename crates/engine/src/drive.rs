@@ -1,9 +1,9 @@
-//! The only loop: applies a plan's steps, lets a script start subjects and react to what is seen,
-//! records every event, and undoes everything at the end, whatever happened in between.
+//! The only loop: applies a plan's steps, runs a script, records every event, and undoes everything
+//! at the end, whatever happened. The script starts subjects and reacts to what is seen.
 //!
-//! What differs between holding a policy and measuring a cell is the [`Script`]: a state machine
-//! that never touches the backend itself. So there is one place in which things are applied, and
-//! one in which they are undone.
+//! Holding a policy and measuring a cell differ only in the [`Script`], a state machine that never
+//! touches the backend itself. So there is one place in which steps are applied and one in which
+//! they are undone.
 
 use quell_plan::Plan;
 use quell_record::about::About;
@@ -22,88 +22,87 @@ use crate::sink::{Sink, Watching};
 /// What a script asks of the loop.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
-    /// Start a subject; the script is told its number by [`Script::started`].
+    /// Start a subject. [`Script::started`] reports its number.
     Start(SubjectSpec),
-    /// Act on one.
+    /// Carry out an action, usually on a subject.
     Act(Action),
-    /// Read what one has drawn; the script is told by [`Script::drew`].
+    /// Read what a subject has drawn. [`Script::drew`] gets the answer.
     Look(SubjectId),
-    /// Find out what memory one works on; the script is told by [`Script::works_on`].
+    /// Measure the memory that a subject works on. [`Script::works_on`] gets the answer.
     Size(SubjectId),
 }
 
-/// What is done with the subjects while the plan holds. Its errors are sentences for a person,
-/// naming the subject.
+/// What is done with the subjects while the plan holds. Its errors are sentences for the user that
+/// name the subject.
 pub trait Script {
-    /// The plan is in force.
+    /// All steps are applied and the plan holds.
     fn begin(&mut self, now: Nanos, orders: &mut Vec<Order>) -> Result<(), String>;
     /// An [`Order::Start`] was carried out.
     fn started(&mut self, name: &str, id: SubjectId, now: Nanos);
-    /// Something was seen. Stop and revocation never get here: they end the run.
+    /// Something was seen. Stop and revocation never get here, because they end the run.
     fn seen(&mut self, now: Nanos, seen: Seen, orders: &mut Vec<Order>) -> Result<(), String>;
-    /// Time has passed: called after every wait. A script without deadlines has nothing to do then.
+    /// Called after every wait. A script without deadlines has nothing to do then.
     fn tick(&mut self, _now: Nanos, _orders: &mut Vec<Order>) -> Result<(), String> {
         Ok(())
     }
-    /// An [`Order::Look`] was carried out; nothing on a machine that does not count by subject.
+    /// An [`Order::Look`] was carried out. `None` on a machine that does not count by subject.
     fn drew(&mut self, _now: Nanos, _drawn: Option<Drawn>) {}
-    /// An [`Order::Size`] was carried out; nothing on a machine that cannot tell.
+    /// An [`Order::Size`] was carried out. `None` on a machine that cannot measure it.
     fn works_on(&mut self, _set: Option<WorkingSet>) {}
-    /// When [`Self::tick`] is wanted at the latest.
+    /// By when [`Self::tick`] must be called.
     fn wake(&self) -> Nanos {
         Nanos(u64::MAX)
     }
-    /// Whether nothing more is to be done.
+    /// Whether the script has nothing left to do; the loop ends then.
     fn finished(&self) -> bool;
 }
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The script was finished.
+    /// The script had finished.
     Finished,
-    /// The user or the system wanted it: the signal's number.
+    /// A signal with this number asked to stop.
     Stopped(i32),
-    /// The watchdog had undone everything already: nothing was held any more.
+    /// The watchdog had undone everything already, for this reason. Nothing was held any more.
     Revoked(String),
 }
 
 /// A run that was undone in good order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Driven {
-    /// How it ended.
+    /// What ended the run.
     pub ended: Ended,
-    /// What undoing came to.
+    /// What undoing reverted and left.
     pub undone: Undone,
-    /// What applying the steps brought to light (who stayed on a CPU).
+    /// Findings of applying the steps, such as a task that remained on a CPU.
     pub notes: Vec<String>,
-    /// What the promises were worth.
+    /// What each promise was worth, at the end and at its worst.
     pub standing: Standing,
 }
 
-/// Why a run failed.
+/// Why a run failed, and whether anything is left on the machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriveError {
     /// It failed, and everything was undone.
     #[error("{0}")]
     Failed(String),
-    /// Something is left on the machine.
+    /// Undoing failed: something is left on the machine.
     #[error("{why}; undoing failed, too: {undo}; run `quell restore` to undo what is left")]
     NotUndone {
-        /// What went wrong first.
+        /// What went wrong first, as a sentence.
         why: String,
         /// What went wrong while undoing.
         undo: String,
     },
 }
 
-/// A wait is never longer than this, so that a script's new wish is seen and the backend's own
-/// chores get done.
+/// The longest wait. So a new order of the script is seen, and the backend does its own chores.
 const LONGEST_WAIT: Nanos = Nanos::secs(1);
 /// How often the CPUs' times are read for the record: ten of the kernel's ticks.
 const ACCOUNT_EVERY: Nanos = Nanos::millis(100);
 
-/// Applies `plan`, runs `script`, undoes.
+/// Applies `plan`, runs `script`, and undoes the plan.
 pub fn drive(
     backend: &mut dyn Backend,
     plan: &Plan,
@@ -252,7 +251,7 @@ fn hold(
     Ok(Ended::Finished)
 }
 
-/// Nothing holds any more: that, and what it means to each promise.
+/// Records that nothing holds any more, and what this means for each promise.
 fn revoked(backend: &dyn Backend, plan: &Plan, why: &str, sink: &mut dyn Sink) {
     finding(backend, sink, About::Failed, why);
     for (id, _) in plan.numbered() {
@@ -264,7 +263,7 @@ fn revoked(backend: &dyn Backend, plan: &Plan, why: &str, sink: &mut dyn Sink) {
 
 /// Reads the CPUs' times while a plan holds, if the record wants them and the machine keeps them.
 struct Account {
-    /// When they are due; never again once they could not be had.
+    /// When the next reading is due. Never again once one was not available.
     next: Nanos,
 }
 
@@ -377,7 +376,7 @@ mod tests {
         (out, sink)
     }
 
-    /// Wants the CPUs' times: when they came.
+    /// Wants the CPUs' times, and keeps when they came.
     #[derive(Default)]
     struct Wanting {
         times: Vec<Nanos>,

@@ -1,11 +1,11 @@
-//! What an experiment expects of its result, and whether it was found: the rows of `compare
+//! What an experiment expects of its result, and whether it came out so: the rows of `compare
 //! --check`.
 
 use quell_policy::experiment::{Expect, Figure};
 use quell_record::result::{ConfigurationResult, ExpectationResult, Figures};
 
 /// One row per condition, in the order of the experiment. A configuration that was not asked for
-/// (`--only`) gives no row; one that was refused or could not be measured fails its rows.
+/// (`--only`) gives no row. One that was refused or could not be measured fails its rows.
 pub(crate) fn rows(
     expects: &[Expect],
     configurations: &[ConfigurationResult],

@@ -1,6 +1,6 @@
-//! A scripted machine for the tests: subjects that behave as told, time that jumps to the next
-//! event, faults on demand. It refuses what a real backend would: acting on subjects that are not
-//! there, going before being ready.
+//! A scripted machine for the tests: subjects behave as scripted, time jumps to the next event, and
+//! faults come on demand. It refuses what a real backend refuses: actions on subjects that do not
+//! exist, or a start before a generator is ready.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,21 +26,20 @@ use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::Partitions;
 use quell_types::units::{Bytes, Nanos, Rate};
 
-/// What a generator reports: from (its name, the steps in force, the others running beside it, its
-/// span).
+/// What a generator reports, as a function of the scene.
 pub type Behaviour = Box<dyn Fn(&Scene<'_>) -> Measurement + Send>;
 
-/// What a generator's report depends on.
+/// What a generator's report may depend on.
 pub struct Scene<'a> {
-    /// The steps in force.
+    /// The steps that are applied.
     pub steps: &'a [Step],
-    /// The names of the others that are running.
+    /// The names of all other running subjects.
     pub beside: Vec<&'a str>,
-    /// Cells begun so far.
+    /// How many cells have begun so far.
     pub cell: u32,
-    /// The number of this one, from the engine.
+    /// The number that the engine gave this cell.
     pub number: u64,
-    /// The measured span.
+    /// The length of the measured span.
     pub duration: Nanos,
 }
 
@@ -55,12 +54,12 @@ struct Running {
     ready: bool,
 }
 
-/// The machine.
+/// The scripted machine: its script, its state and a log.
 #[derive(Default)]
 pub struct Fake {
-    /// Everything done to it, in order.
+    /// Everything done to the machine, in order.
     pub log: Vec<String>,
-    /// What [`Backend::shared_cache`] answers, call by call; then `Some(1.0)`.
+    /// Answers of [`Backend::shared_cache`], call by call; after the last one `Some(1.0)`.
     pub shared: Vec<Option<f64>>,
     /// The specs of all subjects ever started.
     pub specs: Vec<SubjectSpec>,
@@ -89,7 +88,7 @@ impl Fake {
         Self::default()
     }
 
-    /// A generator that becomes ready after 50 ms and reports as `behaviour` says.
+    /// Adds a generator that is ready after 50 ms and reports what `behaviour` returns.
     pub fn generator(
         &mut self,
         name: &str,
@@ -98,12 +97,12 @@ impl Fake {
         self.generators.insert(name.into(), Box::new(behaviour));
     }
 
-    /// A generator that never says anything: not `ready`, or not its result.
+    /// A generator that never says `what`: `ready`, or its result.
     pub fn mute(&mut self, name: &str, what: &str) {
         self.mute.push(format!("{what} {name}"));
     }
 
-    /// A command that writes `lines` and ends.
+    /// Adds a command that writes `lines` and ends after `takes`.
     pub fn command(&mut self, name: &str, takes: Nanos, status: i32, lines: &[&str]) {
         let lines = lines.iter().map(|l| (*l).to_owned()).collect();
         self.commands.insert(
@@ -116,37 +115,37 @@ impl Fake {
         );
     }
 
-    /// Every cell with a regulation reports throttling.
+    /// Makes every cell with a regulation report throttling.
     pub fn report_throttling(&mut self) {
         self.throttle = true;
     }
 
-    /// It keeps an account of its one CPU's time: all of it stolen.
+    /// Makes the machine account its one CPU's time: all of it is stolen.
     pub fn keep_account(&mut self) {
         self.account = true;
     }
 
-    /// It counts what each subject draws: a byte read per nanosecond.
+    /// Makes the machine count what each subject draws: a byte read per nanosecond.
     pub fn count_draws(&mut self) {
         self.draws = true;
     }
 
-    /// Its memory can be watched, and is as this says of each moment.
+    /// Makes its memory observable; `look` gives the state at each moment.
     pub fn memory(&mut self, look: fn(Nanos) -> Look) {
         self.memory = Some(look);
     }
 
-    /// In this time memory cannot be looked at.
+    /// In this time memory cannot be read.
     pub fn blind(&mut self, when: Range<Nanos>) {
         self.blind = when;
     }
 
-    /// Whatever is done about memory fails.
+    /// Every action on memory fails with this reason.
     pub fn refuse_memory(&mut self, why: &str) {
         self.refuses_memory = Some(why.into());
     }
 
-    /// The next time the log would say `what` (or `wait`), it fails instead.
+    /// The next time the log would get `what` (or at a `wait`), the call fails instead.
     pub fn fail_once(&mut self, what: &str) {
         self.faults.push(what.into());
     }
@@ -155,7 +154,7 @@ impl Fake {
         self.push(at, Seen::Stop(signal));
     }
 
-    /// A unit of work of a group ends.
+    /// A unit of work of this group ends at this time.
     pub fn unit_at(&mut self, ended: Nanos, group: &str, took: Nanos) {
         let unit = Unit {
             ended,
@@ -173,7 +172,7 @@ impl Fake {
         self.push(at, Seen::Revoked(why.into()));
     }
 
-    /// Whether nothing is applied and nobody runs.
+    /// Whether no step is applied and no subject runs.
     pub fn clean(&self) -> bool {
         self.applied.is_empty() && self.running.is_empty()
     }
@@ -422,7 +421,7 @@ impl Backend for Fake {
     }
 }
 
-/// A machine of so many one-thread cores below one last-level cache.
+/// A machine of so many cores with one thread each, all below one last-level cache.
 pub fn machine(cpus: u32) -> Inventory {
     let all: CpuSet = (0..cpus).collect();
     Inventory {
@@ -503,7 +502,7 @@ pub fn machine(cpus: u32) -> Inventory {
     }
 }
 
-/// A subject whose name is its command and its group.
+/// A subject with one name for subject, command and group.
 pub fn command(name: &str) -> SubjectSpec {
     SubjectSpec {
         name: name.into(),
@@ -515,7 +514,7 @@ pub fn command(name: &str) -> SubjectSpec {
     }
 }
 
-/// A plan that moves interrupts so many times.
+/// A plan with so many steps that move interrupts.
 pub fn plan_with_steps(steps: u32) -> Plan {
     Plan {
         policy: "test".into(),

@@ -1,7 +1,8 @@
-//! The record of a run: an append-only folder `NAME-YYYYMMDD-HHMMSS` (UTC). While the run lasts it
-//! is written under a name that begins with a dot and ends in `.partial`; it gets its name when it
-//! is complete, so a folder without that suffix is whole. Events and samples are appended as they
-//! come and survive a crash in the partial folder.
+//! The record of a run: an append-only folder `NAME-YYYYMMDD-HHMMSS` (UTC).
+//!
+//! While the run lasts, its name begins with a dot and ends in `.partial`. It gets its final name
+//! when it is complete. So a folder without that suffix is whole. Events and samples are appended
+//! as they come, and survive a crash in the partial folder.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,20 +24,19 @@ use sha2::{Digest, Sha256};
 use crate::resume::{self, Done};
 use crate::sink::Sink;
 
-/// The most decisions of one CPU that a record holds: what a quarter of an hour at 1 ms makes, some
-/// 60 MB.
+/// The most decisions of one CPU that a record holds: a quarter of an hour at 1 ms, some 60 MB.
 const MOST_DECISIONS: u64 = 1_000_000;
-/// The most rows of `samples/machine.csv`: of 64 CPUs what half an hour makes, some 60 MB.
+/// The most rows of `samples/machine.csv`: half an hour of 64 CPUs, some 60 MB.
 const MOST_TIMES: u64 = 1_000_000;
 /// The first line of `samples/decisions-cpuN.csv`.
 pub(crate) const DECISIONS_HEAD: &str =
     "at_ns,used_lines,decision,lines,until_ns,reaction_ns,interrupted,group";
-/// The same of versions in which a CPU had one regulator.
+/// The same head as older versions wrote it, in which a CPU had one regulator.
 pub(crate) const DECISIONS_HEAD_1: &str =
     "at_ns,used_lines,decision,lines,until_ns,reaction_ns,interrupted";
 /// The first line of `samples/machine.csv`.
 pub(crate) const TIMES_HEAD: &str = "at_ns,cpu,busy_ns,irq_ns,softirq_ns,steal_ns,idle_ns";
-/// Where the CPUs' times are.
+/// The file with the CPUs' times.
 pub(crate) const TIMES: &str = "samples/machine.csv";
 
 /// Why the record could not be written.
@@ -49,28 +49,29 @@ pub struct FolderError {
     why: std::io::Error,
 }
 
-/// A record being written.
+/// A record that is being written.
 #[derive(Debug)]
 pub struct Folder {
     partial: PathBuf,
     last: PathBuf,
     events: BufWriter<File>,
-    /// The regulators' decisions, per CPU: the file and how many it holds.
+    /// Per CPU: the file of regulators' decisions, and how many it holds.
     decisions: BTreeMap<CpuId, (BufWriter<File>, u64)>,
-    /// Decisions that were lost or did not fit any more, per CPU.
+    /// Per CPU: decisions that were lost or did not fit any more.
     missing: BTreeMap<CpuId, u64>,
-    /// How the CPUs' time was spent: the file and how many rows it holds.
+    /// The file of the CPUs' times, and how many rows it holds.
     times: Option<(BufWriter<File>, u64)>,
     begun: Nanos,
-    /// How long the runs lasted that this one goes on with, in nanoseconds.
+    /// How long the resumed runs lasted together, in nanoseconds; 0 for a new record.
     before: u64,
-    /// The first failure while appending; reported by [`Folder::check`], because sinks cannot fail.
+    /// The first failure while appending. [`Folder::check`] reports it, because sinks cannot fail.
     failed: Option<FolderError>,
 }
 
 impl Folder {
-    /// Begins the record of `name` in `runs`, which is created if need be. `unix_s`: the time, for
-    /// the name. `begun`: the backend's time, from which events are counted.
+    /// Begins the record of `name` in the directory `runs`, which is created if need be. `unix_s`:
+    /// the time for its name. `begun`: the time on the backend's clock from which events are
+    /// counted.
     pub fn begin(runs: &Path, name: &str, unix_s: u64, begun: Nanos) -> Result<Self, FolderError> {
         let base = format!("{}-{}", plain(name), compact(unix_s));
         fs::create_dir_all(runs).map_err(|why| error(runs, why))?;
@@ -102,7 +103,7 @@ impl Folder {
         Ok(Self::on(partial, last, events, begun, 0))
     }
 
-    /// A folder whose events go on from `before` on the record's clock.
+    /// A folder in which events continue from `before` on the record's clock.
     fn on(
         partial: PathBuf,
         last: PathBuf,
@@ -123,15 +124,15 @@ impl Folder {
         }
     }
 
-    /// Goes on with the record in `dir`, under its unfinished name. What can be made from its cells
-    /// is taken out.
+    /// Resumes the record in `dir`, under its unfinished name. Files that can be made again from
+    /// its cells are removed.
     pub(crate) fn resume(dir: &Path, begun: Nanos) -> Result<Self, FolderError> {
         let last = resume::last(dir);
         let partial = resume::partial(&last);
         if dir != partial {
             fs::rename(dir, &partial).map_err(|why| error(dir, why))?;
         }
-        // The latest time in it.
+        // The latest time in the record.
         let mut before = 0;
         let samples = partial.join("samples");
         let names = fs::read_dir(&samples).map_err(|why| error(&samples, why))?;
@@ -175,7 +176,7 @@ impl Folder {
         Ok(Self::on(partial, last, events, begun, before))
     }
 
-    /// Keeps a cell that was measured, so that the experiment can go on after it.
+    /// Keeps a measured cell, so that the experiment can resume after it.
     pub(crate) fn done(&self, cell: &Done) -> Result<(), FolderError> {
         let path = self.partial.join(resume::CELLS);
         let mut line =
@@ -189,24 +190,24 @@ impl Folder {
             .map_err(|why| error(&path, why))
     }
 
-    /// The experiment is whole: nothing will go on with it.
+    /// The experiment is whole. Nothing will resume it.
     pub(crate) fn whole(&self) {
         let _ = fs::remove_file(self.partial.join(resume::CELLS));
     }
 
-    /// Nanoseconds from the record's begin to a time on the backend's clock.
+    /// Nanoseconds from the record's begin to this time on the backend's clock.
     pub(crate) fn since(&self, at: Nanos) -> u64 {
         self.before + at.since(self.begun).0
     }
 
-    /// Writes a whole file of the record.
+    /// Writes a file of the record as a whole.
     pub fn write(&self, name: &str, content: &str) -> Result<(), FolderError> {
         let path = self.partial.join(name);
         fs::write(&path, content).map_err(|why| error(&path, why))
     }
 
-    /// Appends one metric's windows of one round to `samples/CONFIGURATION--SUBJECT.csv`: round,
-    /// window, when it began on the record's clock (nothing where nobody knows) and value.
+    /// Appends one metric's windows of one round to `samples/CONFIGURATION--SUBJECT.csv`. Columns:
+    /// round, window, its begin on the record's clock (empty where unknown), value.
     pub fn samples(
         &self,
         configuration: &str,
@@ -230,7 +231,8 @@ impl Folder {
     }
 
     /// Appends what the units of one round met in memory to
-    /// `samples/memory-CONFIGURATION--SUBJECT.csv`, if the subject tells and its time is known.
+    /// `samples/memory-CONFIGURATION--SUBJECT.csv`. Nothing is written if the subject reports no
+    /// unit ends or its begin is unknown.
     pub fn course(
         &self,
         configuration: &str,
@@ -255,8 +257,8 @@ impl Folder {
         self.append(&name, &format!("{COURSE_HEAD}\n"), &text)
     }
 
-    /// Appends the units of one round to `samples/account-CONFIGURATION--SUBJECT.csv`: what
-    /// attribution is made from.
+    /// Appends the units of one round to `samples/account-CONFIGURATION--SUBJECT.csv`. Attribution
+    /// is made from that file.
     pub fn units(
         &self,
         configuration: &str,
@@ -293,7 +295,7 @@ impl Folder {
             .map_err(|why| error(&path, why))
     }
 
-    /// Whether every event was written so far; also hands them to the kernel.
+    /// Reports the first failure to write so far. Also hands all events to the kernel.
     pub fn check(&mut self) -> Result<(), FolderError> {
         if let Err(why) = self.events.flush() {
             self.fail("events.jsonl", why);
@@ -311,8 +313,8 @@ impl Folder {
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Ends events and samples: what was left out is said, everything is handed to the kernel. Then
-    /// [`Self::path`] can be read.
+    /// Ends events and samples: notes what was left out, and hands everything to the kernel. After
+    /// this [`Self::path`] can be read.
     pub fn close(&mut self) -> Result<(), FolderError> {
         for (cpu, missing) in std::mem::take(&mut self.missing) {
             let name = decisions_name(cpu);
@@ -330,13 +332,13 @@ impl Folder {
         self.check()
     }
 
-    /// Where it is while it is being written.
+    /// The folder's path while it is being written.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.partial
     }
 
-    /// Gives the record its name, and returns it.
+    /// Gives the record its final name, and returns that path.
     pub fn finish(mut self) -> Result<PathBuf, FolderError> {
         self.close()?;
         fs::rename(&self.partial, &self.last).map_err(|why| error(&self.last, why))?;
@@ -444,25 +446,25 @@ impl Sink for Folder {
     }
 }
 
-/// The first columns of a subject's samples; the metric's follows.
+/// The first columns of a subject's samples. The metric's column follows.
 pub(crate) const SAMPLES_HEAD: &str = "round,window,at_ns,";
 
-/// Where the windows of a subject are.
+/// The file of a subject's windows.
 pub(crate) fn samples_name(configuration: &str, subject: &str) -> String {
     format!("samples/{}--{}.csv", plain(configuration), plain(subject))
 }
 
-/// What is told of each unit of work that met something in memory: metrics, behind round and time.
+/// The metrics of `samples/memory-…csv`, behind round and time.
 const COURSE: [&str; 3] = ["resident_mb", "cache_misses", "major_faults"];
 pub(crate) const COURSE_HEAD: &str = "round,at_ns,resident_mb,cache_misses,major_faults";
 
-/// Where that is.
+/// The file of what a subject's units met in memory.
 pub(crate) fn course_name(configuration: &str, subject: &str) -> String {
     let (configuration, subject) = (plain(configuration), plain(subject));
     format!("samples/memory-{configuration}--{subject}.csv")
 }
 
-/// A file of rows under `head`, begun or gone on with, and how many it holds.
+/// A file of rows under `head`, new or resumed, and how many rows it holds.
 fn rows_of(path: &Path, head: &str) -> std::io::Result<(BufWriter<File>, u64)> {
     let file = fs::OpenOptions::new()
         .create(true)
@@ -476,8 +478,8 @@ fn rows_of(path: &Path, head: &str) -> std::io::Result<(BufWriter<File>, u64)> {
     Ok((file, lines.saturating_sub(1)))
 }
 
-/// Cuts off what stands behind the last line break: it was being written when the run ended.
-/// Returns what is left.
+/// Cuts off what follows the last line break: it was being written when the run ended. Returns the
+/// rest.
 fn cut(path: &Path) -> Result<String, FolderError> {
     let bytes = fs::read(path).map_err(|why| error(path, why))?;
     let text = resume::whole_lines(&String::from_utf8_lossy(&bytes)).to_owned();
@@ -496,8 +498,7 @@ fn error(path: &Path, why: std::io::Error) -> FolderError {
     }
 }
 
-/// A name as a file name: everything but letters, digits and `@%+=._-` becomes `_`, a leading dot,
-/// too.
+/// A name as a file name. All but letters, digits and `@%+=._-` becomes `_`, as does a leading dot.
 fn plain(name: &str) -> String {
     let text: String = name
         .chars()
@@ -515,15 +516,15 @@ fn plain(name: &str) -> String {
     }
 }
 
-/// `YYYYMMDD-HHMMSS` in UTC.
+/// Seconds since 1970 as `YYYYMMDD-HHMMSS` in UTC.
 fn compact(unix_s: u64) -> String {
     calendar::utc(unix_s)
         .replace(['-', ':'], "")
         .replace(' ', "-")
 }
 
-/// A hash that is evidence of a text: nobody can make another text with the same one. It names its
-/// algorithm (`sha256:…`); records of versions before this have `fnv1a64:…`, which only identifies.
+/// A cryptographic hash of a text, as `ALGORITHM:HEX`. SHA-256: another text with the same hash
+/// cannot be made. Older records have `fnv1a64:…`, which only identifies.
 #[must_use]
 pub fn hash(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
@@ -531,7 +532,7 @@ pub fn hash(text: &str) -> String {
     format!("sha256:{}", hex.collect::<String>())
 }
 
-/// A number that identifies a text and does not protect it: FNV-1a, 64 bits (Fowler, Noll and Vo;
+/// A number that identifies a text but does not protect it: FNV-1a, 64 bits (Fowler, Noll and Vo;
 /// RFC 9923).
 pub(crate) fn fnv1a64(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

@@ -1,5 +1,5 @@
-//! Holding a plan for `quell run`: launches what the policy launches, holds until it ends or
-//! somebody wants it to end, and passes the exit status through.
+//! Holding a plan for `quell run`: starts the policy's programs, holds until they or a signal end
+//! it, and passes the exit status through.
 
 use std::collections::BTreeMap;
 
@@ -12,46 +12,46 @@ use quell_types::units::Nanos;
 use crate::drive::{DriveError, Ended, Order, Script, drive};
 use crate::sink::Sink;
 
-/// When the hold ends by itself.
+/// What ends the hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// Never: only a signal ends it. For groups that match running tasks.
+    /// Only a signal ends it. For groups that match running tasks.
     Stop,
-    /// When the first subject ends; its status is passed through.
+    /// The end of the first subject; its status is passed through.
     First,
-    /// When all subjects have ended; the first status that is not zero is passed through.
+    /// The end of all subjects. The first status that is not zero is passed through.
     All,
 }
 
 /// How the hold ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The launched program ended, with its status as a shell reports it.
+    /// A launched program ended, with this status as a shell reports it.
     Exited(i32),
-    /// A signal ended it: the signal's number.
+    /// A signal with this number ended it.
     Stopped(i32),
-    /// The watchdog had undone everything: nothing was held any more, for this reason.
+    /// The watchdog had undone everything, for this reason. Nothing was held any more.
     Revoked(String),
 }
 
-/// What came of a hold, everything undone.
+/// The outcome of a hold, after everything was undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// How it ended.
+    /// What ended the hold.
     pub outcome: Outcome,
-    /// What undoing came to.
+    /// What undoing reverted and left.
     pub undone: Undone,
-    /// What applying the steps brought to light.
+    /// Findings of applying the steps.
     pub notes: Vec<String>,
-    /// Times a CPU was throttled.
+    /// How often a CPU was throttled.
     pub throttles: u64,
     /// Time throttled, summed over CPUs.
     pub throttled: Nanos,
-    /// What the promises were worth.
+    /// What each promise was worth, at the end and at its worst.
     pub standing: Standing,
 }
 
-/// Applies `plan`, starts `subjects`, holds `until`, undoes. Events go to `sink` as they come.
+/// Applies `plan`, starts `subjects`, holds `until`, and undoes. Events go to `sink` as they come.
 pub fn run(
     backend: &mut dyn Backend,
     plan: &Plan,
@@ -92,7 +92,7 @@ pub fn run(
 struct Hold<'a> {
     subjects: &'a [SubjectSpec],
     until: Until,
-    /// Subject → its place in `subjects`.
+    /// Subject → its index in `subjects`.
     running: BTreeMap<SubjectId, usize>,
     left: usize,
     status: Option<i32>,

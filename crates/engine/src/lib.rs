@@ -1,7 +1,8 @@
-//! The engine: what happens in which order, whatever the machine. It owns the one loop ([`drive`]),
-//! holding a plan ([`hold`]), running an experiment ([`compare`]) and the record of both
-//! ([`folder`], [`read`]). Backends are injected; time comes from them, randomness from a seed, and
-//! the calendar from the caller.
+//! The engine: what happens in which order, whatever the machine.
+//!
+//! It owns the one loop ([`drive`]), holding a plan ([`hold`]), running an experiment ([`compare`])
+//! and the record of both ([`folder`], [`read`]). Backends are injected. Time comes from them,
+//! randomness from a seed, and the calendar from the caller.
 
 mod adapt;
 mod aggregate;

@@ -1,4 +1,4 @@
-//! What is done again and again while a plan holds: the slow controllers, behind one trait.
+//! The slow controllers that run while a plan holds, behind one trait.
 
 use quell_plan::Plan;
 use quell_record::backend::{Backend, Seen};
@@ -9,12 +9,12 @@ use crate::memory::Memory;
 use crate::sink::Sink;
 use crate::ways::Ways;
 
-/// A slow controller. An error of any of its functions ends the run, and everything is undone.
+/// A slow controller. An error of any function ends the run, and everything is undone.
 pub(crate) trait Loop {
-    /// When [`Self::step`] is wanted at the latest. It is not called before.
+    /// When [`Self::step`] is due. It is not called before.
     fn next(&self) -> Nanos;
 
-    /// Something was seen: units of work that ended, what a program says of them.
+    /// Something was seen: units of work that ended, or what a program declares of them.
     fn seen(
         &mut self,
         _backend: &mut dyn Backend,
@@ -25,7 +25,7 @@ pub(crate) trait Loop {
         Ok(())
     }
 
-    /// Looks and acts.
+    /// One step of the controller, at or after [`Self::next`].
     fn step(
         &mut self,
         backend: &mut dyn Backend,
@@ -33,11 +33,11 @@ pub(crate) trait Loop {
         sink: &mut dyn Sink,
     ) -> Result<(), String>;
 
-    /// The plan does not hold any more: tells what is left to be told.
+    /// The plan does not hold any more. Records what has not been recorded yet.
     fn end(&mut self, _now: Nanos, _sink: &mut dyn Sink) {}
 }
 
-/// Those that a plan wants, after its steps were applied.
+/// The controllers that a plan wants. Called after its steps were applied.
 pub(crate) fn begin(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<Box<dyn Loop>>, String> {
     let now = backend.now();
     let mut loops: Vec<Box<dyn Loop>> = Vec::new();

@@ -1,5 +1,5 @@
-//! The control of memory pressure while a plan holds: looks at the machine's memory, decisions as
-//! acts, and the record of both. What is decided is [`Controller`]'s.
+//! The control of memory pressure while a plan holds: samples of the machine's memory, decisions as
+//! actions, and the record of both. [`Controller`] decides.
 
 use quell_control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
 use quell_plan::{Plan, Pressured};
@@ -13,33 +13,33 @@ use quell_types::units::{Bytes, Nanos};
 use crate::loops::Loop;
 use crate::sink::Sink;
 
-/// How often it is put on record what memory there was and who waited for it.
+/// How often memory use and waiting times are recorded.
 const TELL_EVERY: Nanos = Nanos::secs(1);
 
-/// What is kept from look to look, so that nothing has to be allocated while it matters.
+/// Capacities that are kept between samples, so that nothing is allocated under memory pressure.
 const PROCESSES: usize = 1024;
 const DECISIONS: usize = 64;
 
-/// The loop.
+/// The controller of a plan, and what it needs between samples.
 #[derive(Debug)]
 pub(crate) struct Memory {
     plan: Pressured,
     control: Controller,
     look: Look,
     decisions: Vec<Decision>,
-    /// Processes that were stopped, and of which neighbour: when they go on they may be in none any
-    /// more.
+    /// Processes that were stopped, each with its neighbour's index. When they are resumed they may
+    /// be in no neighbour any more.
     stopped: Vec<(TaskId, usize)>,
-    /// When a unit of each critical group ended last.
+    /// When a unit of each critical group ended last. `None` before the first.
     beats: Vec<Option<Nanos>>,
     tell: Nanos,
-    /// After a look that failed: when the next one is due.
+    /// After a sample that failed: when the next one is due.
     retry: Nanos,
-    /// What the record was told last.
+    /// The critical groups as they were recorded last.
     told: Vec<Critical>,
-    /// What we ourselves had taken then, and when.
+    /// Quell's own use of CPU and memory at the last record, and when that was.
     own: Option<(Nanos, Own)>,
-    /// What could not be done, told once.
+    /// Failures that were reported already.
     failed: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl Loop for Memory {
         Ok(())
     }
 
-    /// What fails is told once: what holds goes on without it.
+    /// A failure is reported once, and the run continues without that action.
     fn step(
         &mut self,
         backend: &mut dyn Backend,
@@ -77,7 +77,7 @@ impl Loop for Memory {
 }
 
 impl Memory {
-    /// Begins, after the steps were applied; nothing where nobody is to look after memory.
+    /// Begins after the steps were applied. `None` where the plan controls no memory.
     pub(crate) fn begin(backend: &mut dyn Backend, plan: &Plan) -> Result<Option<Self>, String> {
         let now = backend.now();
         let Some(pressure) = &plan.loops.pressure else {
@@ -126,8 +126,8 @@ impl Memory {
                 }
                 self.control.step(now, &self.look, &mut self.decisions);
             }
-            // A file may read oddly once; what it holds goes on, and so does the run. The next look
-            // is an interval away.
+            // A file may read oddly once. The run continues, and the next sample is an interval
+            // away.
             Err(e) => {
                 self.failed(now, &format!("memory could not be looked at: {e}"), sink);
                 self.retry = now.plus(self.plan.interval);
@@ -156,7 +156,7 @@ impl Memory {
         }
     }
 
-    /// A limit that fails once fails with every look.
+    /// Reports a failure once. A limit that fails once fails with every sample.
     fn failed(&mut self, now: Nanos, what: &str, sink: &mut dyn Sink) {
         if self.failed.iter().any(|f| f == what) {
             return;
@@ -168,7 +168,7 @@ impl Memory {
         sink.put(now, &Event::finding(about, what, None));
     }
 
-    /// Of which neighbour a process is, or was when it was stopped.
+    /// The index of a process' neighbour: now, or when it was stopped.
     fn of(&self, task: TaskId) -> Option<usize> {
         let seen = self.look.processes.iter().find(|p| p.task == task);
         let stopped = || self.stopped.iter().find(|s| s.0 == task).map(|s| s.1);
@@ -206,11 +206,11 @@ impl Memory {
         })
     }
 
-    /// What each critical group used and waited for since the last time.
+    /// Records what each critical group used and waited for since the last record.
     fn tell(&mut self, now: Nanos, sink: &mut dyn Sink) {
         self.tell = now.plus(TELL_EVERY);
         let others = self.look.neighbours.iter().map(|n| n.usage.0).sum();
-        // At first nobody: sums that began before we did tell nothing.
+        // Empty at first: sums from before the run say nothing about it.
         let both = self.look.critical.iter().zip(&self.told);
         for (group, (now_is, was)) in self.plan.critical.iter().zip(both) {
             let event = Event::Waited {
@@ -228,7 +228,7 @@ impl Memory {
         self.told.clone_from(&self.look.critical);
     }
 
-    /// What all this takes.
+    /// Records what Quell itself uses.
     fn tell_own(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
         let Some((then, was)) = self.own else {
             return;

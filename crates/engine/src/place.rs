@@ -1,11 +1,12 @@
-//! Which subject runs on which CPUs. Chosen once per experiment, so that a configuration never
+//! Which subject runs on which CPUs. This is chosen once per experiment. So a configuration never
 //! changes where a subject runs, only what is done around it.
 //!
-//! Critical subjects choose first, from the lowest CPU up; then the others, as near to the first as
-//! they can be without sharing its core: another core below the same last-level cache, since that
-//! is where neighbours hurt. Only when the machine is too small do subjects that are not critical
-//! share CPUs with each other; and when it is too small even for that, critical subjects of one
-//! group share theirs.
+//! 1. Critical subjects choose first, from the lowest CPU up.
+//! 2. Then the rest choose, as near to the first critical subject as they can without sharing its
+//!    core: another core below the same last-level cache. There neighbours hurt most.
+//! 3. Only when the machine is too small, subjects that are not critical share CPUs with each
+//!    other.
+//! 4. When it is too small even for that, critical subjects of one group share theirs.
 
 use std::collections::BTreeMap;
 
@@ -13,60 +14,60 @@ use quell_plan::inventory::Inventory;
 use quell_policy::Role;
 use quell_types::cpuset::{CpuId, CpuSet};
 
-/// Where a subject wants to run.
+/// Where a subject is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// Its name.
+    /// The subject's name, unique within the experiment.
     pub name: String,
-    /// Its group.
+    /// The name of its group.
     pub group: String,
-    /// Its role.
+    /// Critical subjects choose first and share last.
     pub role: Role,
-    /// How many CPUs, or which.
+    /// How many CPUs, or which ones.
     pub cpus: Cpus,
 }
 
-/// How many CPUs, or which.
+/// How many CPUs a subject gets, or which ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cpus {
-    /// So many.
+    /// So many CPUs, chosen by [`place`].
     Count(u32),
-    /// These.
+    /// Exactly these CPUs, by number.
     These(CpuSet),
-    /// Those of the subject of that name, shared.
+    /// The CPUs of the subject with that name, shared with it.
     With(String),
-    /// The other threads of the cores of the subject of that name.
+    /// The other threads of the cores of the subject with that name.
     SiblingOf(String),
 }
 
-/// Why there is no place.
+/// Why a subject has no CPUs to run on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
-    /// Not enough CPUs.
+    /// The machine has fewer free CPUs than the subject needs.
     #[error(
         "subject '{name}' needs {wanted} CPUs, and of this machine's {online} only {left} are left for it; ask for fewer \
          `cpus` or run fewer subjects"
     )]
     TooFew {
-        /// The subject.
+        /// The subject without a place.
         name: String,
-        /// CPUs it needs.
+        /// How many CPUs it needs.
         wanted: usize,
-        /// CPUs the machine has.
+        /// How many CPUs the machine has.
         online: usize,
-        /// CPUs left.
+        /// How many CPUs could be had for it.
         left: usize,
     },
-    /// A CPU that is not there, or that we may not use.
+    /// The subject names CPUs that do not exist or may not be used.
     #[error(
         "subject '{name}' names CPUs {missing}, which are not usable here; usable are {usable}"
     )]
     Missing {
-        /// The subject.
+        /// The subject that names them.
         name: String,
-        /// Those CPUs.
+        /// Those of its CPUs that cannot be used.
         missing: CpuSet,
-        /// The usable ones.
+        /// All CPUs that can be used.
         usable: CpuSet,
     },
     /// Its CPUs follow those of a subject that has none.
@@ -74,30 +75,30 @@ pub enum PlaceError {
         "subject '{name}' is to run where '{other}' does, and '{other}' is pinned to no CPUs of its own; give          '{other}' `cpus` as a number or a list"
     )]
     NoSubject {
-        /// The subject.
+        /// The subject that follows.
         name: String,
-        /// The other.
+        /// The subject that is followed.
         other: String,
     },
-    /// The cores have one thread each.
+    /// It wants the other threads of cores that have one thread each.
     #[error(
         "subject '{name}' is to run on the other threads of the cores of '{other}', and these cores have no other \
          thread that is usable here"
     )]
     NoSibling {
-        /// The subject.
+        /// The subject that wants them.
         name: String,
-        /// The other.
+        /// The subject that runs on these cores.
         other: String,
     },
-    /// A CPU that a critical subject has.
+    /// It names a CPU that another subject has, and one of the two is critical.
     #[error("subjects '{name}' and '{other}' both name CPUs {both}, and one of them is critical")]
     Both {
-        /// The subject.
+        /// The subject that was placed later.
         name: String,
-        /// The other.
+        /// The subject that has the CPUs already.
         other: String,
-        /// The CPUs.
+        /// The CPUs that both name.
         both: CpuSet,
     },
 }
@@ -108,7 +109,7 @@ pub fn place(wishes: &[Wish], machine: &Inventory) -> Result<BTreeMap<String, Cp
         .or_else(|apart| place_all(wishes, machine, true).map_err(|_| apart))
 }
 
-/// [`place`], with critical subjects of one group `together` on the same CPUs or apart.
+/// [`place`]; critical subjects of one group share CPUs if `together`, else each has its own.
 fn place_all(
     wishes: &[Wish],
     machine: &Inventory,
@@ -116,8 +117,8 @@ fn place_all(
 ) -> Result<BTreeMap<String, CpuSet>, PlaceError> {
     let mut places: BTreeMap<String, CpuSet> = BTreeMap::new();
     let mut critical = CpuSet::new();
-    // Whoever names CPUs goes before whoever counts, critical before others; equal ones keep their
-    // order.
+    // Named CPUs go before counted ones, and critical subjects before the rest. The sort is stable,
+    // so equal ones keep their order.
     let mut order: Vec<&Wish> = wishes.iter().collect();
     let rank = |wish: &Wish| match wish.cpus {
         Cpus::These(_) => 0,
@@ -163,7 +164,7 @@ fn place_all(
     Ok(places)
 }
 
-/// The CPUs of the subject that a wish names; of copies, of all of them.
+/// The CPUs of the subject that a wish names. Where that has copies: of all of them.
 fn theirs(
     wish: &Wish,
     other: &str,
@@ -261,7 +262,8 @@ fn counted(
                 (core_shared, far, c.id)
             })
             .map(|c| c.id);
-        // Nothing is free: those that are not critical share among themselves, least crowded first.
+        // No CPU is free. Subjects that are not critical share among themselves, least crowded CPU
+        // first.
         let best = best.or_else(|| {
             machine
                 .cpus
@@ -369,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_neighbour_stays_below_the_victims_cache() {
-        // Even CPUs below one last-level cache, odd ones below the other.
+        // Even CPUs lie below one last-level cache, odd ones below another.
         let mut machine = machine(4);
         let cache = machine.caches[0].clone();
         machine.caches = [[0, 2], [1, 3]]

@@ -1,6 +1,6 @@
-//! What one subject draws over time, alone, on a machine that counts it by subject: started,
-//! warmed, and its counters read on a grid until the span is over. Nothing is applied and nobody
-//! else is started.
+//! What one subject draws over time, alone, on a machine that counts it by subject. The subject is
+//! started and warmed up. Its counters are read on a grid until the span is over. No plan is
+//! applied and nothing else is started.
 
 use std::collections::BTreeMap;
 
@@ -14,19 +14,19 @@ use crate::compare::Progress;
 use crate::drive::{DriveError, Ended, Order, Script, drive};
 use crate::sink::NoSink;
 
-/// What was read.
+/// What was read while the subject ran.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Watched {
-    /// Time, and what had been drawn by then.
+    /// Times, each with what the subject had drawn by then.
     pub readings: Vec<(Nanos, Drawn)>,
-    /// The memory it worked on at the end.
+    /// The memory it worked on at the end. `None` where the machine cannot measure that.
     pub working_set: Option<WorkingSet>,
-    /// Nanoseconds that its units of work took, as far as it tells of any.
+    /// Nanoseconds of each unit of work. Empty where the subject reports none.
     pub units_ns: Vec<u64>,
 }
 
 impl Watched {
-    /// One of its two counters.
+    /// The readings of one counter of [`Drawn`], with their times.
     #[must_use]
     pub fn counter(&self, of: impl Fn(&Drawn) -> u64) -> Vec<(Nanos, u64)> {
         let readings = self.readings.iter();
@@ -34,10 +34,10 @@ impl Watched {
     }
 }
 
-/// Why there is no profile.
+/// Why a subject has no profile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WatchError {
-    /// As the drive loop tells.
+    /// Forwarded from the drive loop.
     #[error(transparent)]
     Drive(#[from] DriveError),
     /// A signal came, or the hold was revoked.
@@ -45,10 +45,10 @@ pub enum WatchError {
     Interrupted,
 }
 
-/// Watches the generator `spec` for `span`, after `warmup` of its load.
+/// Observes the generator `spec` for `span`, after `warmup` of its load.
 ///
 /// # Errors
-/// When it cannot be started, ends by itself, or is not counted; when a signal ends it.
+/// When it cannot be started, ends by itself, is not counted, or a signal ends it.
 pub fn watch(
     backend: &mut dyn Backend,
     spec: &SubjectSpec,
@@ -112,9 +112,9 @@ struct Watching<'a> {
     span: Nanos,
     bins: u64,
     subject: Option<SubjectId>,
-    /// When to look next.
+    /// When the counters are read next.
     next: Nanos,
-    /// It was looked at, and the machine does not count it.
+    /// Whether a reading was tried and the machine does not count the subject.
     uncounted: bool,
     over: bool,
     watched: Watched,

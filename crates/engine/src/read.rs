@@ -1,6 +1,6 @@
-//! Reading a record back: from the folder alone, so that what a report shows is what the record
-//! holds. What a record may lack (samples of a run, times of an older version) is absent; what it
-//! has must be well formed.
+//! Reading a record back, from the folder alone: what a report shows is what the record holds. What
+//! a record may lack (samples of a run, times of an older version) is absent. What it has must be
+//! well formed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,38 +27,38 @@ use crate::folder::{
 /// Why a record cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// There is no such file or folder, or it may not be read.
+    /// A file or folder does not exist or may not be read.
     #[error("{path}: {why}; {remedy}")]
     File {
-        /// The file.
+        /// The path that failed.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The error of the operating system.
         why: std::io::Error,
-        /// What to do.
+        /// What the user can do.
         remedy: &'static str,
     },
-    /// It is not what it should be.
+    /// A file has other content than its format says.
     #[error("{path}:{line}: {why}; the record was changed or cut off after it was written")]
     Malformed {
-        /// The file.
+        /// The file with that content.
         path: PathBuf,
-        /// The line, and the column where one can be told.
+        /// The line, with the column where it is known.
         line: String,
-        /// What is wrong.
+        /// What is wrong, as part of a sentence.
         why: String,
     },
-    /// It was written by another version.
+    /// Another version wrote it, in a schema that this one does not read.
     #[error(
         "{path} has the schema {found:?}, and this version of Quell reads {known:?}: use the version that wrote it{by}"
     )]
     Schema {
-        /// The file.
+        /// The file with that schema.
         path: PathBuf,
-        /// Its schema.
+        /// The schema that it states.
         found: String,
-        /// Ours.
+        /// The schema that this version reads.
         known: &'static str,
-        /// The version that wrote it, in parentheses, where it tells.
+        /// The version that wrote it, in parentheses. Empty where it is not recorded.
         by: String,
     },
 }
@@ -67,7 +67,7 @@ const NO_RECORD: &str = "a record is the folder that `quell compare` or `quell r
 const NOT_WHOLE: &str =
     "the run did not come to its end; what it had until then is in events.jsonl and samples/";
 
-/// What every file with a schema begins with.
+/// The fields with which every file with a schema begins.
 #[derive(Deserialize)]
 struct Header {
     schema: String,
@@ -92,15 +92,15 @@ struct Manifest {
     /// Of a run: the policy as TOML, and its plan.
     policy_text: Option<String>,
     plan: Option<Plan>,
-    /// Of what only watched: its name.
+    /// Of a record that only observed: its name.
     watched: Option<String>,
 }
 
 /// Reads the record in `folder`.
 ///
 /// # Errors
-/// When it is no record, is not whole, is malformed, or was written in a schema that this version
-/// does not know.
+/// When it is no record, is not whole, is malformed, or has a schema that this version does not
+/// know.
 pub fn read(folder: &Path) -> Result<Record, ReadError> {
     let path = folder.join("manifest.json");
     let manifest: Manifest = known(&path, &text(&path, NO_RECORD)?, MANIFEST_SCHEMA)?;
@@ -172,7 +172,7 @@ fn optional(path: &Path) -> Result<Option<String>, ReadError> {
     }
 }
 
-/// JSON whose schema is `schema`.
+/// Parses JSON, and checks that its schema is `schema`.
 fn known<T: DeserializeOwned>(
     path: &Path,
     text: &str,
@@ -192,7 +192,7 @@ fn known<T: DeserializeOwned>(
     json(path, text, 0)
 }
 
-/// JSON that begins on the line after `before`.
+/// Parses JSON whose first line is line `before` + 1 of the file.
 fn json<T: DeserializeOwned>(path: &Path, text: &str, before: usize) -> Result<T, ReadError> {
     serde_json::from_str(text).map_err(|e| ReadError::Malformed {
         path: path.to_owned(),
@@ -221,7 +221,7 @@ fn events(path: &Path) -> Result<Vec<Stamped>, ReadError> {
         .collect()
 }
 
-/// A cell as it was told until 0.1: `round 1 of 8, CONFIGURATION, SUBJECT`.
+/// A cell as versions up to 0.1 wrote it: `round 1 of 8, CONFIGURATION, SUBJECT`.
 fn cell_1(name: &str) -> Option<Event> {
     let (rounds, cell) = name.strip_prefix("round ")?.split_once(", ")?;
     let (nth, of) = rounds.split_once(" of ")?;
@@ -237,7 +237,7 @@ fn cell_1(name: &str) -> Option<Event> {
     })
 }
 
-/// The rows of a CSV file below its head, split, with their line numbers from 1.
+/// The rows of a CSV file below its head, split at commas, each with its line number from 1.
 fn rows<'t>(
     path: &Path,
     text: &'t str,
@@ -387,7 +387,7 @@ fn decisions(folder: &Path) -> Result<Vec<(CpuId, PathBuf)>, ReadError> {
 
 fn stops(path: &Path, text: &str) -> Result<Vec<Stop>, ReadError> {
     let mut all: Vec<Stop> = Vec::new();
-    // Of each group the last stop, by its place.
+    // Group → the index of its last stop.
     let mut last: BTreeMap<Option<&str>, usize> = BTreeMap::new();
     let known = |head: &str| [DECISIONS_HEAD, DECISIONS_HEAD_1].contains(&head);
     for (line, row) in rows(path, text, known)? {
@@ -398,7 +398,7 @@ fn stops(path: &Path, text: &str) -> Result<Vec<Stop>, ReadError> {
                 last.insert(group, all.len());
                 all.push(Stop { from_ns, until_ns });
             }
-            // Where budgets are pooled a stop may end before its time.
+            // A stop may end before its time where budgets are pooled.
             [at, _, "rearm" | "new-period" | "free", ..] => {
                 let [at] = numbers(path, line, &[at])?;
                 if let Some(last) = last.get(&group).and_then(|at| all.get_mut(*at)) {
@@ -418,7 +418,7 @@ mod tests {
     use crate::sink::Sink;
     use quell_types::units::Nanos;
 
-    /// A record of a run with the manifest given.
+    /// A record of a run with this manifest.
     fn record(runs: &Path, manifest: &str) -> PathBuf {
         let mut folder = Folder::begin(runs, "n", 0, Nanos(5)).unwrap();
         folder.put(Nanos(12), &Event::Phase { name: Phase::Hold });
@@ -544,7 +544,7 @@ mod tests {
             until_ns: 8,
         };
         assert_eq!(stops(path, &text).unwrap(), [stop]);
-        // Let go before its time, by a period that began early; what comes later changes nothing.
+        // Resumed before its time, by a period that began early. What comes later changes nothing.
         let two = format!("{DECISIONS_HEAD}\n4,9,throttle,,8,30,kernel,a\n6,9,rearm,5,,,,b\n");
         assert_eq!(stops(path, &two).unwrap(), [stop], "of another group");
         let let_go = format!("{text}6,9,rearm,5,,,\n20,14,free,,30,,\n");
@@ -574,7 +574,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever a file was cut to or filled with: a record or an error, never a panic.
+        /// Whatever a file was cut to or filled with gives a record or an error, never a panic.
         #[test]
         fn damage_is_an_error_at_worst(text in "[-0-9a-z,.\n\"{}:]{0,200}", head in 0..4usize) {
             let path = Path::new("x.csv");

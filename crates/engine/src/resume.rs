@@ -1,9 +1,11 @@
-//! Going on with an experiment that was interrupted. Every cell that was measured is kept in the
-//! record's `cells.jsonl`, a line each, until the experiment is whole; going on replays those lines
-//! in the seeded order and measures the rest, so that the result is the one an uninterrupted run
-//! would have had. It is refused where anything that decides about the result is another: the
-//! experiment, the version, the machine, the plans, the seed, the rounds, the configurations
-//! chosen.
+//! Resuming an experiment that was interrupted.
+//!
+//! Until the experiment is whole, the record's `cells.jsonl` keeps every measured cell, one a line.
+//! A resumed run replays these lines in the seeded order and measures the rest. So its result is
+//! that of an uninterrupted run.
+//!
+//! It is refused where anything that decides about the result differs: experiment, version,
+//! machine, plans, seed, rounds, or the chosen configurations.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,15 +21,15 @@ use serde_json::Value;
 
 use crate::cell::Throttling;
 
-/// The record's file of cells done.
+/// The record's file of measured cells.
 pub(crate) const CELLS: &str = "cells.jsonl";
 
-/// A cell that was measured. Its times are the record's: nanoseconds since it began.
+/// A cell that was measured. Its times are the record's: nanoseconds since the record began.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub(crate) round: u32,
     pub(crate) configuration: String,
-    /// The subject that ran alone.
+    /// The subject that ran alone. `None`: all subjects ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) subject: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,20 +46,20 @@ pub(crate) struct Done {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Lost {
     pub(crate) id: PromiseId,
-    /// The least it was worth.
+    /// The lowest level it had.
     pub(crate) level: Level,
     pub(crate) because: Cause,
 }
 
 impl Done {
-    /// From times on the backend's clock to those of the record, which also hold in the run that
-    /// goes on with it.
+    /// Converts times of the backend's clock to the record's clock, which also holds in a resumed
+    /// run.
     pub(crate) fn shift(&mut self, since: impl Fn(Nanos) -> u64) {
         shift(&mut self.measured, &mut self.throttling, since);
     }
 }
 
-/// Every time in what a cell gave, from one clock to another.
+/// Converts every time in a cell's results from one clock to another.
 pub(crate) fn shift(
     measured: &mut BTreeMap<String, Measurement>,
     throttling: &mut Option<Throttling>,
@@ -77,20 +79,20 @@ pub(crate) fn shift(
     }
 }
 
-/// Which cell: round, configuration, and the subject that ran alone.
+/// Identifies a cell: round, configuration, and the subject that ran alone.
 pub(crate) type Which = (u32, String, Option<String>);
 
-/// A record to go on with.
+/// A record that can be resumed.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// Where it is now.
+    /// The folder's present path.
     pub(crate) dir: PathBuf,
     pub(crate) manifest: Value,
     pub(crate) done: BTreeMap<Which, Done>,
 }
 
 impl Kept {
-    /// Reads a record: a folder, or the name it would have had if it had been finished.
+    /// Reads a record. `record` is its folder, or the name that this would have had once finished.
     pub(crate) fn open(record: &Path) -> Result<Self, String> {
         let dir = if record.exists() {
             record.to_owned()
@@ -124,7 +126,7 @@ impl Kept {
             };
         };
         let mut done = BTreeMap::new();
-        // What stands behind the last line break was being written when the run was cut off.
+        // What follows the last line break was being written when the run was cut off.
         for line in whole_lines(&cells).lines() {
             let cell: Done = serde_json::from_str(line)
                 .map_err(|e| format!("{shown}/{CELLS} is damaged: {e}; start anew"))?;
@@ -138,19 +140,19 @@ impl Kept {
         })
     }
 
-    /// A number of its manifest.
+    /// A number of the record's manifest.
     pub(crate) fn number(&self, key: &str) -> Option<u64> {
         self.manifest.get(key)?.as_u64()
     }
 
-    /// The configurations that were chosen.
+    /// The configurations that were chosen; empty: all.
     pub(crate) fn only(&self) -> Vec<String> {
         let only = self.manifest.get("only").and_then(Value::as_array);
         let texts = only.into_iter().flatten().filter_map(Value::as_str);
         texts.map(str::to_owned).collect()
     }
 
-    /// The first difference to the manifest of the run that would go on, in a sentence.
+    /// The first difference to the manifest of the run that wants to resume, as a sentence.
     pub(crate) fn difference(&self, new: &Value) -> Option<String> {
         let value = |of: &Value, key: &str| {
             let found = of.pointer(&format!("/{key}"));
@@ -170,8 +172,9 @@ impl Kept {
     }
 }
 
-/// What decides about the result: places in the manifest, and what they are called. Of the machine,
-/// what stays as it is from boot to boot; what else the plans depend on shows in the plans.
+/// What decides about the result: places in the manifest, and their names for the user. Of the
+/// machine only what is the same after each boot counts. What else the plans depend on shows in the
+/// plans.
 const DECIDING: [(&str, &str); 12] = [
     ("version", "Quell's version"),
     ("experiment", "the experiment"),
@@ -187,7 +190,7 @@ const DECIDING: [(&str, &str); 12] = [
     ("refused", "what is refused"),
 ];
 
-/// Under this name a record is written until it is finished.
+/// The path under which a record is written until it is finished.
 pub(crate) fn partial(last: &Path) -> PathBuf {
     let name = last
         .file_name()
@@ -195,7 +198,7 @@ pub(crate) fn partial(last: &Path) -> PathBuf {
     last.with_file_name(format!(".{name}.partial"))
 }
 
-/// The name a record gets when it is finished, from either of its names.
+/// The path that a record gets when it is finished, from either of its paths.
 pub(crate) fn last(dir: &Path) -> PathBuf {
     let name = dir
         .file_name()
@@ -206,7 +209,7 @@ pub(crate) fn last(dir: &Path) -> PathBuf {
     inner.map_or_else(|| dir.to_owned(), |n| dir.with_file_name(n))
 }
 
-/// Up to and with the last line break.
+/// The text up to and with the last line break.
 pub(crate) fn whole_lines(text: &str) -> &str {
     text.rfind('\n').map_or("", |end| &text[..=end])
 }

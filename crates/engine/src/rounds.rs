@@ -1,11 +1,12 @@
-//! The rounds of an experiment, by the rules of fair comparison: every round runs every cell once,
-//! in an order shuffled from the seed, so that drift hits all configurations alike; whether the
-//! subjects' CPUs shared a cache is asked of the backend's own probe before and after each cell,
-//! never of the subjects.
+//! The rounds of an experiment, by the rules of fair comparison.
 //!
-//! A cell that fails is tried once more, then noted as failed, and the experiment goes on. Whatever
-//! happens, each cell is undone before the next on the same machine. Cells are taken in and put on
-//! record in their order, wherever they ran.
+//! - Every round runs every cell once, in an order shuffled from the seed. So drift hits all
+//!   configurations alike.
+//! - Whether the subjects' CPUs shared a cache is measured by the backend's own probe before and
+//!   after each cell, never by the subjects.
+//! - A cell that fails is tried once more, then noted as failed. The experiment continues.
+//! - Each cell is undone before the next one on the same machine, whatever happens.
+//! - Cells are taken in and recorded in their order, wherever they ran.
 
 use std::collections::BTreeMap;
 
@@ -27,21 +28,21 @@ use crate::resume::{Done, Lost, Which};
 use crate::setup::{Prepared, Setup};
 use crate::sink::Sink;
 
-/// At or above this score of the canary, two CPUs share a cache.
+/// Two CPUs share a cache where the canary's score is at least this.
 const SHARED: f64 = 0.5;
 
 /// The machines that cells are run on.
 pub enum Machines<'m> {
-    /// The one there is: cells run one after the other, and what is seen is recorded as it comes.
+    /// A single machine: cells run one after the other, and events are recorded as they come.
     One(&'m mut dyn Backend),
-    /// Several that are alike, on which a cell is a function of its number ([`Backend::begin`]):
-    /// cells run side by side, each machine on a thread of its own, and the record is the same
-    /// however many machines there are. At least one.
+    /// One or more that are alike, on which a cell is a function of its number
+    /// ([`Backend::begin`]). Cells run side by side, each machine on its own thread. The record is
+    /// the same for any number of machines.
     Alike(Vec<&'m mut (dyn Backend + Send)>),
 }
 
 impl Machines<'_> {
-    /// The time on the first one's clock.
+    /// The time on the first machine's clock.
     pub(crate) fn now(&self) -> Nanos {
         match self {
             Self::One(backend) => backend.now(),
@@ -50,21 +51,21 @@ impl Machines<'_> {
     }
 }
 
-/// A cell, in the order in which they are run.
+/// A cell, in the order in which cells are run.
 pub(crate) struct Place {
-    /// Its configuration.
+    /// The index of its configuration.
     index: usize,
-    /// The subject that runs alone.
+    /// The index of the subject that runs alone. `None`: all run.
     alone: Option<usize>,
     which: Which,
-    /// Of so many rounds.
+    /// How many rounds there are in all.
     of: u32,
-    /// For people.
+    /// Round, configuration and subject, as shown to the user.
     pub(crate) name: String,
 }
 
 impl Place {
-    /// What tells it from all others of the experiment, whatever else is chosen to be run.
+    /// Identifies the cell within the experiment, whatever else is chosen to be run.
     fn number(&self) -> u64 {
         let (round, configuration, subject) = &self.which;
         fnv1a64(&format!("{round}\n{configuration}\n{subject:?}"))
@@ -73,8 +74,7 @@ impl Place {
 
 /// Where the next cell's outcome comes from.
 pub(crate) trait Source {
-    /// Runs the `at`-th cell, or waits for it. Its times and those it put on record are of the
-    /// record's clock.
+    /// Runs the `at`-th cell, or waits for it. All its times are on the record's clock.
     fn next(
         &mut self,
         at: usize,
@@ -84,12 +84,12 @@ pub(crate) trait Source {
     ) -> Result<Taken, Stopper>;
 }
 
-/// Rounds to be run.
+/// The rounds that are to be run.
 pub(crate) struct Rounds<'r, 's> {
     pub(crate) setup: &'s Setup<'s>,
     pub(crate) seed: u64,
     pub(crate) rounds: u32,
-    /// Cells measured by the run that this one goes on with.
+    /// Cells that the resumed run had measured.
     pub(crate) before: BTreeMap<Which, Done>,
     pub(crate) collected: &'r mut Collected<'s>,
     pub(crate) folder: &'r mut Option<Folder>,
@@ -97,7 +97,7 @@ pub(crate) struct Rounds<'r, 's> {
 }
 
 impl Rounds<'_, '_> {
-    /// Runs them. Returns why no further cell may be run, if a cell could not be undone.
+    /// Runs them. Returns the reason if a cell could not be undone, so that no further one may run.
     pub(crate) fn run(self, machines: Machines<'_>) -> Result<Option<String>, CompareError> {
         let cells = self.cells();
         let setup = self.setup;
@@ -117,7 +117,7 @@ impl Rounds<'_, '_> {
         }
     }
 
-    /// All cells, in order.
+    /// All cells of all rounds, in order.
     fn cells(&self) -> Vec<Place> {
         let mut rng = Rng::new(self.seed);
         let of_a_round = self.setup.cells();
@@ -235,7 +235,7 @@ impl Rounds<'_, '_> {
     }
 }
 
-/// On one machine, recorded as it comes.
+/// Runs cells on one machine, recorded as they come.
 struct Direct<'d, 's> {
     setup: &'d Setup<'s>,
     backend: &'d mut dyn Backend,
@@ -255,7 +255,7 @@ impl Source for Direct<'_, '_> {
     }
 }
 
-/// What one cell gave.
+/// What one cell measured.
 pub(crate) struct Taken {
     pub(crate) shared: Option<bool>,
     pub(crate) measured: BTreeMap<String, Measurement>,
@@ -263,13 +263,13 @@ pub(crate) struct Taken {
     pub(crate) lost: Vec<Lost>,
 }
 
-/// Why a cell gave nothing.
+/// Why a cell has no result.
 pub(crate) enum Stopper {
-    /// It failed and was undone: another attempt may do better.
+    /// It failed and was undone. Another attempt may succeed.
     Failed(String),
-    /// The experiment is to end here.
+    /// The experiment is to end here, for this reason.
     Ended(String),
-    /// It could not be undone.
+    /// It could not be undone. Nothing further may run.
     NotUndone(String),
 }
 

@@ -1,5 +1,5 @@
-//! What an experiment comes down to on this machine, before anything runs: the configurations
-//! chosen, where each subject runs, and the plan of every configuration, or why there is none.
+//! What an experiment becomes on this machine, before anything runs: the chosen configurations, the
+//! CPUs of each subject, and each configuration's plan or refusals.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::cell::{Extract, Member, Span};
 use crate::compare::{CompareError, PlanFn};
 use crate::place::{Cpus, Wish, place};
 
-/// A configuration, ready to be run or refused.
+/// A configuration that is ready to be run, or refused.
 pub(crate) struct Prepared<'e> {
     pub(crate) configuration: &'e Configuration,
     /// Its policy, with the subjects' CPUs filled in.
@@ -37,11 +37,11 @@ impl Prepared<'_> {
 /// How a subject takes part in a cell.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// The cell lasts until it is done.
+    /// Whether the cell lasts until it is done.
     decides: bool,
-    /// A command that ends before the cell does is started again.
+    /// Whether a command that ends before the cell does is started again.
     again: bool,
-    /// Nothing else runs in the cell.
+    /// Whether it runs alone in the cell.
     alone: bool,
 }
 
@@ -49,10 +49,10 @@ struct Turn {
 pub(crate) struct Setup<'e> {
     pub(crate) experiment: &'e Experiment,
     pub(crate) instances: Vec<Instance<'e>>,
-    /// Every pinned instance's CPUs.
+    /// The CPUs of every pinned instance, by its name.
     pub(crate) places: BTreeMap<String, CpuSet>,
     pub(crate) prepared: Vec<Prepared<'e>>,
-    /// The CPUs between which the canary looks for a shared cache.
+    /// The two CPUs between which the canary probes for a shared cache. `None`: no canary.
     pub(crate) canary: Option<(CpuId, CpuId)>,
     pub(crate) span: Span,
 }
@@ -103,7 +103,7 @@ impl<'e> Setup<'e> {
         })
     }
 
-    /// The cells of one round: configuration, and the subject that runs alone.
+    /// The cells of one round: the index of the configuration, and of the subject that runs alone.
     pub(crate) fn cells(&self) -> Vec<(usize, Option<usize>)> {
         let mut cells = Vec::new();
         for (index, prepared) in self.prepared.iter().enumerate() {
@@ -116,7 +116,7 @@ impl<'e> Setup<'e> {
         cells
     }
 
-    /// The members of a cell of this configuration.
+    /// The members of one cell of this configuration.
     pub(crate) fn members(
         &self,
         configuration: &Configuration,
@@ -157,7 +157,7 @@ impl<'e> Setup<'e> {
         };
         let after = subject.start.as_ref().filter(|_| !turn.alone).map(|start| {
             let first = start.after.as_deref().unwrap_or(&instance.name);
-            // Of several copies, the first.
+            // Of several copies, the first one.
             let first = self
                 .experiment
                 .subjects
@@ -193,7 +193,8 @@ impl<'e> Setup<'e> {
     }
 }
 
-/// Critical generators keep an account of their units, unless they wait on purpose.
+/// The variable that makes a critical generator account for its units. `None` for one with a rate,
+/// which waits on purpose.
 fn accounted(configuration: &Configuration, instance: &Instance<'_>) -> Option<(String, String)> {
     let run = configuration.run(instance)?;
     (instance.subject.role == Role::Critical && run.rate().is_none())
@@ -215,8 +216,8 @@ fn wish(instance: &Instance<'_>) -> Option<Wish> {
     })
 }
 
-/// A group that is confined at all is confined to where its subjects run: what a configuration
-/// takes away or grants must not depend on how many other CPUs the machine happens to have.
+/// Confines a group to the CPUs of its subjects, if it is confined at all. What a configuration
+/// takes or grants must not depend on how many other CPUs the machine has.
 fn confine(
     policy: &mut Policy,
     configuration: &Configuration,
@@ -234,8 +235,8 @@ fn confine(
         let here = match &group.cpus {
             Some(CpusWanted::Count(count)) => *count as usize == all.len(),
             Some(CpusWanted::Auto | CpusWanted::Remaining) => true,
-            // A limit is per CPU in the end; spread over CPUs on which nothing runs it would mean
-            // less than it says.
+            // A limit becomes budgets per CPU. Spread over CPUs on which nothing runs it would
+            // grant less than it says.
             Some(CpusWanted::Any) | None => !group.limit.is_empty(),
             Some(CpusWanted::List(_)) => false,
         };
@@ -245,8 +246,8 @@ fn confine(
     }
 }
 
-/// The configurations asked for: by name, by family, or by a pattern; the baseline always comes
-/// along.
+/// The configurations asked for: by name, by family, or by a pattern. The baseline is always
+/// included.
 fn chosen<'e>(
     experiment: &'e Experiment,
     only: &[String],
@@ -276,8 +277,8 @@ fn chosen<'e>(
         .collect())
 }
 
-/// Whether a name fits a pattern: `*` stands for any text, `?` for one character, and `{AXIS}`, as
-/// in the experiment's own `name`, for any value.
+/// Whether a name fits a pattern. `*` stands for any text, `?` for one character. `{AXIS}`, as in
+/// the experiment's own `name`, stands for any value.
 fn fits(name: &str, pattern: &str) -> bool {
     let mut wanted = pattern.chars();
     match wanted.next() {
@@ -299,7 +300,7 @@ fn fits(name: &str, pattern: &str) -> bool {
     }
 }
 
-/// The first CPU of the first subject, and that of the first other subject that runs elsewhere.
+/// The first CPU of the first subject, and that of the first subject that runs on another CPU.
 fn apart(instances: &[Instance<'_>], places: &BTreeMap<String, CpuSet>) -> Option<(CpuId, CpuId)> {
     let mut firsts = instances
         .iter()

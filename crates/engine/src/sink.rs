@@ -1,4 +1,4 @@
-//! Where the events of a hold go.
+//! Where the events of a hold are sent.
 
 use quell_plan::Plan;
 use quell_record::events::{CpuTimes, Decision, Event};
@@ -7,31 +7,31 @@ use quell_types::cpuset::CpuId;
 use quell_types::ids::GroupId;
 use quell_types::units::Nanos;
 
-/// Where events go.
+/// Receives the events of a hold. Sinks cannot fail.
 pub trait Sink {
-    /// Takes one event; `at` is the backend's time.
+    /// Takes one event. `at` is the time on the backend's clock.
     fn put(&mut self, at: Nanos, event: &Event);
-    /// Takes what a regulator decided.
+    /// Takes what a regulator decided. `_missed`: how many decisions were lost.
     fn decisions(&mut self, _group: &GroupId, _cpu: CpuId, _decisions: &[Decision], _missed: u64) {}
-    /// Takes how the CPUs' time was spent until `at`.
+    /// Takes how the CPUs' time was spent until `at`: sums that only grow.
     fn cpu_times(&mut self, _at: Nanos, _times: &[CpuTimes]) {}
-    /// Time has passed: called after every wait while a plan is held, at least once a second.
+    /// Called after every wait while a plan is held, at least once a second.
     fn tick(&mut self, _now: Nanos) {}
-    /// Whether [`Self::cpu_times`] does anything with it: asking costs the kernel a walk over its
-    /// counters.
+    /// Whether [`Self::cpu_times`] does anything. Reading the times costs the kernel a walk over
+    /// its counters.
     fn wants_cpu_times(&self) -> bool {
         false
     }
 }
 
-/// Keeps events in memory.
+/// Keeps events in memory, in the order in which they came.
 impl Sink for Vec<(Nanos, Event)> {
     fn put(&mut self, at: Nanos, event: &Event) {
         self.push((at, event.clone()));
     }
 }
 
-/// Takes events if it is there.
+/// Passes events to the sink if there is one.
 impl<S: Sink> Sink for Option<S> {
     fn put(&mut self, at: Nanos, event: &Event) {
         if let Some(sink) = self {
@@ -56,7 +56,7 @@ impl<S: Sink> Sink for Option<S> {
     }
 }
 
-/// Drops events.
+/// A sink that drops all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoSink;
 
@@ -64,10 +64,10 @@ impl Sink for NoSink {
     fn put(&mut self, _: Nanos, _: &Event) {}
 }
 
-/// Passes events on, and keeps what the promises of the plan are worth by them.
+/// Passes events on, and keeps what the promises of the plan are worth.
 pub(crate) struct Watching<'s> {
     pub(crate) sink: &'s mut dyn Sink,
-    /// What they are worth.
+    /// What the promises are worth, by the events so far.
     pub(crate) standing: Standing,
     changed: bool,
 }
@@ -81,7 +81,7 @@ impl<'s> Watching<'s> {
         }
     }
 
-    /// What they are worth, if that has changed since this was asked last.
+    /// What the promises are worth, if that has changed since the last call.
     pub(crate) fn news(&mut self) -> Option<&Standing> {
         std::mem::take(&mut self.changed).then_some(&self.standing)
     }

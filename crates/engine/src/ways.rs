@@ -1,5 +1,5 @@
-//! Ways that follow what a group misses while a plan holds. What is decided is [`Sizer`]'s; here
-//! its word becomes masks, and events.
+//! Cache ways that follow what a group misses while a plan holds. [`Sizer`] decides. This module
+//! turns its decisions into masks and events.
 
 use quell_control::config::Boundary;
 use quell_control::ways::{Rules, Sizer, Step};
@@ -12,7 +12,7 @@ use quell_types::units::Nanos;
 use crate::loops::Loop;
 use crate::sink::Sink;
 
-/// A group whose ways follow.
+/// The closed loop over one group's ways.
 #[derive(Debug)]
 pub(crate) struct Ways {
     plan: Following,
@@ -50,7 +50,7 @@ impl Loop for Ways {
 }
 
 impl Ways {
-    /// Begins, after the steps were applied; nothing where there is no boundary to move.
+    /// Begins after the steps were applied. `None` where there is no boundary to move.
     pub(crate) fn begin(following: &Following, now: Nanos) -> Option<Self> {
         let rules = Rules {
             interval: following.interval,
@@ -65,7 +65,7 @@ impl Ways {
         })
     }
 
-    /// Whoever loses ways is told first, so that nobody has what another one has.
+    /// The group that loses ways gets its mask first. So no two groups have the same way.
     fn carry_out(
         &self,
         backend: &mut dyn Backend,

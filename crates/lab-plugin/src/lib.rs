@@ -1,13 +1,17 @@
-//! QEMU's plugin: hands the guest's accesses, and the instructions that ask a processor what it is
-//! and what it may, to [`quell_lab::emul::Machine`]. Arguments, each `KEY=VALUE`: `profile` (a
-//! built-in one or a file), `sockets`, `cores`, `threads` (as in `-smp`), `qmp` (the monitor's
-//! socket, for counter interrupts), `report` (a file that gets what happened, as JSON).
+//! QEMU's plugin. It hands the guest's accesses to [`quell_lab::emul::Machine`], and the
+//! instructions that ask a processor what it is and what it allows.
 //!
-//! How: of each block of code, when it is translated, the lines it lies in are noted, and its loads
-//! and stores are given a callback. `RDMSR`, `WRMSR` and `RDPMC` are carried out here and skipped;
-//! after `CPUID` the registers are changed before the next instruction. A counter's interrupt goes
-//! over QEMU's monitor (`inject-nmi`), from a thread of its own, since no plugin can raise one; it
-//! arrives on all CPUs, some tenths of a millisecond late.
+//! Arguments, each `KEY=VALUE`:
+//! - `profile`: a built-in one or a file;
+//! - `sockets`, `cores`, `threads`: as in `-smp`;
+//! - `qmp`: the monitor's socket, for counter interrupts;
+//! - `report`: a file for what happened, as JSON.
+//!
+//! When a block of code is translated, its lines are noted, and its loads and stores get a
+//! callback. `RDMSR`, `WRMSR` and `RDPMC` are carried out here and skipped. After `CPUID` the
+//! registers are changed before the next instruction. A counter's interrupt goes over QEMU's
+//! monitor (`inject-nmi`), from a separate thread, since no plugin can raise one. It arrives on all
+//! CPUs, some tenths of a millisecond late.
 
 #![allow(missing_docs, reason = "a shared library: its one user is QEMU")]
 
@@ -26,15 +30,15 @@ use qemu::{Block, Instruction, Register, Word};
 use quell_lab::emul::{After, Answer, Machine, Topology};
 use quell_lab::profile::Profile;
 
-/// The interface this is made for.
+/// The version of the plugin interface that this is made for; QEMU reads it.
 #[unsafe(no_mangle)]
 pub static qemu_plugin_version: c_int = qemu::VERSION;
 
 struct Plugin {
     machine: Machine,
-    /// By CPU, what to put into the registers before the next instruction.
+    /// By CPU: what to put into the registers before the next instruction.
     answers: Vec<Mutex<Option<Answer>>>,
-    /// Not 0 where there is such an answer.
+    /// By CPU: not 0 where there is such an answer.
     answered: Word,
     interrupts: Option<SyncSender<()>>,
     report: Option<PathBuf>,
@@ -48,8 +52,8 @@ unsafe impl Sync for Plugin {}
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 
-/// The kernel proper has begun. What runs before it (firmware, and what unpacks the kernel) fills
-/// no cache: there is much of it, and nobody looks.
+/// Whether the kernel proper has begun. Code before it (firmware, and what unpacks the kernel)
+/// fills no cache: there is much of it, and no program measures it.
 static KERNEL: AtomicBool = AtomicBool::new(false);
 
 fn plugin() -> &'static Plugin {
@@ -58,14 +62,14 @@ fn plugin() -> &'static Plugin {
         .expect("invariant: callbacks are registered after it is set")
 }
 
-/// The four registers' places in [`Plugin::registers`].
+/// The names of the four registers, in the order of [`Plugin::registers`].
 const NAMES: [&str; 4] = ["rax", "rbx", "rcx", "rdx"];
 const RAX: usize = 0;
 const RCX: usize = 2;
 const RDX: usize = 3;
 
 /// # Safety
-/// QEMU calls it, with a list of arguments as long as it says.
+/// QEMU calls it, with a list of `argc` arguments.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qemu_plugin_install(
     id: u64,
@@ -93,8 +97,8 @@ pub unsafe extern "C" fn qemu_plugin_install(
             return 1;
         }
     }
-    // SAFETY: the callbacks have the types that the interface says, and live as long as the
-    // library, which is never unloaded.
+    // SAFETY: the callbacks have the types of the interface, and live as long as the library, which
+    // is never unloaded.
     unsafe {
         qemu::qemu_plugin_register_vcpu_init_cb(id, on_cpu, std::ptr::null_mut());
         qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation, std::ptr::null_mut());
@@ -146,7 +150,7 @@ fn install(arguments: &[String], cpus: c_int) -> Result<Plugin, String> {
         std::thread::spawn(move || interrupter(&socket, &receive));
         send
     });
-    // SAFETY: QEMU's allocator; it lives on.
+    // SAFETY: QEMU allocates it, and it is never freed.
     let score = unsafe { qemu::qemu_plugin_scoreboard_new(size_of::<u64>()) };
     Ok(Plugin {
         machine,
@@ -158,7 +162,7 @@ fn install(arguments: &[String], cpus: c_int) -> Result<Plugin, String> {
     })
 }
 
-/// Sends an interrupt for each request; requests that come while one is under way are one.
+/// Sends an interrupt for each request. Requests that come while one is under way count as one.
 fn interrupter(socket: &PathBuf, requests: &Receiver<()>) {
     let mut monitor = None;
     for () in requests {
@@ -187,7 +191,7 @@ fn interrupter(socket: &PathBuf, requests: &Receiver<()>) {
 fn command(monitor: &mut BufReader<UnixStream>, name: &str) -> std::io::Result<()> {
     writeln!(monitor.get_mut(), "{{\"execute\":\"{name}\"}}")?;
     let mut answer = String::new();
-    // Events come in between.
+    // Events may come in between.
     while !(answer.contains("\"return\"") || answer.contains("\"error\"")) {
         answer.clear();
         if monitor.read_line(&mut answer)? == 0 {
@@ -199,15 +203,15 @@ fn command(monitor: &mut BufReader<UnixStream>, name: &str) -> std::io::Result<(
 
 extern "C" fn on_cpu(_: c_uint, _: *mut c_void) {
     plugin().registers.get_or_init(|| {
-        // SAFETY: in the CPU's context, as the interface wants it. Elements may be longer than what
-        // is known of them.
+        // SAFETY: in the CPU's context, as the interface demands. Elements may be longer than the
+        // known part of them.
         let (list, size) = unsafe {
             let list = qemu::qemu_plugin_get_registers();
             (&*list, qemu::g_array_get_element_size(list) as usize)
         };
         NAMES.map(|name| {
             let found = (0..list.len as usize).find_map(|n| {
-                // SAFETY: within the list, whose elements begin with a description.
+                // SAFETY: within the list. Each element begins with a description.
                 let one = unsafe { &*list.data.add(n * size).cast::<qemu::Description>() };
                 // SAFETY: names are strings that live as long as QEMU.
                 let called = unsafe { CStr::from_ptr(one.name) };
@@ -226,10 +230,10 @@ extern "C" fn on_exit(_: *mut c_void) {
     }
 }
 
-/// A register of the CPU that calls.
+/// The value of a register of the calling CPU.
 fn get(register: usize) -> u64 {
     let handle = plugin().registers.get().map_or(0, |r| r[register]) as *mut Register;
-    // SAFETY: only in callbacks that may read registers; the array is ours until it is given back.
+    // SAFETY: only in callbacks that may read registers. The array is ours until it is released.
     unsafe {
         let bytes = qemu::g_byte_array_new();
         qemu::qemu_plugin_read_register(handle, bytes);
@@ -260,7 +264,7 @@ fn low(register: usize) -> u32 {
     get(register) as u32
 }
 
-/// The low halves of EDX and EAX, as `RDMSR` and `RDPMC` leave them.
+/// Puts a value into the low halves of EDX and EAX, as `RDMSR` and `RDPMC` leave them.
 fn put_pair(value: u64) {
     put(RAX, value & 0xffff_ffff);
     put(RDX, value >> 32);
@@ -271,7 +275,7 @@ fn after(after: After) {
     if after.interrupt
         && let Some(interrupts) = &plugin().interrupts
     {
-        // Full: one is under way and arrives after this.
+        // A full channel: one interrupt is under way and arrives after this.
         let _ = interrupts.try_send(());
     }
     if after.delay > Duration::ZERO {
@@ -279,7 +283,7 @@ fn after(after: After) {
     }
 }
 
-/// What is wanted of an instruction.
+/// The instructions that are handled here.
 enum Special {
     Identify,
     ReadRegister,
@@ -293,7 +297,7 @@ fn special(instruction: *const Instruction) -> Option<Special> {
     // SAFETY: no more than the array holds.
     let len =
         unsafe { qemu::qemu_plugin_insn_data(instruction, bytes.as_mut_ptr().cast(), bytes.len()) };
-    // Prefixes without meaning here: kernels pad with them.
+    // Prefixes without a meaning here: kernels pad with them.
     let is_prefix =
         |b: &&u8| matches!(b, 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x66 | 0xf2 | 0xf3 | 0x40..=0x4f);
     let skipped = bytes[..len].iter().take_while(is_prefix).count();
@@ -307,20 +311,19 @@ fn special(instruction: *const Instruction) -> Option<Special> {
     }
 }
 
-/// Addresses of the upper half are the kernel's.
+/// Whether an address is a program's. Addresses of the upper half are the kernel's.
 fn of_user(address: u64) -> bool {
     address >> 63 == 0
 }
 
-/// What is noted of a block of code, in the word that QEMU hands back: its first line, how many,
-/// how many instructions, whose.
+/// What is noted of a block of code, packed into the word that QEMU hands back: its first line, how
+/// many lines, how many instructions, and whether it is a program's.
 const LINES_AT: u32 = 1;
 const INSTRUCTIONS_AT: u32 = 8;
 const LINE_AT: u32 = 20;
 
 extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
-    // SAFETY: everything here is asked of a block that QEMU has just handed over, and of
-    // instructions within it.
+    // SAFETY: all calls concern a block that QEMU has just handed over, and instructions within it.
     unsafe {
         let n = qemu::qemu_plugin_tb_n_insns(block);
         let start = qemu::qemu_plugin_tb_vaddr(block);
@@ -356,7 +359,7 @@ extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
                 Some(Special::Identify | Special::Flush) | None => None,
             };
             // Programs may not read or write registers. Their code lies at other addresses in other
-            // processes, so that `next` would be wrong for some.
+            // processes, so `next` would be wrong for some.
             if let Some(callback) = skipping.filter(|_| !user) {
                 qemu::qemu_plugin_register_vcpu_insn_exec_cb(
                     instruction,
@@ -429,12 +432,12 @@ extern "C" fn on_block(cpu: c_uint, note: *mut c_void) {
 
 extern "C" fn on_access(cpu: c_uint, info: u32, address: u64, user: *mut c_void) {
     let machine = &plugin().machine;
-    // SAFETY: asked of the access that QEMU has just told of.
+    // SAFETY: the call concerns the access that QEMU has just reported.
     let store = unsafe { qemu::qemu_plugin_mem_is_store(info) };
     if machine.repeats(cpu as usize, address, store) {
         return;
     }
-    // SAFETY: as above; the handle is used only here.
+    // SAFETY: as above. The handle is used only here.
     let physical = unsafe {
         let handle = qemu::qemu_plugin_get_hwaddr(info, address);
         if handle.is_null() || qemu::qemu_plugin_hwaddr_is_io(handle) {
@@ -485,8 +488,8 @@ extern "C" fn on_answer(cpu: c_uint, _: *mut c_void) {
     }
 }
 
-/// The instruction was carried out here: goes on after it. Does not return, so nothing may be held
-/// by who calls it.
+/// Continues after an instruction that was carried out here. It does not return, so the caller may
+/// hold nothing that has to be dropped.
 fn skip_to(next: *mut c_void) {
     // SAFETY: only in callbacks that may write the program counter.
     unsafe { qemu::qemu_plugin_set_pc(next as u64) }

@@ -1,27 +1,27 @@
 //! The part of QEMU's plugin interface that is used, version 7 (QEMU 11), and of GLib's byte
-//! arrays, in which registers come. Names and layouts are those of the interface; see QEMU's
-//! manual, "QEMU TCG Plugins".
+//! arrays, which hold registers. Names and layouts are those of the interface; see QEMU's manual,
+//! "QEMU TCG Plugins".
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// The interface's version.
+/// The version of the interface.
 pub const VERSION: c_int = 7;
 
-/// What QEMU tells about itself.
+/// What QEMU reports about itself.
 #[repr(C)]
 pub struct Info {
     target: *const c_char,
-    /// The oldest version it speaks, and its own.
+    /// The oldest version of the interface that QEMU supports, and its present one.
     pub version: [c_int; 2],
     system: bool,
-    /// CPUs at first, and at most.
+    /// How many CPUs there are at first, and at most.
     pub cpus: [c_int; 2],
 }
 
-/// Things of QEMU's that are only handed around.
+/// Opaque types of QEMU's that are only passed around.
 macro_rules! opaque {
     ($($name:ident),*) => {$(
-        /// QEMU's.
+        /// An opaque type of QEMU's.
         #[repr(C)]
         pub struct $name { _private: [u8; 0] }
     )*};
@@ -31,27 +31,27 @@ opaque!(Block, Instruction, Register, Scoreboard, PhysicalAddress);
 /// GLib's growing array of bytes.
 #[repr(C)]
 pub struct ByteArray {
-    /// Its bytes.
+    /// The first byte, or null.
     pub data: *mut u8,
-    /// How many.
+    /// How many bytes there are.
     pub len: c_uint,
 }
 
-/// GLib's growing array.
+/// GLib's growing array of elements.
 #[repr(C)]
 pub struct Array {
-    /// Its elements.
+    /// The first element; elements may be longer than known.
     pub data: *mut c_char,
-    /// How many.
+    /// How many elements there are.
     pub len: c_uint,
 }
 
 /// The beginning of an element of the list of registers.
 #[repr(C)]
 pub struct Description {
-    /// What it is read and written by.
+    /// The handle by which the register is read and written.
     pub handle: *mut Register,
-    /// Its name.
+    /// The register's name, a C string.
     pub name: *const c_char,
 }
 
@@ -59,30 +59,30 @@ pub struct Description {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Word {
-    /// The scoreboard.
+    /// The scoreboard that the word belongs to.
     pub score: *mut Scoreboard,
-    /// Where in its elements.
+    /// The offset of the word in each element, in bytes.
     pub offset: usize,
 }
 
 /// A callback's access to registers: none.
 pub const NO_REGISTERS: c_int = 0;
-/// All of them, to write.
+/// A callback's access to registers: it may write all of them.
 pub const WRITE_REGISTERS: c_int = 2;
-/// And the program counter.
+/// The same, and it may write the program counter.
 pub const WRITE_REGISTERS_AND_PC: c_int = 3;
-/// Loads and stores.
+/// Which accesses get a callback: loads and stores.
 pub const LOADS_AND_STORES: c_int = 3;
-/// Condition: not equal.
+/// A condition for a callback: not equal.
 pub const NOT_EQUAL: c_int = 3;
 
-/// Called on a CPU.
+/// A callback on a CPU.
 pub type OnCpu = extern "C" fn(c_uint, *mut c_void);
-/// Called when code is translated.
+/// A callback when code is translated.
 pub type OnTranslation = extern "C" fn(*mut Block, *mut c_void);
-/// Called after an access: the CPU, what the access was, its virtual address.
+/// A callback after an access: the CPU, information on the access, its virtual address.
 pub type OnAccess = extern "C" fn(c_uint, u32, u64, *mut c_void);
-/// Called outside of any CPU.
+/// A callback outside of any CPU.
 pub type Outside = extern "C" fn(*mut c_void);
 
 unsafe extern "C" {

@@ -1,8 +1,9 @@
-//! The lab, booted: Debian's kernels on the emulated processor. What is checked is what the guest's
-//! kernel and Intel's `pqos` say, never what the plugin says of itself. The guest's programs are
+//! The lab, booted: Debian's kernels on the emulated processor. The checks rely on what the guest's
+//! kernel and Intel's `pqos` report, never on the plugin's own account. The guest's programs are
 //! this one, in another role (`roles`).
 //!
-//! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
+//! Skipped with a message where the lab is not available: no `apt-get`, no mirror, another
+//! architecture.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +25,7 @@ use quell_lab::vm::{Lab, Outcome, Talk};
 use quell_policy::lab::{Accelerator, Guest, Lru, Swap};
 use quell_types::units::{Bytes, Rate};
 
-/// What the guest's shell scripts share: `role` runs this program in one of its roles, on `$ON`'s
+/// What the guest's shell scripts share. `role` runs this program in one of its roles, on `$ON`'s
 /// CPU.
 const WORDS: &str = r#"
 R=/sys/fs/resctrl
@@ -47,7 +48,7 @@ fn lab(script: &str) -> Lab {
     }
 }
 
-/// The cache of the repository, as `make test` has it, unless the environment says otherwise.
+/// The cache of the repository, as in `make test`, unless the environment names another.
 fn packages() -> Option<Packages> {
     if !cfg!(target_arch = "x86_64") {
         eprintln!("SKIPPED the lab: its packages are for x86-64");
@@ -68,7 +69,7 @@ fn packages() -> Option<Packages> {
     }
 }
 
-/// What the guest said, by the first word of each line.
+/// The guest's output, by the first word of each line.
 struct Said(String, Outcome);
 
 impl Said {
@@ -137,7 +138,7 @@ fn a_command_comes_back_with_its_output_status_and_files() {
             "{controller}"
         );
     }
-    // 8 MiB at 4 MiB/s, less what QEMU lets go in bursts.
+    // 8 MiB at 4 MiB/s, less what QEMU lets through in bursts.
     let took = said.number("later") - said.number("seconds");
     assert!(took > 1.0, "{took} s: the disk is not held to its rate");
     let left = std::fs::read_to_string(out.path().join("deep/behind")).unwrap();
@@ -186,12 +187,12 @@ fn what_cannot_be_is_said() {
         .to_vec();
     let e = fails(&lab, &packages);
     assert!(e.contains("did not end within 1 s"), "{e}");
-    // What it had left comes out all the same.
+    // The files it had left are brought out all the same.
     let found = std::fs::read_to_string(out.path().join("found")).unwrap();
     assert_eq!(found, "so far\n");
 }
 
-/// Who listens, and hears one thing.
+/// A listener that reads one piece of output.
 struct Listener<'a> {
     heard: &'a AtomicBool,
     leaves: bool,
@@ -237,17 +238,17 @@ fn a_command_ends_by_our_signal_and_with_its_listener() {
     };
     let goes_on = "touch /out/left; while :; do echo word; sleep 0.1; done";
     assert_eq!(status(goes_on, false), (128 + 15, true));
-    // SIGPIPE.
+    // SIGPIPE ended it.
     assert_eq!(status(goes_on, true), (128 + 13, true));
-    // What has something to take back does that first.
+    // A command that has something to revert does that first.
     let careful = "trap 'touch /out/left; exit 5' TERM; echo word; while :; do sleep 0.1; done";
     assert_eq!(status(careful, false), (5, true));
 }
 
-/// Eight banks, whose rows are 8 KiB long.
+/// Eight banks with rows of 8 KiB.
 const BANKS: &str = "[dram]\ncolumn = ['6-12']\nbank = ['13-15']\nrow = ['16-29']\nhit = 150\nmiss = 200\nconflict = 250\n";
 
-/// One boot for all of it: each takes some ten seconds.
+/// One boot for all of it, since each takes some ten seconds.
 #[test]
 fn linux_divides_and_counts_on_the_emulated_processor() {
     let Some(packages) = packages() else { return };
@@ -376,7 +377,7 @@ fn linux_divides_and_counts_on_the_emulated_processor() {
         slowed < 0.5,
         "10 % of bandwidth leaves {slowed} of the rate"
     );
-    // Two streams in one bank close each other's rows, and in two they do not: cycles per access.
+    // Two streams in one bank close each other's rows. In two banks they do not. Cycles per access.
     let banks = said.word("banks").split(' ').map(|n| n.parse().unwrap());
     let [one, two] = banks.collect::<Vec<f64>>()[..] else {
         panic!("{}", said.word("banks"))
@@ -396,7 +397,7 @@ fn linux_divides_and_counts_on_the_emulated_processor() {
         40_000_000.0,
         0.01,
     );
-    // As many overflows as are due; a few are late when it ends, and one interrupt may stand for
+    // As many overflows as are due. A few are late when it ends, and one interrupt may stand for
     // two.
     let due = said.number("misses") / 20_000.0;
     assert!(due > 50.0, "{due} overflows are due");

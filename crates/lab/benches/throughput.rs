@@ -1,5 +1,5 @@
-//! How many accesses per second the emulated processor takes in, without QEMU: `cargo bench -p
-//! quell-lab`. One thread, by where the lines are.
+//! How many accesses per second the emulated processor handles, without QEMU: `cargo bench -p
+//! quell-lab`. It uses one thread, and shows the rates by where the lines are.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +14,7 @@ use quell_lab::profile::Profile;
 
 const ACCESSES: u64 = 10_000_000;
 
-/// As a profile's text ends that has banks.
+/// The end of a profile's text that has banks.
 const BANKS: &str = "[dram]\ncolumn = ['6-12']\nbank = [[13, 17], [14, 18], 15]\nrow = ['16-29']\nhit = 150\nmiss = 200\nconflict = 250\n";
 
 fn main() {

@@ -1,5 +1,5 @@
 //! The architecture of the lab. Guest, emulator and tools are Debian's packages for x86-64, and the
-//! processor that is emulated is Intel's; so the lab is refused on machines of another kind.
+//! emulated processor is Intel's. So the lab is refused on machines of another architecture.
 
 use crate::Error;
 
@@ -7,17 +7,17 @@ use crate::Error;
 pub(crate) const DEBIAN: &str = "amd64";
 /// The package with the emulator.
 pub(crate) const EMULATOR_PACKAGE: &str = "qemu-system-x86";
-/// The emulator, in that package.
+/// The emulator's path in that package.
 pub(crate) const EMULATOR: &str = "usr/bin/qemu-system-x86_64";
-/// How releases of Debian's kernels for virtual machines end.
+/// The end of the releases of Debian's kernels for virtual machines.
 pub(crate) const KERNEL: &str = "-cloud-amd64";
-/// Shared libraries.
+/// The folder of shared libraries in packages.
 pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-/// What loads them: its name, and where programs look for it.
+/// The loader of shared libraries: its name, and the folder in which programs expect it.
 pub(crate) const LOADER: &str = "ld-linux-x86-64.so.2";
 pub(crate) const LOADER_FOLDER: &str = "usr/lib64";
 
-/// Whether the packages run here.
+/// Refuses machines on which the packages do not run.
 pub(crate) fn runs_here() -> Result<(), Error> {
     if cfg!(target_arch = "x86_64") {
         return Ok(());

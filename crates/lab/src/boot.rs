@@ -1,10 +1,10 @@
-//! One boot: QEMU from its start to its end, what the guest says passed on, what the host has to
-//! say to it.
+//! One boot: QEMU from its start to its end. What the guest reports is passed on, and the host's
+//! requests are sent to it.
 //!
 //! Between guest and host are four ports (virtio-serial): the command's output, its errors, the
-//! files it left in `/out` (an archive as `tar` writes it), and control. There the guest tells
-//! `started`, `ended STATUS`, or `failed REASON`, and the host `stop SIGNAL`, which goes to the
-//! command and all it has started. When the host's end closes, the guest powers off.
+//! files it left in `/out` (a `tar` archive), and control. On the control port the guest reports
+//! `started`, `ended STATUS`, or `failed REASON`. The host sends `stop SIGNAL`, which goes to the
+//! command and all processes it has started. When the host's end closes, the guest powers off.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,22 +21,22 @@ use crate::Error;
 use crate::folder::{Folder, at};
 use crate::vm::{Lab, Talk};
 
-/// From QEMU's start to the command's: ten seconds where nothing is wrong, much longer on a busy
-/// host.
+/// The longest time from QEMU's start to the command's. Normally it is ten seconds, on a busy host
+/// much longer.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// The CPU time that a boot may take, for each of the guest's CPUs: ten seconds of two where
-/// nothing is wrong.
+/// The CPU time that a boot may take, for each of the guest's CPUs. Normally it is ten seconds of
+/// two CPUs.
 const BOOT_TIME: Duration = Duration::from_secs(30);
-/// A command that was told to stop has so long, to take back what it did and to write what it
-/// found.
+/// How long a command may take after a request to stop. It may have to revert what it did, and to
+/// write what it found.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
-/// How often it is looked whether the machine runs and whether to stop.
+/// How often it is checked whether the machine runs and whether to stop.
 const LOOK: Duration = Duration::from_millis(200);
-/// The ports, in the order of the module's head.
+/// The ports, in the order of the module's header.
 pub(crate) const PORTS: [&str; 4] = ["control", "output", "errors", "files"];
 
-/// Why there is no outcome: before the command had started, when another accelerator may do better,
-/// or for good.
+/// Why there is no outcome: the command had not started, so that another accelerator may succeed;
+/// or it failed for good.
 pub(crate) enum Stopped {
     Before(Error),
     For(Error),
@@ -48,34 +48,35 @@ impl From<Error> for Stopped {
     }
 }
 
-/// What is heard while the machine runs.
+/// What comes in while the machine runs.
 enum Told {
-    /// A line of the control port.
+    /// A line from the control port.
     Line(String),
-    /// Nobody takes the command's output any more.
+    /// The command's output has no reader any more.
     Deaf,
 }
 
 /// How the command ended.
 struct Ended {
     status: i32,
-    /// From QEMU's start to the command's.
+    /// The time from QEMU's start to the command's.
     booted: Duration,
-    /// It was told to, since its time was over: what to say of it.
+    /// The message that its time was over, if it was stopped for that.
     late: Option<String>,
 }
 
-/// Why a machine that runs is ended.
+/// Why a running machine is ended.
 struct Failed {
-    /// The command had started.
+    /// Whether the command had started.
     started: bool,
-    /// Another try may do better.
+    /// Whether another try may succeed.
     again: bool,
     reason: String,
 }
 
 impl Lab {
-    /// Boots and waits for the end: the command's status, and how long it took to come to it.
+    /// Boots and waits for the end. Returns the command's status, and how long it took until the
+    /// command started.
     pub(crate) fn boot(
         &self,
         mut command: Command,
@@ -93,7 +94,8 @@ impl Lab {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log?)
-            // A signal of the terminal's is for us, who pass it on to the command.
+            // A signal from the terminal goes to this process only, which passes it on to the
+            // command.
             .process_group(0);
         // SAFETY: between fork and exec there is one system call.
         unsafe {
@@ -101,7 +103,7 @@ impl Lab {
         }
         let child = command.spawn();
         let mut machine = Machine(child.map_err(|e| Error::Unavailable(format!("QEMU: {e}")))?);
-        // All four connect at its start, or none.
+        // All four connect at QEMU's start, or none does.
         let accepted = |listener: Result<UnixListener, Error>, machine: &mut Machine| {
             let listener = listener?;
             machine.connected(&listener).map_err(|reason| {
@@ -122,8 +124,8 @@ impl Lab {
             errors,
             stop,
         } = talk;
-        // From here on signals are for the command: whoever tells of them has to begin before there
-        // are other threads, to which they would go.
+        // From here on signals are for the command. The caller's signal handling has to begin
+        // before there are other threads, which would get the signals.
         if let Some(signal) = stop() {
             return Err(Stopped::For(Error::Failed(format!(
                 "stopped by signal {signal}"
@@ -145,7 +147,7 @@ impl Lab {
                 }
             });
             let done = self.follow(&mut machine, (&told, &mut control), stop, began);
-            // Whatever happened, the ports close with the machine, and the threads end.
+            // The ports close with the machine, whatever happened, and the threads end.
             machine.end(done.is_ok());
             let archive = archive.join().ok().and_then(Result::ok).unwrap_or_default();
             done.map(|done| (done, archive))
@@ -176,7 +178,7 @@ impl Lab {
         }
     }
 
-    /// Waits for what the guest tells, and tells it to stop when asked to.
+    /// Waits for the guest's reports, and passes on the caller's requests to stop.
     fn follow(
         &self,
         machine: &mut Machine,
@@ -211,7 +213,7 @@ impl Lab {
                 Ok(Told::Deaf) if stopping.is_none() && started => {
                     stopping = Some(SIGPIPE);
                     tell_to_stop(control, SIGPIPE);
-                    // Many a program does without that one, and writes to nobody for ever.
+                    // Many programs ignore SIGPIPE and would go on writing without a reader.
                     until = tell_to_stop(control, SIGTERM);
                 }
                 Ok(Told::Deaf) => {}
@@ -251,7 +253,7 @@ impl Lab {
                     if !started || stopping.is_some() {
                         return Err(fail(late.unwrap_or(reason)));
                     }
-                    // What it has found until now is worth having.
+                    // What the command has found until now is worth having.
                     (stopping, late) = (Some(SIGTERM), Some(reason));
                     until = tell_to_stop(control, SIGTERM);
                 }
@@ -269,21 +271,21 @@ impl Lab {
     }
 }
 
-/// As good as no limit, and can be added to a point in time.
+/// As good as no limit, and it can be added to a point in time.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86400);
 const SIGPIPE: i32 = 13;
 const SIGTERM: i32 = 15;
 
-/// Until when the command has to end now, and what is wrong if it does not.
+/// Sends a stop. Returns until when the command has to end, and what is wrong if it does not.
 fn tell_to_stop(control: &mut UnixStream, signal: i32) -> (Instant, &'static str, Duration) {
-    // A guest that has gone is seen otherwise.
+    // The end of the guest is noticed elsewhere.
     let _ = writeln!(control, "stop {signal}");
     let what = "the command was told to stop and did not end";
     (Instant::now() + STOP_LIMIT, what, STOP_LIMIT)
 }
 
-/// Copies as it comes. A listener that has gone is told of once, and the rest read all the same, so
-/// that nobody waits.
+/// Copies output as it comes. A closed listener is reported once. The rest is still read, so that
+/// the guest does not block.
 fn pass_on(from: &mut UnixStream, to: &mut (dyn Write + Send), gone: Option<&Sender<Told>>) {
     let mut buffer = [0; 16 << 10];
     let mut listening = true;
@@ -302,11 +304,11 @@ fn pass_on(from: &mut UnixStream, to: &mut (dyn Write + Send), gone: Option<&Sen
     }
 }
 
-/// QEMU; it ends with this.
+/// The QEMU process, which is killed on drop.
 struct Machine(Child);
 
 impl Machine {
-    /// Waits until QEMU has connected; it does before anything runs.
+    /// Waits until QEMU has connected, which it does before the guest runs.
     fn connected(&mut self, listener: &UnixListener) -> Result<UnixStream, String> {
         listener.set_nonblocking(true).map_err(|e| e.to_string())?;
         let began = Instant::now();
@@ -333,16 +335,18 @@ impl Machine {
         }
     }
 
-    /// The CPU time it has taken; none where the kernel does not tell.
+    /// The CPU time that QEMU has taken; zero where the kernel does not report it.
     fn cpu_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
-        // After the name, which may have spaces: the 12th and 13th, in hundredths of a second.
+        // After the name, which may have spaces: the 12th and 13th field, in hundredths of a
+        // second.
         let fields = stat.rsplit(')').next().unwrap_or_default();
         let ticks = fields.split_whitespace().skip(11).take(2);
         Duration::from_millis(10 * ticks.filter_map(|n| n.parse::<u64>().ok()).sum::<u64>())
     }
 
-    /// By itself, if it was told to power off, which takes it a moment; else at once.
+    /// Ends QEMU: waits a while for a machine that was asked to power off (`by_itself`), then kills
+    /// it.
     fn end(&mut self, by_itself: bool) {
         let began = Instant::now();
         while by_itself && self.check().is_ok() && began.elapsed() < Duration::from_secs(20) {

@@ -1,5 +1,5 @@
-//! A folder for one run, within another. It goes with the run; what a killed one left goes with the
-//! next.
+//! A folder for one run, within another folder. It is removed with the run. The folder of a killed
+//! run is removed by the next run.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -9,10 +9,10 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::Error;
 
-/// Locked while the run lasts.
+/// A file that is locked while the run lasts.
 const ALIVE: &str = "alive";
 
-/// The folder.
+/// The folder, removed on drop.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -20,11 +20,11 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// A new one in a folder that is there; `kind` is how its name begins, as do those of the
-    /// killed runs that are removed.
+    /// Makes a new folder in an existing one. `kind` is how its name begins. Folders of killed runs
+    /// with such names are removed.
     ///
     /// # Errors
-    /// With the place.
+    /// Names the path that failed.
     pub fn new(within: &Path, kind: &str) -> Result<Self, Error> {
         sweep(within, kind);
         let mut number = 0u32;
@@ -38,7 +38,7 @@ impl Folder {
             }
             let alive = fs::File::create(path.join(ALIVE)).map_err(|e| at(&path, e))?;
             flock(&alive, FlockOperation::LockExclusive).map_err(|e| at(&path, e.into()))?;
-            // Somebody else's sweep may have come in between.
+            // Another process may have swept the folder in between.
             if path.join(ALIVE).exists() {
                 return Ok(Self {
                     path,
@@ -48,13 +48,13 @@ impl Folder {
         }
     }
 
-    /// A file's place in it.
+    /// The path of a file in it.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Writes a file.
+    /// Writes a file into the folder.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         fs::write(self.path(name), bytes).map_err(|e| at(&self.path(name), e))
     }
@@ -66,8 +66,8 @@ impl Drop for Folder {
     }
 }
 
-/// Removes what runs left that were killed. In a folder that others write to, too, only what
-/// belongs to this user is looked into.
+/// Removes the folders of killed runs. Where other users write, too, only folders of this user are
+/// touched.
 fn sweep(within: &Path, kind: &str) {
     let beginning = format!("{kind}-");
     let entries = fs::read_dir(within).into_iter().flatten().flatten();
@@ -84,7 +84,7 @@ fn sweep(within: &Path, kind: &str) {
     }
 }
 
-/// What tells whether a run's folder is in use, if it is one of this user's.
+/// The lock file of a run's folder, if the folder belongs to this user.
 fn left(path: &Path) -> Option<OwnedFd> {
     use rustix::fs::{Mode, OFlags, fstat, open, openat};
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -94,7 +94,7 @@ fn left(path: &Path) -> Option<OwnedFd> {
         .flatten()
 }
 
-/// What failed, with its place.
+/// An error with the path that failed.
 pub(crate) fn at(path: &Path, e: std::io::Error) -> Error {
     Error::Failed(format!("{}: {e}", path.display()))
 }
@@ -111,7 +111,7 @@ mod tests {
         fs::write(dead.join(ALIVE), "").unwrap();
         let other = cache.path().join("kernel-7.2");
         fs::create_dir(&other).unwrap();
-        // Not a folder of a run's: a link to one elsewhere.
+        // Not the folder of a run: a link to a folder elsewhere.
         let aside = tempfile::tempdir().unwrap();
         fs::write(aside.path().join(ALIVE), "").unwrap();
         let link = cache.path().join("run-2-0");

@@ -1,5 +1,5 @@
-//! What the guest is made of: busybox, `pqos`, the modules and programs that are wanted, and the
-//! files by which the init (`guest/init.sh`) is told what to do.
+//! What the guest consists of: busybox, `pqos`, the wanted modules and programs, and the files from
+//! which the init (`guest/init.sh`) reads what to do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::profile::Profile;
 use crate::vm::Lab;
 use crate::{Error, arch};
 
-/// The modules behind the ports, in the order they need each other; newer kernels have them built
+/// The modules behind the ports, in the order of their dependences. Newer kernels have them built
 /// in.
 const CHANNEL: [&str; 6] = [
     "virtio",
@@ -58,7 +58,7 @@ impl Lab {
             modules.push("virtio_blk");
         }
         if profile.is_some() {
-            // What tools read registers by (/dev/cpu/N/msr).
+            // Tools read registers by it (/dev/cpu/N/msr).
             modules.push("msr");
         }
         if self.guest.swap == Swap::Zram {
@@ -75,7 +75,7 @@ impl Lab {
         }
         for module in &modules {
             for name in [format!("{module}.ko"), format!("{module}.ko.xz")] {
-                // What is not there is built in.
+                // A module that does not exist is built in.
                 if let Some(path) = find(&kernel.modules, &name) {
                     image.copy(&path, &format!("lab/modules/{name}"))?;
                 }
@@ -107,7 +107,7 @@ impl Lab {
             if has_resources { "yes" } else { "no" },
         );
         image.file("lab/settings", 0o644, settings.into_bytes());
-        // Paths of the host's are nobody's business there.
+        // Paths of the host do not concern the guest.
         let told = Guest {
             with: Vec::new(),
             ..self.guest.clone()
@@ -125,7 +125,7 @@ impl Lab {
             let named = !from.contains('/') && from != "quell";
             let (from, there) = here(from)?;
             let place = place.unwrap_or(&there);
-            // What is found by its name here is there, too.
+            // A program found by its name here is available under that name there.
             if named && let Some(name) = Path::new(place).file_name() {
                 image.link(&format!("usr/local/bin/{}", name.to_string_lossy()), place);
             }
@@ -157,7 +157,7 @@ impl Lab {
     }
 }
 
-/// A program or path of this machine, and where the guest has it.
+/// A program or path of this machine, and its path in the guest.
 fn here(name: &str) -> Result<(PathBuf, String), Error> {
     if name == "quell" {
         let own =
@@ -183,8 +183,7 @@ fn here(name: &str) -> Result<(PathBuf, String), Error> {
     Ok((found, place))
 }
 
-/// `pqos`, with the C library it was built with beside it: programs of this machine bring their
-/// own.
+/// `pqos`, together with the C library it was built with. Programs of this machine bring their own.
 fn pqos(image: &mut Image, tools: &Path) -> Result<(), Error> {
     for (folder, name) in [
         ("usr/lib", "libpqos.so.6"),
@@ -203,7 +202,7 @@ fn pqos(image: &mut Image, tools: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The file of that name in a folder or below it.
+/// The file with that name in a folder or below it.
 fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).ok()?;
     entries.filter_map(Result::ok).find_map(|entry| {

@@ -1,6 +1,6 @@
-//! The guest's file system, held in its memory: an archive in the form that the kernel unpacks at
-//! its start ("newc"; the kernel's `early-userspace/buffer-format`), with busybox, the programs
-//! that were asked for and the libraries they name.
+//! The guest's file system, held in its memory. It is an archive in the form that the kernel
+//! unpacks at its start ("newc"; the kernel's `early-userspace/buffer-format`). It has busybox, the
+//! programs that were asked for, and the libraries that they name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use std::process::Command;
 
 use crate::Error;
 
-/// What an archive holds, by path without the leading slash.
+/// The contents of an archive, by path without the leading slash.
 #[derive(Debug, Default)]
 pub struct Image {
     entries: BTreeMap<String, Entry>,
@@ -24,23 +24,23 @@ enum Entry {
 }
 
 impl Image {
-    /// A file with its directories.
+    /// Adds a file, and its directories.
     pub fn file(&mut self, path: &str, mode: u32, bytes: Vec<u8>) {
         self.add(path, Entry::File { mode, bytes });
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link to `target`.
     pub fn link(&mut self, path: &str, target: &str) {
         let target = target.to_owned();
         self.add(path, Entry::Link { target });
     }
 
-    /// An empty directory.
+    /// Adds an empty directory, and its parents.
     pub fn directory(&mut self, path: &str) {
         self.add(path, Entry::Directory);
     }
 
-    /// Whether there is such a path.
+    /// Whether the archive has this path.
     #[must_use]
     pub fn has(&self, path: &str) -> bool {
         self.entries.contains_key(path.trim_matches('/'))
@@ -56,10 +56,10 @@ impl Image {
         self.entries.insert(path.to_owned(), entry);
     }
 
-    /// A file or a directory of this machine, as it is, to a path of the guest's.
+    /// Adds a file or a directory of this machine, unchanged, at a path of the guest's.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// Names what cannot be read.
     pub fn copy(&mut self, from: &Path, to: &str) -> Result<(), Error> {
         let failed = |e: std::io::Error| Error::Input(format!("{}: {e}", from.display()));
         let meta = fs::metadata(from).map_err(failed)?;
@@ -81,11 +81,11 @@ impl Image {
         Ok(())
     }
 
-    /// A program of this machine with the libraries it names, to a path of the guest's; without
-    /// what only debuggers read, which would take the guest's memory.
+    /// Adds a program of this machine, and the libraries it names, at a path of the guest's. Parts
+    /// that only debuggers read are left out: they would take the guest's memory.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// Names what cannot be read.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<(), Error> {
         self.copy(from, to)?;
         if let Some(Entry::File { bytes, .. }) = self.entries.get_mut(to.trim_matches('/')) {
@@ -100,7 +100,7 @@ impl Image {
         Ok(())
     }
 
-    /// The archive.
+    /// The bytes of the archive.
     #[must_use]
     pub fn archive(&self) -> Vec<u8> {
         const DIRECTORY: u32 = 0o040_000;
@@ -148,9 +148,9 @@ fn record(out: &mut Vec<u8>, inode: u32, mode: u32, path: &str, bytes: &[u8]) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
-/// Cuts a program off behind what is loaded of it (its segments; elf(5)): the sections behind are
-/// symbols and lines for debuggers. What is no 64-bit program of this byte order, or has something
-/// of its own behind its sections, stays as it is.
+/// Cuts a program off behind its loaded segments (elf(5)). The sections behind are symbols and
+/// lines for debuggers. A file is unchanged if it is no 64-bit program of this byte order, or has
+/// data of its own behind its sections.
 fn keep_loaded(bytes: &mut Vec<u8>) {
     const IDENTITY: &[u8] = b"\x7fELF\x02\x01";
     let number = |at: usize, wide: usize| {
@@ -176,14 +176,14 @@ fn keep_loaded(bytes: &mut Vec<u8>) {
         return;
     };
     bytes.truncate(end);
-    // No sections: where they begin, how many, and which of them has their names.
+    // No sections: clears their offset, their number, and the index of their names.
     for field in [0x28..0x30, 0x3c..0x40] {
         bytes[field].fill(0);
     }
 }
 
-/// The libraries a program of this machine names, its loader included, as `ldd` finds them; none
-/// for what is no such program.
+/// The libraries that a program of this machine names, its loader included, as `ldd` finds them.
+/// Empty for files that are no such program.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let Ok(said) = Command::new("ldd").arg(program).output() else {
         return Vec::new();
@@ -244,7 +244,7 @@ mod tests {
         assert!(listed.status.success());
         assert!(String::from_utf8_lossy(&listed.stdout).contains("a_program_runs_without"));
 
-        // What is no program, cut short, or carries something of its own.
+        // A file that is no program, is cut short, or has data of its own.
         let mut carries = fs::read(&own).unwrap();
         carries.extend(b"of its own");
         for same in [b"#!/bin/sh\n".to_vec(), carries[..0x30].to_vec(), carries] {

@@ -1,6 +1,6 @@
 //! What the lab is made of, from Debian's packages: QEMU with its libraries, kernels, busybox,
-//! `pqos`. Downloaded by `apt-get` with lists and settings of its own, and unpacked into a cache;
-//! nothing of the system's is changed, nothing installed, and no rights are needed.
+//! `pqos`. They are downloaded by `apt-get` with its own lists and settings, and unpacked into a
+//! cache. The system is not changed, nothing is installed, and no privileges are needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,34 +9,34 @@ use std::process::{Command, Stdio};
 use crate::folder::at;
 use crate::{Error, arch};
 
-/// Where packages come from, unless `QUELL_LAB_MIRROR` says otherwise.
+/// The source of packages, unless `QUELL_LAB_MIRROR` names another.
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// The suites: the last has the newer QEMU and kernels, the first an older kernel (6.1).
 const SUITES: &str = "bookworm trixie trixie-backports";
 const BACKPORTS: &str = "trixie-backports";
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// The cache and what is in it.
+/// The cache of packages, and the packages in it.
 #[derive(Clone, Debug)]
 pub struct Packages {
     folder: PathBuf,
-    /// Tells what is going on.
+    /// Called with a line of text before each slow step.
     progress: fn(&str),
 }
 
-/// A kernel.
+/// A kernel that is in the cache.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// What boots.
+    /// The file that is booted.
     pub image: PathBuf,
-    /// Its release, as `uname -r` says it.
+    /// Its release, as `uname -r` prints it.
     pub release: String,
-    /// Its modules' folder.
+    /// The folder of its modules.
     pub modules: PathBuf,
 }
 
-/// The folder that a lab's packages are kept in: `lab` in `$QUELL_CACHE`, else in `quell` in
-/// `$XDG_CACHE_HOME` or `~/.cache`.
+/// The folder for a lab's packages: `lab` in `$QUELL_CACHE`, else in `quell` in `$XDG_CACHE_HOME`
+/// or `~/.cache`.
 fn folder() -> Result<PathBuf, Error> {
     let var = |name| {
         std::env::var_os(name)
@@ -54,10 +54,10 @@ fn folder() -> Result<PathBuf, Error> {
 }
 
 impl Packages {
-    /// The cache of whoever runs this; `progress` gets a line for each thing that takes a while.
+    /// The cache of the user that runs this. `progress` gets a line of text before each slow step.
     ///
     /// # Errors
-    /// Where there is no place for it.
+    /// Where there is no folder for it.
     pub fn new(progress: fn(&str)) -> Result<Self, Error> {
         Ok(Self {
             folder: folder()?,
@@ -65,24 +65,24 @@ impl Packages {
         })
     }
 
-    /// The folder.
+    /// The folder of the cache.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// QEMU's folder.
+    /// The folder of QEMU, downloaded if need be.
     ///
     /// # Errors
-    /// Where it cannot be had.
+    /// Where it cannot be downloaded.
     pub fn qemu(&self) -> Result<PathBuf, Error> {
         self.have("qemu", |into| {
             let wanted = ["-t", BACKPORTS, arch::EMULATOR_PACKAGE];
-            // An interrupted download may have left another release's.
+            // An interrupted download may have left packages of another release.
             let archives = self.folder.join("apt/archives");
             remove(&archives)?;
             folders(&archives.join("partial"))?;
-            // As for a machine on which nothing is installed: with all libraries.
+            // As for a machine without installed packages, so that all libraries come.
             self.apt(
                 &[
                     &[
@@ -101,20 +101,20 @@ impl Packages {
         })
     }
 
-    /// Busybox and `pqos`, in a folder.
+    /// A folder with busybox and `pqos`, downloaded if need be.
     ///
     /// # Errors
-    /// Where they cannot be had.
+    /// Where they cannot be downloaded.
     pub fn tools(&self) -> Result<PathBuf, Error> {
         self.have("tools", |into| {
             self.download(&["busybox-static", "intel-cmt-cat", "libc6"], into)
         })
     }
 
-    /// The newest kernel whose release begins so: `6.12`, `7.2`, `7.2.11`.
+    /// The newest kernel with a release that begins with `wanted`: `6.12`, `7.2`, `7.2.11`.
     ///
     /// # Errors
-    /// Where there is none, names those there are.
+    /// Where there is none. Names the existing ones.
     pub fn kernel(&self, wanted: &str) -> Result<Kernel, Error> {
         if wanted.is_empty() || !wanted.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
             return Err(Error::Input(format!(
@@ -127,7 +127,8 @@ impl Packages {
                 let version = release.split('+').next().unwrap_or_default();
                 version == wanted || version.starts_with(&format!("{wanted}."))
             };
-            // A release may be known by name and gone by now: then the one before.
+            // A release may be listed and gone from the mirror by now. Then the one before it is
+            // used.
             let fitting: Vec<_> = known.iter().filter(fits).take(3).collect();
             let mut last = None;
             for release in &fitting {
@@ -155,7 +156,7 @@ impl Packages {
                 ))
             }))
         })?;
-        // Bookworm's kernels have them where they were before /usr was one with the rest.
+        // Bookworm's kernels have them where they were before /usr was merged.
         let places = ["usr/lib/modules", "lib/modules"].map(|place| root.join(place));
         let place = places.iter().find(|place| place.exists());
         let modules = place.and_then(|place| list(place).ok()?.pop());
@@ -199,7 +200,7 @@ impl Packages {
         Ok(releases)
     }
 
-    /// A part of the cache, made when it is not there. What is made half is not kept.
+    /// A part of the cache, made if it does not exist. A part that is only half made is not kept.
     fn have(
         &self,
         name: &str,
@@ -236,7 +237,7 @@ impl Packages {
         Ok(file)
     }
 
-    /// The mirror's lists, once an hour at most.
+    /// Updates the mirror's lists, once an hour at most.
     fn lists(&self) -> Result<(), Error> {
         let apt = self.folder.join("apt");
         let fresh = apt.join("fresh");
@@ -290,7 +291,7 @@ impl Packages {
             format!("APT::Architecture={}", arch::DEBIAN),
             format!("APT::Architectures={}", arch::DEBIAN),
             "APT::Sandbox::User=root".to_owned(),
-            // Nothing here is installed: the lock is our own.
+            // Nothing is installed here: the lock is this program's own.
             "Debug::NoLocking=true".to_owned(),
         ] {
             command.arg("-o").arg(option);
@@ -316,7 +317,7 @@ impl Packages {
         Err(Error::Unavailable(format!("{what}: {why}")))
     }
 
-    /// Downloads and unpacks packages, without those they depend on.
+    /// Downloads and unpacks packages, without their dependences.
     fn download(&self, names: &[&str], into: &Path) -> Result<(), Error> {
         let archives = into.join("archives");
         remove(&archives)?;

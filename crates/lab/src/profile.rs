@@ -1,5 +1,6 @@
-//! The processor that the lab emulates, as data: its caches, what it lets be divided, what it
-//! counts. Written in TOML (`docs/lab.md` lists the keys); three come along, by name.
+//! The processor that the lab emulates, as data: its caches, what can be divided, and what it
+//! counts. Profiles are written in TOML (`docs/lab.md` lists the keys). Three are built in, by
+//! name.
 
 use std::path::Path;
 
@@ -12,18 +13,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// The profiles that come along: name, text.
+/// The built-in profiles: name and text.
 pub const BUILT_IN: [(&str, &str); 3] = [
     ("icelake", include_str!("../profiles/icelake.toml")),
     ("goldmont", include_str!("../profiles/goldmont.toml")),
     ("sparse", include_str!("../profiles/sparse.toml")),
 ];
 
-/// A processor.
+/// A processor to emulate.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Profile {
-    /// What it stands for, a sentence.
+    /// What the profile stands for, in a sentence.
     pub about: String,
     /// QEMU's `-cpu`: a model and its options. The kernel decides by family and model what it
     /// believes.
@@ -32,49 +33,49 @@ pub struct Profile {
     pub l1d: Shape,
     /// Each core's first-level instruction cache.
     pub l1i: Shape,
-    /// The second level.
+    /// The second level, shared by [`Shape::cores`] cores.
     pub l2: Shape,
-    /// The third level, one per socket. Without it the second is the last.
+    /// The third level, one per socket. `None`: the second level is the last.
     pub l3: Option<Shape>,
-    /// Memory bandwidth allocation.
+    /// Memory bandwidth allocation. `None`: there is none.
     pub mba: Option<Mba>,
-    /// Occupancy and bandwidth monitoring of the third level.
+    /// Occupancy and bandwidth monitoring of the third level. `None`: there is none.
     pub monitoring: Option<Monitoring>,
-    /// Performance counters.
+    /// Performance counters. `None`: there are none.
     pub pmu: Option<Counters>,
-    /// What a modelled cycle is.
+    /// How many cycles an access takes in the model.
     #[serde(default)]
     pub cycles: Cycles,
-    /// The banks behind the last level. Without it memory is one place.
+    /// The banks behind the last level. `None`: memory is not divided into banks.
     pub dram: Option<Dram>,
 }
 
-/// A cache.
+/// The shape of a cache.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Shape {
-    /// Its size.
+    /// Bytes of one cache.
     pub size: Bytes,
-    /// Its ways. With `allocation` they are the bits of a mask.
+    /// Ways per set. With `allocation` they are the bits of a mask.
     pub ways: u32,
-    /// How many cores share one (the second level only; the first is each core's own, the third
-    /// each socket's).
+    /// How many cores share one cache. It is used for the second level only: each core has its own
+    /// first level, and each socket its own third.
     #[serde(default = "one")]
     pub cores: u32,
-    /// Its ways can be allocated.
+    /// How its ways can be allocated. `None`: they cannot be.
     pub allocation: Option<Allocation>,
 }
 
-/// Cache allocation (CAT).
+/// How a cache's ways can be allocated (CAT).
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Allocation {
     /// Classes of service, 1 to 128.
     pub classes: u32,
-    /// Masks may have holes.
+    /// Whether masks may have holes.
     #[serde(default)]
     pub sparse: bool,
-    /// Code and data can be told apart (CDP).
+    /// Whether code and data can have separate masks (CDP).
     #[serde(default)]
     pub cdp: bool,
     /// The mask of ways that devices fill, too.
@@ -82,7 +83,7 @@ pub struct Allocation {
     pub shareable: u32,
 }
 
-/// Memory bandwidth allocation.
+/// How memory bandwidth can be allocated.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Mba {
@@ -92,11 +93,11 @@ pub struct Mba {
     pub longest: u32,
 }
 
-/// Monitoring.
+/// Monitoring of the third level.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Monitoring {
-    /// Monitoring ids, 1 to 256.
+    /// How many monitoring ids there are, 1 to 256.
     pub rmids: u32,
 }
 
@@ -104,7 +105,7 @@ pub struct Monitoring {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Counters {
-    /// General ones, 1 to 8, beside the three fixed ones.
+    /// How many general counters there are, 1 to 8, in addition to the three fixed ones.
     pub general: u32,
 }
 
@@ -113,11 +114,11 @@ pub struct Counters {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Cycles {
-    /// Served by the second level.
+    /// Cycles of an access that the second level served.
     pub l2: u32,
-    /// Served by the third.
+    /// Cycles of an access that the third level served.
     pub l3: u32,
-    /// Served by memory.
+    /// Cycles of an access that memory served.
     pub memory: u32,
 }
 
@@ -131,13 +132,13 @@ impl Default for Cycles {
     }
 }
 
-/// Banks of memory: functions of the physical address' bits (`12`, `"6-11"`, `[13, 17]` for their
-/// exclusive or) that tell where a line lies, and what an access adds to the cycle counters,
-/// instead of [`Cycles::memory`], by what it finds open in its bank.
+/// Banks of memory. The functions of the physical address' bits (`12`, `"6-11"`, `[13, 17]` for
+/// their exclusive or) define where a line lies. An access adds cycles by what it finds open in its
+/// bank, instead of [`Cycles::memory`].
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Dram {
-    /// Channel.
+    /// The memory channel of a line.
     #[serde(default)]
     pub channel: BitFunctions,
     /// Rank within the channel.
@@ -149,16 +150,16 @@ pub struct Dram {
     pub row: BitFunctions,
     /// Column within the row, in lines.
     pub column: BitFunctions,
-    /// Cycles where its row is open.
+    /// Cycles of an access with its row open.
     pub hit: u32,
-    /// Where no row is.
+    /// Cycles of an access with no row open.
     pub miss: u32,
-    /// Where another row is.
+    /// Cycles of an access with another row open.
     pub conflict: u32,
 }
 
 impl Dram {
-    /// All rows closed.
+    /// Banks with all rows closed.
     ///
     /// # Errors
     /// For functions that are no address map.
@@ -175,7 +176,7 @@ impl Dram {
         Ok(OpenRows::new(map))
     }
 
-    /// What an access adds to the cycle counters.
+    /// Cycles that an access with this outcome takes.
     #[must_use]
     pub fn cycles(&self, row: Row) -> u32 {
         match row {
@@ -186,7 +187,7 @@ impl Dram {
     }
 }
 
-/// Line size of all caches.
+/// Line size of all caches, in bytes.
 pub const LINE: u64 = 64;
 
 fn one() -> u32 {
@@ -194,16 +195,16 @@ fn one() -> u32 {
 }
 
 impl Shape {
-    /// Empty, for so many requesters.
+    /// An empty cache of this shape, for so many requesters.
     ///
     /// # Errors
-    /// For a shape that cannot be.
+    /// For an impossible shape.
     pub fn cache(&self, requesters: usize) -> Result<Cache, Error> {
         let geometry = Geometry::plain(self.size.0, self.ways, LINE)?;
         Ok(Cache::new(&geometry, Policy::Lru, requesters)?)
     }
 
-    /// All its ways.
+    /// The mask of all its ways.
     #[must_use]
     pub fn full(&self) -> u64 {
         u64::MAX >> (64 - self.ways.clamp(1, 64))
@@ -211,10 +212,10 @@ impl Shape {
 }
 
 impl Profile {
-    /// A built-in one by its name, others by the path of their file.
+    /// Loads a built-in profile by its name, or another one by the path of its file.
     ///
     /// # Errors
-    /// Names the file, the key and what would do.
+    /// Names the file, the key and what is possible.
     pub fn load(name: &str) -> Result<Self, Error> {
         if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return Self::parse(name, text);
@@ -229,10 +230,10 @@ impl Profile {
         Self::parse(name, &text)
     }
 
-    /// Reads one; `name` is for errors.
+    /// Reads a profile. `name` is its name in errors.
     ///
     /// # Errors
-    /// As [`Profile::load`].
+    /// Those of [`Profile::load`].
     pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
         let profile: Self =
             toml::from_str(text).map_err(|e| Error::Input(format!("profile {name}: {e}")))?;
@@ -306,7 +307,7 @@ impl Profile {
             .map_or(Ok(()), |pmu| between("pmu.general", pmu.general, 1..=8))
     }
 
-    /// The most classes of service that anything here has; at least the one that everybody is in.
+    /// The most classes of service of any resource; at least 1, the class that all tasks are in.
     #[must_use]
     pub fn classes(&self) -> u32 {
         let of = |shape: Option<&Shape>| {

@@ -1,5 +1,5 @@
-//! The virtual machine: QEMU with a Debian kernel and an image made for the run, a command in it,
-//! what it says and leaves brought out.
+//! The virtual machine: QEMU with a Debian kernel, an image made for the run, and a command in it.
+//! The command's output and files are brought out.
 
 use std::fs;
 use std::io::Write;
@@ -19,64 +19,65 @@ use crate::packages::{Kernel, Packages};
 use crate::profile::Profile;
 use crate::{Error, arch};
 
-/// A machine to be booted and what to do there.
+/// A machine to boot, and what to do there.
 #[derive(Clone, Debug, Default)]
 pub struct Lab {
-    /// The machine. What it has `with` it is a path of this machine's, a program's name, or
+    /// The machine. Each entry of its `with` is a path of this machine, a program's name, or
     /// `quell`: this program, at `/bin/quell`.
     pub guest: Guest,
-    /// Gets what the command leaves in `/out`.
+    /// The folder that gets what the command leaves in `/out`.
     pub out: Option<PathBuf>,
-    /// At most so long from the command's start.
+    /// The longest time that the command may take. `None`: no limit.
     pub timeout: Option<Duration>,
-    /// Gets what the guest's kernel and QEMU say.
+    /// The file that gets the messages of the guest's kernel and QEMU.
     pub console: Option<PathBuf>,
     /// The command and its arguments.
     pub command: Vec<String>,
 }
 
-/// With whom the command talks.
+/// How the caller communicates with the command.
 pub struct Talk<'a> {
-    /// Gets its output as it comes.
+    /// Receives the command's output as it comes.
     pub output: &'a mut (dyn Write + Send),
-    /// Gets its errors as they come.
+    /// Receives the command's errors as they come.
     pub errors: &'a mut (dyn Write + Send),
-    /// Asked several times a second: the signal that it is to be sent. A second one ends the
+    /// Asked several times a second: the signal that the command is to get. A second one ends the
     /// machine.
     pub stop: &'a mut dyn FnMut() -> Option<i32>,
 }
 
-/// What came of it.
+/// The outcome of a command that was run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The command's status, as a shell tells it.
+    /// The command's status, as a shell reports it.
     pub status: i32,
-    /// What the emulated processor saw.
+    /// What the emulated processor counted. `None` without the plugin.
     pub report: Option<Report>,
-    /// From QEMU's start to the command's.
+    /// The time from QEMU's start to the command's.
     pub booted: Duration,
-    /// The kernel's release.
+    /// The release of the kernel that ran.
     pub release: String,
 }
 
-/// What programs may take of this machine's memory, bytes; nothing where the kernel does not tell.
+/// Bytes of this machine's memory that programs may take. `None` where the kernel does not report
+/// them.
 fn free_memory() -> Option<u64> {
     let memory = vm::memory(&root::Kernel::at("/")).ok().flatten()?;
     Some(memory.available.0)
 }
 
 const TCG: &str = "tcg,thread=multi";
-/// What takes emulated machines seconds and is of no use there: mitigations of Spectre, the
-/// kernel's tests of its own cryptography, certificates of modules.
+/// Switches off what takes an emulated machine seconds and is of no use there: mitigations of
+/// Spectre, the kernel's tests of its own cryptography, certificates of modules.
 const QUICKER: &str = "mitigations=off cryptomgr.notests initcall_blacklist=jent_mod_init,crypto_kdf108_init,\
     load_system_certificate_list,bpf_tcp_ca_kfunc_init";
 
 impl Lab {
-    /// Boots, runs, and gathers what the command says; nobody stops it. Output and errors, as far
+    /// Boots, runs the command without a way to stop it, and returns its output and errors, as far
     /// as they are text.
     ///
     /// # Errors
-    /// As [`Self::run`].
+    /// Those of [`Self::run`].
     pub fn gather(&self, packages: &Packages) -> Result<(Outcome, String, String), Error> {
         let (mut output, mut errors) = (Vec::new(), Vec::new());
         let talk = Talk {
@@ -89,7 +90,7 @@ impl Lab {
         Ok((outcome, text(output), text(errors)))
     }
 
-    /// Refuses a machine that this one has no memory for, and one that what comes along would fill.
+    /// Refuses a machine for which this one lacks memory, and one that the image would fill.
     fn fits(&self, archive: u64, free: Option<u64>) -> Result<(), Error> {
         let memory = self.guest.memory.0;
         if archive > memory / 2 {
@@ -109,7 +110,7 @@ impl Lab {
         }
     }
 
-    /// How the CPUs hang together.
+    /// Which CPUs share a core or socket.
     fn topology(&self) -> Topology {
         Topology {
             sockets: self.guest.sockets,
@@ -118,11 +119,11 @@ impl Lab {
         }
     }
 
-    /// Boots, runs the command, and comes back when the machine is off.
+    /// Boots, runs the command, and returns when the machine is off.
     ///
     /// # Errors
-    /// Where the machine cannot be had, does not come to the command or does not come back from it;
-    /// a command that fails is no error.
+    /// Where the machine is not available, does not reach its command, or does not return from it.
+    /// A command that fails is no error.
     pub fn run(&self, packages: &Packages, mut talk: Talk<'_>) -> Result<Outcome, Error> {
         if let Some(fault) = self.guest.faults().first() {
             return Err(Error::Input(format!(
@@ -175,18 +176,18 @@ impl Lab {
         Err(last.unwrap_or_else(|| Error::Failed("no accelerator".to_owned())))
     }
 
-    /// In the order in which they are tried: a machine that does not come to its command is booted
-    /// another way.
+    /// The accelerators in the order in which they are tried. A machine that does not reach its
+    /// command is booted with the next one.
     fn accelerators(&self, emulated: bool) -> Vec<&'static str> {
         let bare = || {
             let cpu = Cpuinfo::read(&root::Kernel::at("/")).unwrap_or_default();
             !cpu.is_guest() && fs::File::open("/dev/kvm").is_ok()
         };
         match self.guest.accelerator {
-            // Nested KVM may fail or bring the machine to a stand.
+            // Nested KVM may fail or make the machine hang.
             Accelerator::Auto if !emulated && bare() => vec!["kvm", TCG],
             Accelerator::Kvm => vec!["kvm"],
-            // Seen: one boot in some twenty stood still, with the CPUs busy.
+            // Seen: one boot in some twenty hung, with the CPUs busy.
             Accelerator::Auto | Accelerator::Tcg => vec![TCG, TCG],
         }
     }
@@ -240,7 +241,7 @@ impl Lab {
                 .arg("-device")
                 .arg(format!("virtserialport,chardev={port},name=quell.{port}"));
         }
-        // The kernel calls them vda and vdb, in this order.
+        // The kernel names them vda and vdb, in this order.
         let disks = [
             ("disk", self.guest.disk),
             (
@@ -267,11 +268,11 @@ impl Lab {
             ));
         }
         let mut words = vec![
-            // The check of the timer counts interrupts against loops, and on a busy host finds
-            // none.
+            // The check of the timer compares interrupts with loops, and on a busy host finds no
+            // interrupts.
             "console=ttyS0 loglevel=4 panic=-1 psi=1 no_timer_check".to_owned(),
             QUICKER.to_owned(),
-            // What the kernel does not know it hands to the init.
+            // The kernel passes parameters that it does not know to the init.
             format!(
                 "QUELL_ACCELERATOR={}",
                 accelerator.split(',').next().unwrap_or_default()
@@ -327,14 +328,14 @@ fn emulated(
     ));
 }
 
-/// QEMU's plugin: `QUELL_LAB_PLUGIN`, else beside this program.
+/// The path of QEMU's plugin: `QUELL_LAB_PLUGIN`, or else next to this program.
 fn plugin() -> Result<PathBuf, Error> {
     const NAME: &str = "libquell_lab_plugin.so";
     if let Some(path) = std::env::var_os("QUELL_LAB_PLUGIN") {
         return Ok(PathBuf::from(path));
     }
     let program = std::env::current_exe().unwrap_or_default();
-    // A test program is in a folder of its own below the others.
+    // A test program is in a folder of its own below that of all other programs.
     let mut beside = program
         .ancestors()
         .skip(1)

@@ -1,8 +1,8 @@
-//! How many accesses and requests per second of this computer's time: `cargo bench -p quell-model
-//! [-- NAME]`.
+//! How many accesses and requests the models handle per second of this computer's time: `cargo
+//! bench -p quell-model [-- NAME]`.
 //!
 //! Each line is the best and the median of some runs on one thread. Everything is deterministic, so
-//! they differ in nothing but time.
+//! the runs differ only in time.
 
 use std::hint::black_box;
 
@@ -127,7 +127,7 @@ fn hierarchies() {
     }
 }
 
-/// Requests to one channel, as many of its reads outstanding as it says.
+/// Requests to one channel, with so many of its reads outstanding.
 #[derive(Clone, Copy)]
 struct Load {
     outstanding: usize,
@@ -189,7 +189,7 @@ fn ours(config: &Config, load: Load, count: u64) {
 }
 
 fn dram() {
-    // Enough for the kernel, which tells CPU time by its ticks.
+    // Long enough for the kernel, which counts CPU time in ticks.
     const COUNT: u64 = 1_000_000;
     let ddr4 = Config::ddr4(Timing::ddr4_3200());
     for (name, config, load) in [
@@ -204,11 +204,11 @@ fn dram() {
     }
 }
 
-/// The same load through DRAMsim3, a run of ours after each of its (`--features oracle`).
+/// The same load through DRAMsim3, a run of this model after each of its (`--features oracle`).
 #[cfg(feature = "oracle")]
 fn dramsim3() {
     const COUNT: u64 = 100_000;
-    // DDR3-1333 of two ranks; what it does not name is of no consequence here.
+    // DDR3-1333 of two ranks. Parameters that it does not name do not matter here.
     const INI: &str = "[dram_structure]\nprotocol = DDR3\nbankgroups = 1\nbanks_per_group = 8\nrows = 16384\n\
         columns = 1024\ndevice_width = 8\nBL = 8\n[timing]\ntCK = 1.5\nCL = 9\nCWL = 7\ntRCD = 9\ntRP = 9\ntRAS = 24\n\
         tRFC = 74\ntREFI = 5200\ntRRD_S = 4\ntWTR_S = 5\ntFAW = 20\ntWR = 10\ntCCD_S = 4\ntRTP = 5\ntRTRS = 2\n\

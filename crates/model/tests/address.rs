@@ -36,7 +36,7 @@ proptest! {
         prop_assert_eq!(1usize << sa.rank(), ea.len());
         for x in 0..1u64 << 10 {
             prop_assert_eq!(sa.contains(x), ea.contains(&x));
-            // The smallest of the coset.
+            // The smallest vector of the coset.
             prop_assert_eq!(Some(sa.reduce(x)), ea.iter().map(|member| member ^ x).min());
         }
         let both: BTreeSet<u64> = ea.intersection(&eb).copied().collect();
@@ -75,8 +75,8 @@ proptest! {
         }
     }
 
-    /// A colour is what decides which values of the functions a page can reach: pages of one colour
-    /// reach the same, pages of different colours have nothing in common.
+    /// A colour decides which values of the functions a page can reach. Pages of one colour reach
+    /// the same, and pages of different colours have no value in common.
     #[test]
     fn colours_are_the_classes_of_what_a_page_reaches(functions in prop::collection::vec(0..1u64 << 12, 1..6), page_shift in 0..8u32) {
         let all = Functions::new(functions.clone());
@@ -92,7 +92,7 @@ proptest! {
         let total: usize = reached.values().map(BTreeSet::len).sum();
         let distinct: BTreeSet<u64> = reached.values().flatten().copied().collect();
         prop_assert_eq!(total, distinct.len());
-        // And the frames of each colour are found without looking.
+        // The frames of each colour are found without a search.
         for colour in 0..colours.count() {
             let expected: Vec<u64> = (0..1 << (12 - page_shift)).filter(|&f| colours.of_frame(f) == colour).collect();
             let found: Vec<u64> = colours.frames(colour, 12 - page_shift).unwrap().iter().collect();
@@ -137,7 +137,8 @@ fn channels_in_turn_are_evened_out_and_found_again() {
 }
 
 /// The published case study: 8 MiB of 16 ways (8192 sets), banks by bits 12, 13, 19, 20 (PALLOC's
-/// map of that processor): sixteen bank partitions, but only four of bank and cache together.
+/// map of that processor). It has sixteen bank partitions, but only four of bank and cache
+/// together.
 #[test]
 fn two_bits_shared_by_banks_and_sets_leave_four_joint_partitions() {
     let banks = Colours::new(&[1 << 12, 1 << 13, 1 << 19, 1 << 20], 12);
@@ -171,7 +172,7 @@ fn larger_pages_cost_colours() {
     let functions: Vec<u64> = (13..17).map(|bit| 1 << bit | 1 << (bit + 4)).collect();
     let left = |page_shift| Colours::new(&functions, page_shift).count();
     assert_eq!([12, 14, 16, 21].map(left), [16, 8, 2, 1]);
-    // Combinations count: neither function avoids bit 12, their sum does.
+    // Combinations count: neither function avoids bit 12, but their sum does.
     assert_eq!(
         Colours::new(&[1 << 12 | 1 << 20, 1 << 12 | 1 << 21], 13).functions(),
         [1 << 20 | 1 << 21]

@@ -1,5 +1,5 @@
-//! Caches against a model that is as simple as it is slow, against laws that any right cache obeys,
-//! and, where it is installed, against cachegrind.
+//! Caches against a simple, slow model, and against laws that any right cache obeys. Where
+//! cachegrind is installed, they are also compared with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -19,7 +19,7 @@ struct Entry {
     owner: u8,
 }
 
-/// The simple model: a set is a list, the least recently used first.
+/// The simple model: a set is a list with the least recently used line first.
 #[derive(Default)]
 struct Naive {
     sets: BTreeMap<u64, Vec<Entry>>,
@@ -150,7 +150,7 @@ proptest! {
                     prop_assert_eq!(cache.remove(line * 64), gone.map(|g| Victim { address: line * 64, dirty: g.dirty, owner: g.owner }));
                 }
                 Step::Lock { line } => {
-                    // Only where it is: bringing in is tested below.
+                    // Only a line that is in the cache. Filling in is tested below.
                     let set = naive.sets.entry(set_of(&geometry, line * 64)).or_default();
                     if let Some(entry) = set.iter_mut().find(|entry| entry.line == line) {
                         entry.locked = true;
@@ -172,7 +172,8 @@ proptest! {
         prop_assert_eq!(cache.lines().filter(|(_, line)| line.dirty).count(), dirty);
     }
 
-    /// Mattson et al. 1970: with LRU a cache of more ways holds all that one of fewer ways does.
+    /// Mattson et al. 1970: with LRU a cache of more ways contains all lines that one of fewer ways
+    /// does.
     #[test]
     fn more_ways_hold_all_that_fewer_do(lines in prop::collection::vec(0..120u64, 1..500), ways in 1..8u32) {
         let cache = |ways| Cache::new(&Geometry { line: 64, ways, index: Index::Sets(4) }, Policy::Lru, 1).unwrap();
@@ -184,7 +185,7 @@ proptest! {
         }
     }
 
-    /// What a requester fills stays within its mask, whatever the policy; what is locked stays.
+    /// What a requester fills remains within its mask, whatever the policy. Locked lines remain.
     #[test]
     fn fills_stay_within_the_mask(policy in policies(), ways in 1..13u32, steps in steps()) {
         let all = (1u64 << ways) - 1;
@@ -211,14 +212,14 @@ proptest! {
         }
     }
 
-    /// Wherever the addresses are: long ones, and those that begin short and become long.
+    /// Wherever the addresses are: long ones, and short ones that become long.
     #[test]
     fn addresses_of_any_length_are_told_apart(policy in policies(), far in 38..58u32, steps in steps()) {
         let geometry = Geometry { line: 64, ways: 4, index: Index::Sets(4) };
         let [mut near, mut away] = [0, 1].map(|_| Cache::new(&geometry, policy, 3).unwrap());
         for (n, step) in steps.into_iter().enumerate() {
             let Step::Access { line, write, who } = step else { continue };
-            // Odd lines go far away, and none of them before the tenth step.
+            // Odd lines are far away, and none of them comes before the tenth step.
             let line = if n < 10 { line & !1 } else { line };
             let there = (line * 64) | (line & 1) << far;
             let (here, there) = (near.access(line * 64, write, who), away.access(there, write, who));
@@ -228,8 +229,8 @@ proptest! {
         }
     }
 
-    /// Inclusive levels hold all that is nearer, exclusive ones nothing of it; a line in no cache
-    /// that is newer than memory would be lost; and all is deterministic.
+    /// Inclusive levels contain all nearer lines, and exclusive ones none. A line that is newer
+    /// than memory is in some cache, or it would be lost. Everything is deterministic.
     #[test]
     fn hierarchies_keep_their_promise_and_lose_nothing(
         accesses in prop::collection::vec((0..2usize, 0..150u64, any::<bool>()), 1..800),
@@ -246,7 +247,7 @@ proptest! {
         caches.cache_mut(2, 0).set_fill_mask(1, mask).unwrap();
         let (mut newer, mut written) = (BTreeSet::new(), BTreeSet::new());
         for (core, line, write) in accesses {
-            // Memory of its own for each core: there is no coherence.
+            // Each core has its own memory: there is no coherence.
             let address = (line * 64) | (core as u64) << 32;
             caches.access(core, core as u8, address, write);
             let dirty = |address: u64| {
@@ -292,10 +293,11 @@ fn policies() -> impl Strategy<Value = Policy> {
     ]
 }
 
-/// A loop over twice the cache. Least recently used: nothing is ever found. Random: a line survives
-/// each of the misses until it is wanted again with 1 - 1/lines, of which there are twice the lines
-/// times the miss rate, so h = exp(-2 (1 - h)), 0.203. Bimodal insertion: all but one or two ways
-/// of a set keep what settled there, half of the loop.
+/// A loop over twice the cache, by policy:
+/// - Least recently used: nothing is ever found.
+/// - Random: each miss spares a line with probability 1 - 1/lines. Before the line is wanted again
+///   there are twice the lines times the miss rate such misses. So h = exp(-2 (1 - h)), 0.203.
+/// - Bimodal insertion: all but one or two ways of a set keep what settled there, half of the loop.
 #[test]
 fn a_loop_too_large_hits_as_often_as_each_policy_says() {
     let rate = |policy| {
@@ -321,7 +323,7 @@ fn hits_are_not_restricted_by_masks() {
     cache.access(0, false, 0);
     cache.set_fill_mask(1, 0b1000).unwrap();
     assert_eq!(cache.access(0, false, 1), (true, None));
-    // And a mask set later evicts nothing, nor narrows hits of what is in.
+    // A mask that is set later evicts nothing and does not restrict hits.
     cache.set_fill_mask(0, 0b0100).unwrap();
     assert_eq!(cache.access(0, false, 0), (true, None));
 }
@@ -437,8 +439,8 @@ fn misses_of_a_real_program_are_those_of_cachegrind() {
     compare_with_cachegrind(&["/bin/ls", "-l", "/"], 32768, 8);
 }
 
-/// The data references of a real program (valgrind's lackey records them) through our cache and
-/// through cachegrind's. The program's own output goes where the records do not.
+/// The data references of a real program (valgrind's lackey records them) through this cache and
+/// through cachegrind's. The program's own output goes elsewhere than the records.
 #[expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -487,7 +489,7 @@ fn compare_with_cachegrind(program: &[&str], size: u64, ways: u32) {
     let mut cache = Cache::new(&Geometry::plain(size, ways, 64).unwrap(), Policy::Lru, 1).unwrap();
     let (mut references, mut misses) = (0u64, 0u64);
     for line in trace.lines() {
-        // " L 1ffeffe7e0,8", " S …", " M …" (read and written); instructions begin at the margin.
+        // " L 1ffeffe7e0,8", " S …", " M …" (read and written). Instructions begin at the margin.
         let Some((kind, rest)) = line.strip_prefix(' ').and_then(|rest| rest.split_once(' '))
         else {
             continue;

@@ -1,5 +1,6 @@
-//! Configurations that no measurement distinguishes: next to each other in the experiment, at the
-//! same level, and with intervals of the protected subject that all have a value in common.
+//! Groups configurations that no measurement distinguishes. They follow each other in the
+//! experiment, are at the same level, and have intervals of the protected subject with a common
+//! value.
 
 use quell_record::result::{ConfigurationResult, PromiseResult};
 use quell_types::mechanism::Level;
@@ -15,8 +16,8 @@ struct Common {
 }
 
 impl Common {
-    /// `None` for a configuration that always stands alone: what others are compared with, what was
-    /// refused or not measured in several rounds, and what lost a promise.
+    /// `None` for a configuration that always has a row of its own: a baseline of comparisons, one
+    /// that was refused or not measured in several rounds, and one that lost a promise.
     fn of(view: &View<'_>, configuration: &ConfigurationResult) -> Option<Self> {
         let unprotected = view.unprotected().map(|c| &c.name);
         let broken = |p: &PromiseResult| p.was_lost() || p.held == Some(false);
@@ -35,7 +36,7 @@ impl Common {
         })
     }
 
-    /// What both have in common; `None` where the level differs or two intervals do not overlap.
+    /// What both have in common. `None` where the level differs or two intervals do not overlap.
     fn and(&self, other: &Self) -> Option<Self> {
         let tail = match (&self.tail, &other.tail) {
             (Some(a), Some(b)) => Some(both(a, b)?),
@@ -56,7 +57,7 @@ fn both(a: &Interval, b: &Interval) -> Option<Interval> {
         .then(|| [a.low.max(b.low), a.high.min(b.high)].into())
 }
 
-/// All configurations in their order, grouped where nothing distinguishes them.
+/// All configurations in their order, grouped where no measurement distinguishes them.
 pub(crate) fn alike<'r>(view: &View<'r>) -> Vec<Vec<&'r ConfigurationResult>> {
     let mut all: Vec<(Vec<&ConfigurationResult>, Option<Common>)> = Vec::new();
     for configuration in &view.result.configurations {

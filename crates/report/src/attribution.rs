@@ -1,12 +1,12 @@
-//! Why critical subjects were late: one row per configuration and subject, a column per cause that
-//! has a part in any.
+//! Why critical subjects were late: a row per configuration and subject, and a column per cause
+//! that has a part in any of them.
 
 use quell_record::attribution::{Attribution, Cause, How};
 use quell_record::result::CompareResult;
 
 use crate::text::{Style, Table, TableCell, Tone, number, percent};
 
-/// The attributions there are: configuration, subject, attribution.
+/// All attributions: configuration, subject, attribution.
 pub(crate) fn all(result: &CompareResult) -> impl Iterator<Item = (&str, &str, &Attribution)> {
     result.configurations.iter().flat_map(|c| {
         c.subjects
@@ -30,7 +30,7 @@ pub(crate) fn whose(configuration: &str, subject: &str, several: bool) -> String
     }
 }
 
-/// `None`: nobody kept an account, or nothing was late.
+/// `None` where no account was kept, or nothing was late.
 pub(crate) fn table(result: &CompareResult) -> Option<Table> {
     let late: Vec<_> = all(result).filter(|(_, _, a)| a.late > 0).collect();
     let (_, first, _) = late.first()?;
@@ -84,7 +84,7 @@ pub(crate) fn table(result: &CompareResult) -> Option<Table> {
     })
 }
 
-/// What the columns mean, and the rule.
+/// What the columns mean, and the rule of attribution.
 pub(crate) fn legend(result: &CompareResult) -> String {
     let rule = all(result).next().map_or(0.0, |(_, _, a)| a.late_above);
     let cost = all(result).map(|(_, _, a)| a.sample_ns).fold(0.0, f64::max);
@@ -98,7 +98,7 @@ pub(crate) fn legend(result: &CompareResult) -> String {
     )
 }
 
-/// For a terminal; empty where there is nothing to attribute.
+/// The table for a terminal. Empty where there is nothing to attribute.
 pub(crate) fn text(result: &CompareResult, style: Style) -> String {
     table(result).map_or_else(String::new, |table| {
         format!(

@@ -20,9 +20,9 @@ enum Column {
 /// The columns that a result has figures for.
 pub(crate) struct Columns<'r> {
     pub(crate) view: View<'r>,
-    /// Whether percentiles are shown; else means.
+    /// Whether percentiles are shown; otherwise means.
     p50: bool,
-    /// Whether medians are normalized; else means.
+    /// Whether medians are normalized; otherwise means.
     times: bool,
     all: Vec<Column>,
 }
@@ -33,8 +33,8 @@ impl<'r> Columns<'r> {
         let view = View::new(result, subset)?;
         let configurations = result.configurations.iter();
         let all: Vec<_> = configurations.filter_map(|c| view.protected(c)).collect();
-        // Of a rate the mean says what was done; its percentiles only how it was spread over the
-        // windows.
+        // The mean of a rate says what was done. Its percentiles only say how that was spread over
+        // the windows.
         let rate = view.better() == Some(Better::Higher);
         let p50 = !rate && all.iter().any(|f| f.p50.is_some());
         let p99 = !rate && all.iter().any(|f| f.p99.is_some());
@@ -106,7 +106,8 @@ impl<'r> Columns<'r> {
         })
     }
 
-    /// A row for configurations of one level: the smallest and the largest figure of each column.
+    /// A row for configurations of one level, with the smallest and the largest figure of each
+    /// column.
     pub(crate) fn row_of(&self, name: &str, members: &[&ConfigurationResult]) -> Vec<TableCell> {
         let of = |column: &Column| {
             let values = members.iter().filter_map(|c| self.value(*column, c));

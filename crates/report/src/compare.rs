@@ -13,7 +13,7 @@ use crate::throttling::{LEGEND, POOLED, pooled, throttling};
 use crate::verdict::{spoken_for, verdict};
 use crate::view::View;
 
-/// Everything `compare` prints, for a terminal of the style's width.
+/// All that `compare` prints, for a terminal of the style's width.
 #[must_use]
 pub fn compare_text(result: &CompareResult, style: Style) -> String {
     let title = result.title.as_deref().unwrap_or(&result.experiment);
@@ -76,14 +76,14 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
     out
 }
 
-/// The first-screen table: configuration, p50 and p99 with spread, both normalized, what the
-/// neighbour keeps, level.
+/// The first table: configuration, p50 and p99 with spread, both normalized, what the neighbour
+/// keeps, level.
 #[must_use]
 pub fn table_text(result: &CompareResult, subset: Subset, style: Style) -> String {
     table(result, subset).map_or_else(String::new, |t| t.render(style))
 }
 
-/// Whether some configuration shared a cache in some rounds but not in all.
+/// Whether a configuration shared a cache in some rounds but not in all.
 pub(crate) fn partly_shared(result: &CompareResult) -> bool {
     let of = |c: &ConfigurationResult| c.rounds_shared.map(|s| (s, c.rounds));
     let told: Vec<(u32, u32)> = result.configurations.iter().filter_map(of).collect();
@@ -104,7 +104,7 @@ pub(crate) fn table(result: &CompareResult, subset: Subset) -> Option<Table> {
     })
 }
 
-/// How the table's figures are to be read.
+/// How to read the table's figures.
 pub(crate) fn footnote(result: &CompareResult) -> String {
     let spread = if result.rounds > 1 {
         format!(
@@ -120,7 +120,7 @@ pub(crate) fn footnote(result: &CompareResult) -> String {
     (spread + &baseline).trim_end().to_owned()
 }
 
-/// The subjects that the first table does not show, and what else the subjects report.
+/// The subjects that the first table does not show, and their other metrics.
 fn others(result: &CompareResult) -> Option<Table> {
     let view = View::new(result, Subset::All)?;
     let mut table = Table {
@@ -134,7 +134,7 @@ fn others(result: &CompareResult) -> Option<Table> {
         for subject in &configuration.subjects {
             let shown = subject.name == view.protected || Some(subject.name.as_str()) == view.pays;
             let main = (!shown).then_some((&subject.metric, &subject.figures));
-            // How well a cap was held is told with the throttling.
+            // The throttling section reports how well a cap was held.
             let reported = |(name, f): &(&String, &Figures)| {
                 f.value.is_some() && name.as_str() != "achieved_of_cap"
             };
@@ -168,7 +168,7 @@ pub(crate) fn skipped(result: &CompareResult) -> impl Iterator<Item = String> {
     })
 }
 
-/// Every cell that was run and not measured: `how` it failed, and the error.
+/// Every cell that was run but not measured: `how` it failed, and the error.
 pub(crate) fn unmeasured(result: &CompareResult, how: &str) -> impl Iterator<Item = String> {
     result.failures.iter().map(move |failure| {
         let subject = failure.subject.as_ref();

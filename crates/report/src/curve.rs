@@ -1,6 +1,5 @@
-//! A metric over an axis of sizes: where an experiment has an axis whose values are sizes or
-//! numbers, the curve of every subject (and of every value of the other axes) over it, as a table
-//! and as a chart with logarithmic scales.
+//! A metric over an axis of sizes or numbers. Every subject, and every value of the other axes, has
+//! a curve over it. They become a table, and a chart with logarithmic scales.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +10,7 @@ use quell_types::stats::Interval;
 use crate::text::{Style, Table, TableCell, Tone, spread, unit};
 use crate::view::middle;
 
-/// Fewer places make no curve.
+/// Fewer places than this make no curve.
 const LEAST: usize = 3;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -22,12 +21,12 @@ pub(crate) struct Point {
     pub(crate) ci: Option<Interval>,
 }
 
-/// The curves of one metric.
+/// The curves of one metric over one axis.
 #[derive(Debug)]
 pub(crate) struct Curves {
     pub(crate) axis: String,
     pub(crate) metric: String,
-    /// The curves also differ by values of other axes.
+    /// Whether the curves also differ by values of other axes.
     pub(crate) others: bool,
     pub(crate) series: Vec<(String, Vec<Point>)>,
 }
@@ -110,7 +109,7 @@ impl Curves {
         })
     }
 
-    /// Every place, in order, with its label.
+    /// Every place in ascending order, with its label.
     pub(crate) fn places(&self) -> Vec<(f64, &str)> {
         let mut all: Vec<(f64, &str)> = self
             .series
@@ -154,7 +153,7 @@ impl Curves {
     }
 }
 
-/// The subject, and the values of the other axes.
+/// The name of a curve: the subject, and the values of the other axes.
 fn series_name(configuration: &ConfigurationResult, axis: &str, subject: &str) -> String {
     let others = configuration.axes.iter().filter(|(name, _)| *name != axis);
     let values: Vec<&str> = std::iter::once(subject)
@@ -163,7 +162,7 @@ fn series_name(configuration: &ConfigurationResult, axis: &str, subject: &str) -
     values.join(" ")
 }
 
-/// For a terminal; empty without an axis of sizes.
+/// The table for a terminal. Empty without an axis of sizes.
 pub(crate) fn text(result: &CompareResult, style: Style) -> String {
     Curves::new(result).map_or_else(String::new, |curves| {
         format!("\n{}", curves.table().render(style))

@@ -1,4 +1,4 @@
-//! What hurts on a machine, for people: `quell demo`.
+//! The text of `quell demo`: what hurts on a machine.
 
 use std::fmt::Write as _;
 
@@ -6,16 +6,16 @@ use quell_record::demo::{DemoResult, Found, HURTS, Resource};
 
 use crate::text::{Style, Tone, count, list, number, percent, unit};
 
-/// What does not come from a measurement: where the record is, and whether Quell could act.
+/// Facts for the text that come from no measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DemoStory<'a> {
-    /// The page, as a path to open. Absent: no record was kept.
+    /// The page, as a path to open. `None`: no record was kept.
     pub page: Option<&'a str>,
-    /// Whether the caller is root.
+    /// Whether the caller is root, so that Quell could act.
     pub root: bool,
 }
 
-/// What is shared, in words.
+/// The shared resource as part of a sentence.
 pub(crate) const fn shared(resource: Resource) -> &'static str {
     match resource {
         Resource::Cpu => "a neighbour on the same CPU",
@@ -27,8 +27,8 @@ pub(crate) const fn shared(resource: Resource) -> &'static str {
     }
 }
 
-/// The command that does the same for a program of the reader's, in lines. Empty: options and a
-/// policy of one screen do not say it.
+/// The command that protects a program of the reader's, line by line. Empty where options, or a
+/// policy of one screen, cannot express it.
 pub(crate) const fn command(resource: Resource) -> &'static [&'static str] {
     match resource {
         Resource::Cpu => &[
@@ -67,7 +67,7 @@ fn between(interval: Option<quell_types::stats::Interval>) -> String {
     })
 }
 
-/// Whether it hurts, in words.
+/// Whether it hurts, as a word or two.
 pub(crate) fn word(found: &Found) -> &'static str {
     match found.hurts {
         true => "hurts",
@@ -127,7 +127,7 @@ pub(crate) fn headline(result: &DemoResult) -> String {
     }
 }
 
-/// What is not covered, and why, a sentence each.
+/// What is not covered, and why: a sentence each.
 pub(crate) fn uncovered(result: &DemoResult, root: bool) -> Vec<String> {
     let mut all = Vec::new();
     for found in result.resources.iter().filter(|f| f.hurts && !f.covered()) {
@@ -151,7 +151,7 @@ pub(crate) fn uncovered(result: &DemoResult, root: bool) -> Vec<String> {
     all
 }
 
-/// The whole of it, as text.
+/// The whole text of a demonstration.
 #[must_use]
 pub fn demo_text(result: &DemoResult, story: DemoStory<'_>, style: Style) -> String {
     let mut out = style.paint(

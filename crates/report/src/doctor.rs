@@ -1,5 +1,5 @@
-//! A machine in words: what it is, what each mechanism can do here, and what would enable those
-//! that cannot.
+//! The text of `quell doctor`: what a machine is, what each mechanism can do on it, and what would
+//! enable the missing ones.
 
 use std::collections::BTreeSet;
 
@@ -15,19 +15,19 @@ use crate::parts;
 use crate::plan::tone;
 use crate::text::{Style, Tone, count, list, size};
 
-/// Columns of the labels.
+/// Width of the labels, in columns.
 const LABEL: usize = 13;
 
-/// How much of what was measured to show, and when.
+/// How much of the measurements to show, and the time that their age refers to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Measurements {
-    /// Seconds since 1970, for the age of what was measured; absent: no age is told.
+    /// The present time in seconds since 1970. `None`: no age is shown.
     pub now_unix_s: Option<u64>,
-    /// Every figure, not only what they mean.
+    /// Whether to show every figure, not only what they mean.
     pub full: bool,
 }
 
-/// The machine for a terminal of the style's width.
+/// The machine as text for a terminal of the style's width.
 #[must_use]
 pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> String {
     let mut out = style.paint(Tone::Title, &name(machine)) + "\n\n";
@@ -114,7 +114,7 @@ pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> Str
 }
 
 fn labelled(label: &str, text: &str, style: Style) -> String {
-    // A label longer than its column still stands apart from its text.
+    // A space follows even a label that is longer than its column.
     let first = format!("  {label:<LABEL$}");
     let first = if first.ends_with(' ') {
         first
@@ -144,7 +144,7 @@ pub(crate) fn name(machine: &Inventory) -> String {
     parts.join(" · ")
 }
 
-/// A machine of the lab.
+/// The name of a machine of the lab.
 pub(crate) fn lab(guest: &Guest) -> String {
     let profile = guest.profile.as_ref();
     let profile = profile.map_or_else(String::new, |name| format!(", profile {name}"));
@@ -244,7 +244,7 @@ pub(crate) fn caches(machine: &Inventory) -> Vec<(String, String)> {
     lines
 }
 
-/// How long ago, in the largest unit that leaves at least one: `3 hours ago`.
+/// An age in the largest unit that leaves at least one: `3 hours ago`.
 #[must_use]
 pub fn age(now_unix_s: u64, then_unix_s: u64) -> String {
     let seconds = now_unix_s.saturating_sub(then_unix_s);
@@ -264,14 +264,14 @@ fn available(mechanism: Mechanism, best: Level, how: &str, style: Style) -> Stri
     paint_head(&style.wrap(&first, &rest, how), &first, tone(best), style)
 }
 
-/// Mechanisms that are not here for one reason.
+/// Mechanisms that are missing for one reason.
 struct Missing<'a> {
     why: &'a str,
     remedy: Option<&'a str>,
     mechanisms: Vec<Mechanism>,
 }
 
-/// What is not here, each reason once.
+/// All missing mechanisms, grouped so that each reason occurs once.
 fn missing(machine: &Inventory) -> Vec<Missing<'_>> {
     let mut all: Vec<Missing<'_>> = Vec::new();
     for mechanism in Mechanism::ALL {
@@ -305,8 +305,8 @@ fn unavailable(missing: &Missing<'_>, style: Style) -> String {
     out
 }
 
-/// What mechanisms are good for, in the words of a user; several mechanisms may be behind one of
-/// them.
+/// What mechanisms are good for, in the words of a user. Several mechanisms may belong to one
+/// purpose.
 const PROMISES: [(&str, &[Mechanism]); 6] = [
     ("CPUs of its own", &[Mechanism::Cores]),
     ("limits on its neighbours' CPU time", &[Mechanism::CpuMax]),
@@ -384,7 +384,7 @@ fn verdict(machine: &Inventory) -> String {
     format!("{first} It cannot promise {or}.")
 }
 
-/// Colours the part of a wrapped text that is the label.
+/// Colours the label at the beginning of a wrapped text.
 fn paint_head(text: &str, head: &str, tone: Tone, style: Style) -> String {
     match text.strip_prefix(head) {
         Some(tail) => style.paint(tone, head) + tail,

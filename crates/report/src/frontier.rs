@@ -1,7 +1,8 @@
-//! The frontier: protection given against throughput kept. Throttling to nothing always protects,
-//! so mechanisms are compared at the same rate kept, never at the same cap: between two caps of the
-//! reference the figure there is interpolated linearly, and its interval with it; beyond its caps
-//! nothing is said.
+//! The frontier: protection against throughput kept.
+//!
+//! Throttling to nothing always protects. So mechanisms are compared at the same rate kept, never
+//! at the same cap. Between two caps of the reference its figure and its interval are interpolated
+//! linearly. Beyond its caps nothing is claimed.
 
 use quell_record::result::{CompareResult, ConfigurationResult, Subset};
 use quell_types::mechanism::Mechanism;
@@ -14,28 +15,28 @@ use crate::view::{Spread, View, median_kept, tail_kept};
 #[derive(Clone, Debug)]
 pub(crate) struct Point {
     pub(crate) name: String,
-    /// Its cap.
+    /// The cap, as in the configuration's name.
     pub(crate) label: String,
     pub(crate) kept: f64,
     pub(crate) median: Spread,
     pub(crate) tail: Option<Spread>,
 }
 
-/// A mechanism over its caps.
+/// A mechanism at all its caps.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub(crate) name: String,
-    /// The remedy everybody already has: the CPU-time quota.
+    /// Whether this is the remedy that Linux has without Quell: the CPU-time quota.
     pub(crate) reference: bool,
     pub(crate) points: Vec<Point>,
 }
 
-/// How a figure stands against the reference at the same rate kept.
+/// How a figure compares with the reference at the same rate kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Better,
     Worse,
-    /// The intervals overlap, or one round has none.
+    /// The intervals overlap, or one of the figures has none.
     Same,
     /// The reference was not measured around this rate.
     Beyond,
@@ -61,7 +62,7 @@ impl Standing {
     }
 }
 
-/// A point against the reference.
+/// A point, compared with the reference.
 #[derive(Clone, Debug)]
 pub(crate) struct Compared {
     pub(crate) name: String,
@@ -69,7 +70,7 @@ pub(crate) struct Compared {
     pub(crate) tail: (Standing, Option<f64>),
 }
 
-/// The frontier of a result.
+/// The frontier of a result: all mechanisms, and their points compared.
 #[derive(Clone, Debug)]
 pub(crate) struct Data {
     pub(crate) protected: String,
@@ -83,8 +84,8 @@ impl Data {
         self.series.iter().find(|s| s.reference)
     }
 
-    /// The frontier over some rounds; `None` unless some mechanism was measured at two caps or
-    /// more.
+    /// The frontier over a subset of rounds. `None` unless some mechanism was measured at two or
+    /// more caps.
     pub(crate) fn new(result: &CompareResult, subset: Subset) -> Option<Self> {
         let view = View::new(result, subset)?;
         let pays = view.pays?;
@@ -131,7 +132,7 @@ impl Data {
         })
     }
 
-    /// The points that stand so, at p99 or at the median.
+    /// The points with this standing, at p99 or at the median.
     pub(crate) fn standing(&self, standing: Standing, at_p99: bool) -> Vec<String> {
         self.compared
             .iter()
@@ -179,7 +180,7 @@ fn compare(point: &Point, reference: &Series) -> Compared {
     }
 }
 
-/// The reference's figure where it keeps `kept`.
+/// The reference's figure where it keeps `kept`. `None` beyond its caps.
 fn at(reference: &Series, kept: f64, pick: fn(&Point) -> Option<Spread>) -> Option<Spread> {
     reference.points.windows(2).find_map(|pair| {
         let [below, above] = pair else { return None };
@@ -204,7 +205,7 @@ fn at(reference: &Series, kept: f64, pick: fn(&Point) -> Option<Spread>) -> Opti
     })
 }
 
-/// The frontier as a table and a chart.
+/// The frontier as a table and a chart, for a terminal.
 pub(crate) fn text(data: &Data, style: Style) -> String {
     let mut out = style.wrap(
         "",
@@ -281,7 +282,7 @@ fn spread(spread: Option<Spread>) -> String {
     crate::text::normalized(spread.map(|s| s.value), spread.and_then(|s| s.ci))
 }
 
-/// Marks of the mechanisms in the chart: the reference hollow, the others full.
+/// Marks of the mechanisms in the chart: the reference is hollow, all others are full.
 const MARKS: [char; 4] = ['●', '▲', '■', '◆'];
 const HOLLOW: char = '○';
 const COLUMNS: usize = 51;

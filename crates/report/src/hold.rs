@@ -1,4 +1,4 @@
-//! What `quell run` says while it holds a plan and at its end: functions from values to text.
+//! What `quell run` prints while it holds a plan and at its end: functions from values to text.
 
 use std::collections::BTreeSet;
 
@@ -14,22 +14,22 @@ use crate::text::{Style, Tone, count, list, thousands, width};
 /// Longer reasons are cut where a line has to hold them.
 const LONGEST: usize = 100;
 
-/// How the hold ends by itself, if it does.
+/// What ends the hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// When the launched command ends.
+    /// The launched command ends.
     WithCommand,
-    /// When all launched commands have ended.
+    /// All launched commands have ended.
     WithCommands,
-    /// Only when the user wants it: by Ctrl-C on a terminal, else by a signal to this process.
+    /// Only the user ends it: by Ctrl-C on a terminal, else by a signal to this process.
     OnSignal {
-        /// The process number to signal; absent on a terminal.
+        /// The process number to signal. `None` on a terminal.
         process: Option<u32>,
     },
 }
 
-/// What is protected, by what, at which level, and how to end it: one line, once all steps are
-/// applied. `critical`: the protected groups, each with what it matches or runs.
+/// One line once all steps are applied: what is protected, by what, at which level, and how to end
+/// it. `critical`: the protected groups, each with what it matches or runs.
 #[must_use]
 pub fn holding_line(plan: &Plan, critical: &[(GroupId, String)], ends: Ends) -> String {
     let protected: Vec<String> = critical
@@ -53,7 +53,7 @@ pub fn holding_line(plan: &Plan, critical: &[(GroupId, String)], ends: Ends) -> 
     format!("holding: {what}; {ends}")
 }
 
-/// One group: what it is, which mechanisms hold its promises, and their levels.
+/// One group: its name, the mechanisms that hold its promises, and their levels.
 fn protection(plan: &Plan, group: &str, what: &str) -> String {
     let mine = || plan.promises.iter().filter(|held| held.group == group);
     let name = format!("{group} ({what})");
@@ -82,7 +82,7 @@ fn protection(plan: &Plan, group: &str, what: &str) -> String {
     format!("{name} is protected by {by} (level {}{but})", list(&levels))
 }
 
-/// The mechanisms of some steps, each once, in the order of the steps.
+/// The mechanisms of these steps, each once, in the order of the steps.
 fn mechanisms(plan: &Plan, steps: impl Iterator<Item = u32>) -> Vec<String> {
     let wanted: BTreeSet<u32> = steps.collect();
     let mut all: Vec<String> = Vec::new();
@@ -97,9 +97,9 @@ fn mechanisms(plan: &Plan, steps: impl Iterator<Item = u32>) -> Vec<String> {
     all
 }
 
-/// The status while it is held, for a terminal of `style.width` columns: time held, whether each
-/// promise holds, what the neighbours use. It takes one column less, so that no terminal wraps it.
-/// Nothing before all steps are applied.
+/// The status of a hold, for a terminal of `style.width` columns: time held, whether each promise
+/// holds, what the neighbours use. It takes one column less, so that no terminal wraps it. `None`
+/// before all steps are applied.
 #[must_use]
 pub fn status_line(account: &Account, plan: &Plan, now: Nanos, style: Style) -> Option<String> {
     let held = account.held(now)?;
@@ -119,7 +119,7 @@ pub fn status_line(account: &Account, plan: &Plan, now: Nanos, style: Style) -> 
         if left < 8 && used > 0 {
             break;
         }
-        // A figure that is cut would be another figure; a sentence may be.
+        // A cut figure would be another figure. A sentence may be cut.
         let text = match width(&text) {
             fits if fits <= left => text,
             _ if tone == Tone::Bad => cut(&text, left),
@@ -166,9 +166,9 @@ fn named(held: &Held) -> String {
     format!("{}: {}", held.group, held.promise)
 }
 
-/// How the hold went: how long, each promise's part of the time, what the neighbours got, what was
-/// reverted. Lines without a prefix. What is not known is left out. `revoked`: the watchdog had
-/// reverted everything before the end.
+/// The end of a hold: how long it was, each promise's part of that time, what the neighbours got,
+/// what was reverted. The lines have no prefix, and unknown figures are left out. `revoked`: the
+/// watchdog had reverted everything before the end.
 #[must_use]
 pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -> Vec<String> {
     let mut lines = Vec::new();
@@ -235,7 +235,7 @@ fn share_line(share: &Share<'_>, held: &Held) -> String {
     format!("  {:>6}  {}{level}", percent(share), named(held))
 }
 
-/// Never 100 % for what was lost, however short.
+/// A share of time. Never 100 % for a lost promise, however short the loss.
 fn percent(share: &Share<'_>) -> String {
     if !share.worth.was_lost() {
         return "100 %".to_owned();
@@ -283,7 +283,7 @@ fn counted(n: u64) -> String {
     thousands(&n.to_string())
 }
 
-/// `0.92 of a CPU`, `3.1 CPUs`.
+/// CPU use as text: `0.92 of a CPU`, `3.1 CPUs`.
 fn in_cpus(cpus: f64) -> String {
     if cpus < 0.01 {
         "under 0.01 of a CPU".to_owned()
@@ -294,7 +294,7 @@ fn in_cpus(cpus: f64) -> String {
     }
 }
 
-/// The same where room is scarce.
+/// CPU use where room is scarce.
 fn briefly(cpus: f64) -> String {
     if cpus < 0.01 {
         "< 0.01 CPUs".to_owned()
@@ -303,7 +303,7 @@ fn briefly(cpus: f64) -> String {
     }
 }
 
-/// `2.31 GB/s`, `480.0 MB/s`.
+/// A rate as text: `2.31 GB/s`, `480.0 MB/s`.
 fn rate(bytes_per_s: f64) -> String {
     if bytes_per_s >= 1e9 {
         format!("{:.2} GB/s", bytes_per_s / 1e9)
@@ -312,7 +312,7 @@ fn rate(bytes_per_s: f64) -> String {
     }
 }
 
-/// At most `columns` characters, the last three of them dots where something is missing.
+/// At most `columns` characters. Where text is missing the last three are dots.
 fn cut(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -321,7 +321,7 @@ fn cut(text: &str, columns: usize) -> String {
     kept.chain("...".chars()).take(columns).collect()
 }
 
-/// `340 ms`, `3.2 s`, `47 s`, `3 min 20 s`, `1 h 05 min`.
+/// A duration as text: `340 ms`, `3.2 s`, `47 s`, `3 min 20 s`, `1 h 05 min`.
 fn duration(time: Nanos) -> String {
     let (ms, seconds) = (time.0 / 1_000_000, time.0 / 1_000_000_000);
     match seconds {

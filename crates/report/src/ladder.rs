@@ -1,4 +1,4 @@
-//! A ladder as a table: the victim's percentiles against the rate the aggressors reached.
+//! A ladder as a table: the victim's percentiles against the rate that the aggressors reached.
 
 use quell_record::result::{CompareResult, ConfigurationResult};
 
@@ -7,8 +7,8 @@ use crate::text::{Style, Table, TableCell, Tone, count, normalized, number, spre
 /// Below this part of the rate asked for, a rung counts as out of reach.
 const REACHED: f64 = 0.95;
 
-/// The table of a ladder: one row per rung, the victim alone first. Every other subject is an
-/// aggressor, and the axis `rate` is what each was asked for.
+/// The table of a ladder: a row per rung, the victim alone first. Every other subject is an
+/// aggressor. The axis `rate` is what each of them was asked for.
 #[must_use]
 pub fn ladder_text(result: &CompareResult, victim: &str, style: Style) -> String {
     let metric = result

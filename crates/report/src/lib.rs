@@ -1,6 +1,6 @@
-//! What people look at: tables, verdicts, charts and one self-contained page, all functions from
-//! values to text. The numbers come from [`quell_record::result`]; nothing here measures or decides
-//! anything but how to say it.
+//! Reports for people: tables, verdicts, charts and one self-contained page, all as functions from
+//! values to text. The numbers come from [`quell_record::result`]. Nothing here measures, or
+//! decides anything but the wording.
 
 mod alike;
 mod attribution;

@@ -1,10 +1,11 @@
-//! Results of more than two subjects: a table per figure, configurations down and subjects across.
+//! Results of more than two subjects: a table per figure, with configurations down and subjects
+//! across.
 
 use quell_record::result::{CompareResult, Figures, SubjectResult};
 
 use crate::text::{Style, Table, TableCell, normalized, spread};
 
-/// From how many subjects on rows of configuration, subject and metric are too long to read.
+/// From so many subjects on, rows of configuration, subject and metric are too long to read.
 pub(crate) const MANY: usize = 3;
 
 /// The subjects' names, in the order of the first configuration that has them.
@@ -18,7 +19,7 @@ fn subjects(result: &CompareResult) -> Vec<&str> {
     })
 }
 
-/// Whether there are so many subjects.
+/// Whether there are at least [`MANY`] subjects.
 pub(crate) fn many(result: &CompareResult) -> bool {
     subjects(result).len() >= MANY
 }
@@ -60,7 +61,7 @@ fn main_of(subject: &SubjectResult) -> (&str, &Figures) {
     (&subject.metric, &subject.figures)
 }
 
-/// What each subject keeps of its solo speed, then each metric.
+/// First what each subject keeps of its solo speed, then each metric.
 pub(crate) fn text(result: &CompareResult, style: Style) -> String {
     let kept = table(result, "normalized", |subject| {
         let f = &subject.figures;
@@ -72,7 +73,7 @@ pub(crate) fn text(result: &CompareResult, style: Style) -> String {
     for subject in result.configurations.iter().flat_map(|c| &c.subjects) {
         let all = subject.metrics.keys().map(String::as_str);
         for name in std::iter::once(subject.metric.as_str()).chain(all) {
-            // How well a cap was held is told with the throttling.
+            // The throttling section reports how well a cap was held.
             if !metrics.contains(&name) && name != "achieved_of_cap" {
                 metrics.push(name);
             }

@@ -7,7 +7,7 @@ use quell_types::units::Bytes;
 
 use crate::text::{count, list};
 
-/// What was waited for and what was done about it, a sentence per group.
+/// What was waited for and what was done about it: a sentence per group.
 pub(crate) fn memory(record: &Record) -> Vec<String> {
     let mut said = waited(record);
     said.extend(used(record));
@@ -16,7 +16,7 @@ pub(crate) fn memory(record: &Record) -> Vec<String> {
     said
 }
 
-/// What Quell itself took meanwhile.
+/// What Quell itself used meanwhile.
 fn own(record: &Record) -> Option<String> {
     let (mut span, mut cpu, mut resident, mut locked) = (0, 0, 0, 0);
     for stamped in &record.events {
@@ -43,7 +43,7 @@ fn own(record: &Record) -> Option<String> {
     })
 }
 
-/// How much of the memory was in use while somebody looked after it.
+/// How much of the memory was in use under Quell's memory control.
 fn used(record: &Record) -> Option<String> {
     let (mut critical, mut others, mut total) = (0u64, 0u64, 0u64);
     let mut last = None;
@@ -56,7 +56,7 @@ fn used(record: &Record) -> Option<String> {
         } = &stamped.event
         {
             critical += bytes;
-            // Several critical groups are told of together.
+            // Several critical groups are recorded at the same time.
             if last.replace(stamped.at_ns) != Some(stamped.at_ns) {
                 others += others_bytes;
                 total += total_bytes;
@@ -202,7 +202,7 @@ fn steered(record: &Record) -> Vec<String> {
 
 const MIB: f64 = 1_048_576.0;
 
-/// Whole MiB.
+/// Bytes, rounded down to whole MiB.
 fn mib(bytes: u64) -> Bytes {
     Bytes(bytes >> 20 << 20)
 }

@@ -1,4 +1,4 @@
-//! How a run went that compared nothing, from its record.
+//! The outcome of a run that compared nothing, from its record.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -55,7 +55,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     said
 }
 
-/// What came of the groups' units of work, and where their budgets went.
+/// How the groups' units of work went, and how their budgets moved.
 fn units(record: &Record) -> Vec<String> {
     #[derive(Default)]
     struct Sum {
@@ -130,9 +130,9 @@ fn units(record: &Record) -> Vec<String> {
         .collect()
 }
 
-/// What kept the groups from running, as totals over the run: what the kernel tells without the
-/// programs' help. Which of it made anything late only a program that times its own work could
-/// tell.
+/// What kept the groups from running, as totals over the run. The kernel reports this without the
+/// programs' help. Which part of it made work late, only a program that times its own work can
+/// show.
 fn spent(record: &Record) -> Vec<String> {
     let mut groups: BTreeMap<&str, Spent> = BTreeMap::new();
     for stamped in &record.events {
@@ -169,7 +169,7 @@ fn spent(record: &Record) -> Vec<String> {
     said
 }
 
-/// What the hypervisor took of a group's CPUs, from the first look at them to the last.
+/// What the hypervisor took of a group's CPUs, from the first sample of them to the last.
 fn stolen(record: &Record, group: &str) -> u64 {
     let plan = record.plans.values().next();
     let own = plan

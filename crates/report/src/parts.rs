@@ -1,4 +1,4 @@
-//! What a machine's caches, banks and controllers can be divided by, in words.
+//! How a machine's caches, banks and controllers can be divided, in words.
 
 use quell_plan::deep::{MbaCurve, MbaPoint};
 use quell_plan::inventory::{CacheKind, Inventory};
@@ -7,7 +7,7 @@ use quell_types::partition::{Apart, Colouring, Mask, MbaBounds, MbaUnit, WayPart
 use crate::text::size;
 use crate::text::{count, list};
 
-/// Labels and lines, none where nothing can be divided.
+/// Labels and lines. Empty where nothing can be divided.
 pub(crate) fn lines(machine: &Inventory) -> Vec<(&'static str, String)> {
     let partitions = &machine.partitions;
     let mut lines: Vec<(&str, String)> = Vec::new();
@@ -78,7 +78,8 @@ fn mba_of(mba: &MbaBounds, curve: Option<&MbaCurve>) -> String {
     format!("{steps}; {classes}, that of all other tasks included; {what}")
 }
 
-/// What so many CPUs reach from the smallest step to the largest, to see where steps do the same.
+/// What so many CPUs reach from the smallest step to the largest. It shows which steps have the
+/// same effect.
 fn reached(curve: &MbaCurve, cpus: u32) -> String {
     let points = curve.points.iter().filter(|p| p.cpus == cpus);
     let gb = |p: &MbaPoint| format!("{:.1}", p.mb_s.p50 / 1e3);
@@ -152,7 +153,7 @@ fn colours_of(colours: &Colouring) -> String {
     )
 }
 
-/// The bits that make up a function: `14`, or `14+17`.
+/// The address bits of a function: `14`, or `14+17`.
 fn function(mask: Mask) -> String {
     let bits = (0..u64::BITS).filter(|bit| mask.0 >> bit & 1 == 1);
     let bits: Vec<String> = bits.map(|bit| bit.to_string()).collect();

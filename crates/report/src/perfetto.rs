@@ -1,12 +1,13 @@
 //! A record's timeline for `ui.perfetto.dev` and `chrome://tracing`, as JSON in the Trace Event
-//! Format ("Trace Event Format", Google, 2016): times in microseconds since the run began, a
-//! process per kind of thing, a thread per track.
+//! Format ("Trace Event Format", Google, 2016). Times are microseconds since the run began. Each
+//! kind of thing is a process, and each track a thread.
 //!
 //! | process | tracks |
 //! |---|---|
-//! | the run | its stages; steps, findings, moved budgets and ends of commands as instants; the slowest units of work, and what is left to others |
-//! | CPUs | each CPU's throttled stretches; its time by kind, in percent of the time between two looks |
-//! | a cache | each of its ways, by who may fill it; what each class had of it, and moved |
+//! | the run | stages; steps, findings, moved budgets and ends of commands as instants |
+//! | | the slowest units of work; the rate left to best-effort groups |
+//! | CPUs | each CPU's throttled stretches; its time by kind, in percent between two samples |
+//! | a cache | each of its ways, by the classes that may fill it; what each class had and moved |
 //! | threads | each thread's class |
 //! | a subject | its measured spans, named by configuration; its metric, window by window |
 
@@ -19,15 +20,15 @@ use crate::ways::{fillers, stages, title};
 const RUN: u64 = 1;
 const CPUS: u64 = 2;
 const FIRST_SUBJECT: u64 = 3;
-/// After any number of subjects.
+/// Process numbers from here on follow those of any number of subjects.
 const THREADS: u64 = 1_000;
 const FIRST_CACHE: u64 = 1_001;
 
-/// Tracks of the run.
+/// Tracks of the process for the run.
 const STAGES: u64 = 1;
 const EVENTS: u64 = 2;
 
-/// The trace, an event a line. Windows whose time is not known are left out.
+/// The trace, with an event per line. Windows without a known time are left out.
 #[must_use]
 pub fn perfetto(record: &Record) -> String {
     let mut trace = Trace::default();
@@ -114,8 +115,7 @@ fn run(trace: &mut Trace, record: &Record) {
     }
     for stamped in &record.events {
         let (name, args) = match &stamped.event {
-            // A stage, told above; and sums of what the CPUs' tracks show stop by stop, and of what
-            // is told elsewhere.
+            // A stage is written above. The rest are sums of what other tracks show in detail.
             Event::Phase { .. }
             | Event::Cell { .. }
             | Event::Throttle { .. }
@@ -221,7 +221,7 @@ fn run(trace: &mut Trace, record: &Record) {
     }
 }
 
-/// The last moment that anything is known of.
+/// The last time that the record knows of.
 fn end(record: &Record) -> u64 {
     let events = record.events.iter().map(|e| e.at_ns);
     let stops = record.stops.values().flatten().map(|s| s.until_ns);
@@ -263,8 +263,8 @@ fn cpus(trace: &mut Trace, record: &Record) {
     }
 }
 
-/// From the first window of a span to the end of its last, which is taken to be as long as the one
-/// before.
+/// From the first window of a span to the end of its last one. That is taken to be as long as the
+/// one before.
 fn stretch(span: &Span) -> Option<(u64, u64)> {
     let at = span.at_ns.as_ref()?;
     let (first, last) = (*at.first()?, *at.last()?);
@@ -298,7 +298,7 @@ fn subjects(trace: &mut Trace, record: &Record) {
     }
 }
 
-/// Who may fill which ways, what was counted of each class, and where threads were.
+/// Which classes may fill which ways, what was counted of each class, and where threads were.
 fn ways(trace: &mut Trace, record: &Record) {
     let stages = stages(record);
     let Some(first) = stages.first() else { return };
@@ -383,7 +383,7 @@ mod tests {
             .unwrap_or_else(|| panic!("{key}: {event}"))
     }
 
-    /// Start and end of every stretch of a track, in microseconds.
+    /// Start, end and name of every stretch of a track, in microseconds.
     fn track(events: &[Value], pid: u64, tid: u64) -> Vec<(f64, f64, &str)> {
         events
             .iter()
@@ -428,8 +428,8 @@ mod tests {
         let stages = track(&events, RUN, STAGES);
         assert_eq!(stages[0], (0.0, 7e6, "round 1 of 2, solo"));
         assert_eq!((stages.len(), stages[2].2), (3, "undo"));
-        // The machine was looked at every 100 ms until 12.9 s, before the last stage began: it ends
-        // where it began.
+        // The machine was sampled every 100 ms until 12.9 s, before the last stage began. So that
+        // stage ends where it began.
         assert_eq!(stages[2].0, stages[2].1);
         let stops = track(&events, CPUS, 2);
         assert_eq!(stops.len(), 400);
@@ -456,7 +456,7 @@ mod tests {
     fn a_subject_has_its_spans_by_configuration_and_its_metric_window_by_window() {
         let record = sample::record();
         let events = events(&record);
-        // The neighbour comes before the victim; six configurations, two rounds.
+        // The neighbour comes before the victim. Six configurations, two rounds.
         let spans = track(&events, FIRST_SUBJECT + 1, 1);
         assert_eq!(spans.len(), 12);
         assert_eq!(spans[0], (0.0, 400_000.0, "solo"));

@@ -1,5 +1,5 @@
-//! A plan in words: what it promises and what would break that first, what it costs, and what will
-//! be done and why.
+//! A plan in words: what it promises, what would break that first, what it costs, and what will be
+//! done and why.
 
 use quell_control::config::Allows;
 use quell_control::config::Meter;
@@ -14,8 +14,8 @@ use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
 use crate::text::{Style, Table, TableCell, Tone, list};
 
-/// The plan for a terminal of the style's width: what is promised, what that costs and whom, and
-/// what a person has to do.
+/// The plan for a terminal of the style's width: what is promised, which groups pay what for it,
+/// and what the user has to do.
 #[must_use]
 pub fn plan_text(plan: &Plan, style: Style) -> String {
     let mut out = style.paint(Tone::Title, &format!("Plan for '{}'", plan.policy)) + "\n\n";
@@ -26,7 +26,7 @@ pub fn plan_text(plan: &Plan, style: Style) -> String {
     out
 }
 
-/// The same, with the groups' CPUs, every step with its reason, and what is good to know.
+/// The same, with the groups' CPUs, every step with its reason, and the plan's notes.
 #[must_use]
 pub fn plan_steps_text(plan: &Plan, style: Style) -> String {
     let mut out = style.paint(Tone::Title, &format!("Plan for '{}'", plan.policy)) + "\n\n";
@@ -44,7 +44,7 @@ pub fn plan_steps_text(plan: &Plan, style: Style) -> String {
     out
 }
 
-/// What a person has to do or decide.
+/// What the user has to do or decide.
 fn acts(plan: &Plan, style: Style) -> String {
     let mut out = String::new();
     for (n, act) in plan.acts.iter().enumerate() {
@@ -107,7 +107,7 @@ fn steps(plan: &Plan, style: Style) -> String {
     out
 }
 
-/// Column of what stands behind a level or the name of a group.
+/// The indentation behind a level or the name of a group.
 const COLUMN: &str = "             ";
 
 fn promises(plan: &Plan, steps: bool, style: Style) -> String {
@@ -157,8 +157,8 @@ fn costs(plan: &Plan, style: Style) -> String {
     out
 }
 
-/// What a step takes from those it is set for; `None` where it gives them something, or takes
-/// nothing.
+/// What a step takes from the group or tasks it is set for. `None` where it gives them something,
+/// or takes nothing.
 fn cost(plan: &Plan, step: &Step) -> Option<String> {
     let assumed = if step.assumed { " (assumed)" } else { "" };
     let given = |held: &Held| {
@@ -237,7 +237,7 @@ fn by(held: &Held) -> String {
     }
 }
 
-/// Whole lines, painted one by one so that a pager keeps the colours apart.
+/// Whole lines, painted one by one so that a pager colours each of them.
 fn faint(style: Style, lines: &str) -> String {
     lines
         .lines()
@@ -446,14 +446,14 @@ fn steered(allows: Allows, unswapped: bool) -> String {
     format!("steer its memory: {} as needed{also}", list(&may))
 }
 
-/// The rate a budget allows, in whole MB/s.
+/// The rate that a budget allows, in whole MB/s.
 fn rate(budget: Lines, period: Nanos) -> String {
     let bytes = u128::from(budget.0) * u128::from(LINE_BYTES) * 1_000_000_000;
     let per_s = bytes.checked_div(u128::from(period.0)).unwrap_or(0);
     shown(Rate(u64::try_from(per_s).unwrap_or(u64::MAX)))
 }
 
-/// In whole MB/s.
+/// A rate, rounded to whole MB/s.
 fn shown(rate: Rate) -> String {
     Rate(rate.0.saturating_add(500_000) / 1_000_000 * 1_000_000).to_string()
 }

@@ -1,4 +1,4 @@
-//! A profile as text, and the sentences about it that the page says, too.
+//! A profile as text, and the sentences about it that the page shows, too.
 
 use quell_record::demand::{
     Burst, Figures, Measuring, Profile, Quantity, Sensitivity, UnitTimes, WorkingSet,
@@ -31,7 +31,7 @@ pub fn profile_text(profile: &Profile, style: Style) -> String {
     out
 }
 
-/// On what and for how long.
+/// On what machine and for how long it was measured.
 pub(crate) fn circumstances(profile: &Profile) -> String {
     format!(
         "{}, {} times, {} s in bins of {} ms",
@@ -42,7 +42,7 @@ pub(crate) fn circumstances(profile: &Profile) -> String {
     )
 }
 
-/// How the figures came about: what they are worth.
+/// How the figures were measured, and so what they are worth.
 pub(crate) fn measured_by(measuring: &Measuring) -> Vec<String> {
     match measuring {
         Measuring::Simulated => {
@@ -74,7 +74,7 @@ pub(crate) fn measured_by(measuring: &Measuring) -> Vec<String> {
     }
 }
 
-/// What `figures` are, in a row of a table.
+/// Statistics as a row of a table.
 fn row(name: String, figures: &Figures, scale: f64) -> Vec<TableCell> {
     let values = [
         figures.mean,
@@ -123,7 +123,7 @@ pub(crate) fn figures(profile: &Profile) -> Table {
     }
 }
 
-/// Bursts, memory and the cost of looking.
+/// Sentences about bursts, memory and the cost of measuring.
 pub(crate) fn sentences(profile: &Profile) -> Vec<String> {
     let mut all = vec![bursts(profile.burst.as_ref(), profile.quantity())];
     all.extend(profile.working_set.as_ref().map(works_on));
@@ -144,7 +144,7 @@ pub(crate) fn sentences(profile: &Profile) -> Vec<String> {
     all
 }
 
-/// What its units took: what `target.slowdown` refers to.
+/// How long the units of work took, to which `target.slowdown` refers.
 fn units(times: &UnitTimes) -> Option<String> {
     let at = |percent| {
         let took = times.at(Share::percent(percent))?;
@@ -198,7 +198,7 @@ fn works_on(set: &WorkingSet) -> String {
     format!("Working set: {}; {}.", parts.join(", "), set.how)
 }
 
-/// Resource × pressure → slowdown.
+/// The table of resource × pressure → slowdown.
 pub(crate) fn sensitivity(profile: &Profile) -> Option<Table> {
     let head = [
         "resource",
@@ -209,7 +209,7 @@ pub(crate) fn sensitivity(profile: &Profile) -> Option<Table> {
     ];
     let pressed = |s: &Sensitivity| -> Vec<Vec<TableCell>> {
         let rows = s.pressed.iter().map(|p| {
-            // Half its width to either side of 1: an effect that chance could have made is none.
+            // Half the interval's width to either side of 1: an effect that may be chance is none.
             let seen = p.ci95.is_some_and(|ci| ci.low > 1.0);
             let tone = if seen { Tone::Bad } else { Tone::Plain };
             vec![

@@ -27,8 +27,8 @@ pub(crate) mod profile;
 
 pub(crate) use machine::{machine, measured_machine};
 
-/// Compares with `tests/NAME.txt`. `QUELL_BLESS=1 cargo test -p quell-report` rewrites it after a
-/// change that is meant.
+/// Compares with `tests/NAME.txt`. `QUELL_BLESS=1 cargo test -p quell-report` rewrites that file
+/// after an intended change.
 pub(crate) fn golden(name: &str, text: &str) {
     let path = format!("{}/tests/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("QUELL_BLESS").is_some() {
@@ -197,7 +197,7 @@ fn throttled() -> Totals {
     }
 }
 
-/// The default demonstration.
+/// The result of the default demonstration.
 pub(crate) fn result() -> CompareResult {
     use Level::{Enforced, Estimated, None};
     use Mechanism::{Bandwidth, Cores, CpuMax};

@@ -3,7 +3,7 @@
 
 use quell_types::stats::Interval;
 
-/// How text is to look.
+/// Colour and width of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
     /// Whether to use terminal colours.
@@ -21,7 +21,7 @@ impl Default for Style {
     }
 }
 
-/// What a piece of text means, for colour.
+/// What a piece of text means, for its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
@@ -47,8 +47,8 @@ impl Style {
         }
     }
 
-    /// `text` in lines of at most `width`, the first after `first`, the others after `rest`. Words
-    /// are never broken.
+    /// `text` in lines of at most `width`. `first` begins the first line and `rest` all later ones.
+    /// Words are never broken.
     #[must_use]
     pub fn wrap(self, first: &str, rest: &str, text: &str) -> String {
         let mut out = String::new();
@@ -73,7 +73,7 @@ impl Style {
     }
 }
 
-/// Columns a text takes: its characters, since nothing here is wider than one column.
+/// Columns that a text takes: its characters, since nothing here is wider than one column.
 pub(crate) fn width(text: &str) -> usize {
     text.chars().count()
 }
@@ -100,7 +100,7 @@ impl TableCell {
     }
 }
 
-/// Rows below a head; the first column is aligned left, as are those named, the others right.
+/// Rows below a head. The first column and the named ones are aligned left, all others right.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     pub(crate) head: Vec<String>,
@@ -147,7 +147,7 @@ impl Table {
     }
 }
 
-/// Three significant digits, thousands apart: `15.3`, `0.92`, `37,500`.
+/// Three significant digits, with thousands separated: `15.3`, `0.92`, `37,500`.
 pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
     if size == 0.0 {
@@ -196,7 +196,7 @@ pub(crate) fn spread(value: Option<f64>, interval: Option<Interval>) -> String {
     }
 }
 
-/// A normalized figure, always two places: `0.92 ±0.03`.
+/// A normalized figure, always with two decimal places: `0.92 ±0.03`.
 pub(crate) fn normalized(value: Option<f64>, interval: Option<Interval>) -> String {
     match (value, interval) {
         (Some(value), Some(interval)) => format!("{value:.2} ±{:.2}", interval.half_width()),
@@ -205,7 +205,7 @@ pub(crate) fn normalized(value: Option<f64>, interval: Option<Interval>) -> Stri
     }
 }
 
-/// A fraction as whole percent, with one place below ten: `43 %`, `6.2 %`.
+/// A fraction as whole percent, with one decimal place below ten: `43 %`, `6.2 %`.
 pub(crate) fn percent(fraction: f64) -> String {
     let value = fraction * 100.0;
     if value.abs() < 9.95 {
@@ -215,7 +215,7 @@ pub(crate) fn percent(fraction: f64) -> String {
     }
 }
 
-/// `latency_ns` → `ns`: the unit at the end of a metric's name, spelt as people do.
+/// The unit at the end of a metric's name as people write it: `latency_ns` → `ns`.
 pub(crate) fn unit(metric: &str) -> &str {
     const UNITS: [(&str, &str); 8] = [
         ("_mb_s", "MB/s"),
@@ -233,7 +233,7 @@ pub(crate) fn unit(metric: &str) -> &str {
         .map_or(metric, |(_, unit)| unit)
 }
 
-/// `a`, `a and b`, `a, b and c`.
+/// A list in a sentence: `a`, `a and b`, `a, b and c`.
 pub(crate) fn list(items: &[String]) -> String {
     match items {
         [] => String::new(),
@@ -242,12 +242,12 @@ pub(crate) fn list(items: &[String]) -> String {
     }
 }
 
-/// `1 round`, `2 rounds`.
+/// A number with its noun: `1 round`, `2 rounds`.
 pub(crate) fn count(n: u32, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Bytes in the largest binary unit that leaves at least one, with one place: `7.8GiB`.
+/// Bytes in the largest binary unit that leaves at least one, with one decimal place: `7.8GiB`.
 pub(crate) fn size(bytes: u64) -> String {
     let (unit, scale) = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
         .into_iter()

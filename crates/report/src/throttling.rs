@@ -43,7 +43,7 @@ pub(crate) fn throttling(result: &CompareResult) -> Option<Table> {
     })
 }
 
-/// One row per configuration whose budgets were pooled. `None`: none were.
+/// One row per configuration with pooled budgets. `None`: none had any.
 pub(crate) fn pooled(result: &CompareResult) -> Option<Table> {
     let rows: Vec<Vec<TableCell>> = result
         .configurations
@@ -83,12 +83,12 @@ pub(crate) fn pooled(result: &CompareResult) -> Option<Table> {
     })
 }
 
-/// What that table's columns mean.
+/// What the columns of [`pooled`]'s table mean.
 pub(crate) const POOLED: &str = "guaranteed: granted within the budgets. given: by CPUs that were predicted not to draw it; what is \
     neither taken back nor taken expires. A miss: what a CPU gave was gone when it needed it; it was granted twice then. best effort: \
     beyond all budgets, once everybody had drawn all there was.";
 
-/// What the table's last columns mean.
+/// What the last columns of [`throttling`]'s table mean.
 pub(crate) const LEGEND: &str = "late: from the counter's overflow to the decision to throttle, median / 99th percentile, by \
     what the overflow interrupted.";
 
@@ -100,7 +100,7 @@ fn reaction(reaction: Option<Reaction>) -> String {
     )
 }
 
-/// How often and how long the CPUs of a run were stopped, in a sentence; `None` without a
+/// How often and how long the CPUs of a run were stopped, in a sentence. `None` without a
 /// regulator.
 pub(crate) fn counted(events: &[Stamped]) -> Option<String> {
     let (mut cpus, mut times, mut ns) = (BTreeSet::new(), 0u64, 0u64);

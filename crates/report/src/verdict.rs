@@ -1,7 +1,11 @@
-//! What a result means, in sentences computed from it: how much the neighbour hurts, how much
-//! protection takes away of that, what it costs the neighbour, what holds the promise, and where
-//! the remedy everybody has does as well. An effect or a benefit is claimed only where the interval
-//! excludes chance.
+//! What a result means, in sentences computed from it:
+//! - how much the neighbour hurts,
+//! - how much of that protection removes,
+//! - what it costs the neighbour,
+//! - what holds the promise,
+//! - where Linux' own CPU-time quota does as well.
+//!
+//! An effect or a benefit is claimed only where the interval excludes chance.
 
 use quell_plan::Promise;
 use quell_record::result::{CompareResult, ConfigurationResult, Figures, Subset, Timing};
@@ -10,13 +14,13 @@ use crate::frontier::{Data, Standing};
 use crate::text::{count, list, number, percent, unit};
 use crate::view::{Spread, View, median_kept, middle, tail_kept};
 
-/// Rounds with a shared cache that are enough to speak about them alone.
+/// So many rounds with a shared cache are enough for a verdict on them alone.
 const ENOUGH: u32 = 3;
-/// A loss smaller than this is no loss worth a sentence, however sure.
+/// A smaller loss is not worth a sentence, however certain.
 const SMALL: f64 = 0.02;
 
-/// The rounds a verdict is about: those that shared a cache, if some but not all did and they are
-/// enough.
+/// The rounds that a verdict is about: those that shared a cache, if not all did and there are
+/// enough of them.
 #[must_use]
 pub fn spoken_for(result: &CompareResult) -> Subset {
     let Some(unprotected) = View::new(result, Subset::All).and_then(|v| v.unprotected()) else {
@@ -84,7 +88,7 @@ fn sharing(view: &View<'_>) -> Option<String> {
     }
 }
 
-/// Says how much the neighbour hurts, and whether it does.
+/// Says how much the neighbour hurts. Returns whether it does.
 fn effect(view: &View<'_>, said: &mut Vec<String>) -> bool {
     let (Some(unprotected), Some(baseline)) = (view.unprotected(), view.baseline()) else {
         return false;
@@ -212,7 +216,7 @@ fn tail_words(figures: &Figures) -> String {
     })
 }
 
-/// The part of the slowdown (time per unit of work beyond solo) that is gone; `end` closes the
+/// The part of the slowdown (time per unit of work beyond solo) that is gone. `end` closes the
 /// aside where more follows.
 fn taken_away(before: Spread, after: Spread, end: &str) -> String {
     let slowdown = |spread: Spread| 1.0 / spread.value - 1.0;
@@ -285,7 +289,7 @@ fn frontier(result: &CompareResult, subset: Subset, said: &mut Vec<String>) {
     }
 }
 
-/// Who tells whether a limit held.
+/// What shows whether a limit held.
 fn witness(result: &CompareResult) -> &'static str {
     match result.timing {
         Timing::Real | Timing::Emulated => "the bytes the generator counted",

@@ -1,5 +1,5 @@
-//! Which parts of a result are shown, and under which names: the protected subject, the one that
-//! pays, the unprotected configuration, and the figures that speak for a subject.
+//! Which parts of a result are shown, and under which names: the protected subject, the paying one,
+//! the unprotected configuration, and a subject's main figures.
 
 use quell_policy::Role;
 use quell_record::events::{Event, Record};
@@ -15,20 +15,20 @@ pub(crate) struct Spread {
     pub(crate) ci: Option<Interval>,
 }
 
-/// The stretch of a record in which one configuration was held for the first time; of a run, which
-/// has only one, all of it.
+/// The stretch of a record in which one configuration was held for the first time. A run has only
+/// one: all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell<'r> {
-    /// The configuration; none where nothing was compared.
+    /// The configuration. `None` where nothing was compared.
     pub(crate) configuration: Option<&'r str>,
-    /// In nanoseconds on the record's clock.
+    /// Its begin in nanoseconds on the record's clock.
     pub(crate) from_ns: u64,
     pub(crate) until_ns: u64,
     last: bool,
 }
 
 impl Cell<'_> {
-    /// Whether a moment lies in it: what begins the next cell belongs to that.
+    /// Whether a moment lies in it. What begins the next cell belongs to that.
     pub(crate) fn has(&self, at_ns: u64) -> bool {
         at_ns >= self.from_ns && (at_ns < self.until_ns || self.last)
     }
@@ -70,7 +70,7 @@ pub(crate) fn cells(record: &Record) -> Vec<Cell<'_>> {
         .collect()
 }
 
-/// A result, looked at over some of its rounds.
+/// A result over a subset of its rounds.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'r> {
     pub(crate) result: &'r CompareResult,
@@ -165,8 +165,7 @@ impl<'r> View<'r> {
         self.result.configuration(self.result.baseline.as_deref()?)
     }
 
-    /// Configurations that protect by what Quell adds, not by the CPU-time quota that everybody
-    /// has.
+    /// Configurations that protect by what Quell adds, not by Linux' own CPU-time quota.
     pub(crate) fn protecting(&self) -> impl Iterator<Item = &'r ConfigurationResult> {
         let baseline = self.result.baseline.clone();
         self.result.configurations.iter().filter(move |c| {

@@ -1,5 +1,5 @@
-//! Who may fill which ways, over time: as text for a terminal, and what the page and the trace
-//! share with it.
+//! Which classes may fill which ways, over time: as text for a terminal, and what the page and the
+//! trace share with it.
 
 use std::fmt::Write as _;
 
@@ -9,19 +9,19 @@ use quell_record::ways::{Cache, Change, Fill, Finding, Kind, ROOT, Timeline, fin
 use crate::text::{Style, Tone, list};
 use crate::view::cells;
 
-/// A timeline of a record: of a comparison one for each configuration whose masks are told, of its
-/// first round.
+/// A timeline of a record. A comparison has one for each configuration with recorded masks, from
+/// its first round.
 #[derive(Clone, Debug)]
 pub(crate) struct Stage {
-    /// The configuration; none where nothing was compared.
+    /// The configuration. `None` where nothing was compared.
     pub(crate) name: Option<String>,
     /// When it began, in nanoseconds on the record's clock.
     pub(crate) from_ns: u64,
-    /// Times from there on.
+    /// The timeline, with times from `from_ns` on.
     pub(crate) timeline: Timeline,
 }
 
-/// What a record tells of ways.
+/// The timelines of cache ways that a record has.
 pub(crate) fn stages(record: &Record) -> Vec<Stage> {
     let mut stages = Vec::new();
     for cell in cells(record) {
@@ -51,7 +51,7 @@ pub fn ways_text<'c>(
     text(&Timeline::of(changes, end_ns), style)
 }
 
-/// The same of a record; nothing where it tells of no ways.
+/// The same of a record. Empty where it has no timeline of ways.
 pub(crate) fn record_text(record: &Record, style: Style) -> String {
     let mut out = String::new();
     for stage in stages(record) {
@@ -109,10 +109,10 @@ fn text(timeline: &Timeline, style: Style) -> String {
 }
 
 const TIME: usize = 10;
-/// Changes that are listed at most.
+/// The most changes that are listed.
 pub(crate) const MOST_TOLD: usize = 40;
 
-/// Evidence and when it was seen.
+/// The evidence of a finding, and when it was seen.
 pub(crate) fn evidence(finding: &Finding) -> String {
     format!(
         "{} ({:.1} s to {:.1} s)",
@@ -138,7 +138,7 @@ pub(crate) const fn word(kind: Kind) -> &'static str {
     }
 }
 
-/// What a cache is called.
+/// The name of a cache as a title.
 pub(crate) fn title(cache: &Cache) -> String {
     let part = cache.part(1);
     let part = if part >= 1 << 20 {
@@ -152,7 +152,7 @@ pub(crate) fn title(cache: &Cache) -> String {
     )
 }
 
-/// A class, for people: the root's has no name.
+/// The name of a class for the user: the root's class has none of its own.
 pub(crate) fn called(class: &str) -> &str {
     if class == ROOT {
         "everybody else"
@@ -161,7 +161,7 @@ pub(crate) fn called(class: &str) -> &str {
     }
 }
 
-/// Who may fill, in words.
+/// The classes that may fill, in words.
 pub(crate) fn fillers(fill: &Fill) -> String {
     let mut names: Vec<String> = fill.classes.iter().map(|c| called(c).to_owned()).collect();
     if fill.devices && !names.is_empty() {
@@ -174,7 +174,7 @@ pub(crate) fn fillers(fill: &Fill) -> String {
     }
 }
 
-/// A row for neighbouring ways alike, a column for a stretch of time.
+/// Text with a row for neighbouring ways alike, and a column for a stretch of time.
 fn picture(timeline: &Timeline, cache: &Cache, style: Style) -> String {
     let mut out = style.paint(Tone::Title, &title(cache)) + "\n";
     let Some(blocks) = timeline.blocks.get(&cache.place) else {
@@ -254,8 +254,8 @@ pub(crate) mod tests {
 
     const LOOK: u64 = 100_000_000;
 
-    /// Eight ways; after a second the first four go to `db`, which shares them until everybody else
-    /// loses them after two, and is exclusive from then on.
+    /// Eight ways. After a second the first four go to `db`, which shares them. After two seconds
+    /// all other classes lose them, and they are exclusive.
     pub(crate) fn record() -> Record {
         let place = Place::new("L3", 0);
         let cache = Cache {

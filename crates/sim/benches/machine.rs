@@ -1,6 +1,6 @@
-//! How many accesses of a whole simulated machine, and requests to its memory, per second of one
+//! How many accesses a whole simulated machine handles, and requests its memory, per second of one
 //! thread's CPU time: `cargo bench -p quell-sim [-- NAME]`. The machine is the usual one
-//! (`xeon-w3530`); each line goes on from where the run before stopped, once the caches are warm.
+//! (`xeon-w3530`). Each run starts where the one before stopped, with warm caches.
 
 #[path = "../../model/benches/measure/mod.rs"]
 mod measure;
@@ -19,7 +19,7 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const US: u64 = 1_000_000;
 
-/// All that the cores have done: accesses, and lines that went to memory or came from there.
+/// What all cores have done: accesses, and lines moved to and from memory.
 fn done(machine: &Machine) -> (u64, u64) {
     let all = (0..machine.cores()).map(|core| machine.counts(core));
     all.fold((0, 0), |(accesses, lines), counts| {
@@ -28,8 +28,8 @@ fn done(machine: &Machine) -> (u64, u64) {
     })
 }
 
-/// Runs `programs`, one per core with so much memory, and prints how many accesses are simulated
-/// per second, how many lines are moved meanwhile, and the share of the one in the other.
+/// Runs `programs`, one per core with so much memory each. Prints how many accesses are simulated
+/// per second, how many lines are moved meanwhile, and lines per access.
 fn bench(description: &Description, name: &str, programs: Vec<(Pattern, u64)>) {
     if !chosen(name) {
         return;
@@ -42,7 +42,7 @@ fn bench(description: &Description, name: &str, programs: Vec<(Pattern, u64)>) {
     }
     let mut now = 5_000 * US;
     machine.run(now);
-    // As long as takes some tenths of a second, whatever it is.
+    // Doubled until a step takes some tenths of a second.
     let mut step = 100 * US;
     let mut run = |step| {
         now += step;
@@ -68,7 +68,7 @@ fn bench(description: &Description, name: &str, programs: Vec<(Pattern, u64)>) {
     );
 }
 
-/// A real program's accesses, recorded here; `None` without valgrind.
+/// A real program's accesses, recorded now. `None` without valgrind.
 fn recorded(program: &[&str]) -> Option<Replay> {
     let folder = std::env::temp_dir().join(format!("quell-bench-{}", std::process::id()));
     let mut valgrind = Command::new("valgrind");

@@ -4,37 +4,37 @@
 pub const ADDRESS_BITS: u32 = 48;
 /// log2 of the page size.
 pub const PAGE_SHIFT: u32 = 12;
-/// Bytes per step: one access per line, as the published benchmarks count.
+/// Bytes of a cache line. Programs step by it: one access per line, as the published benchmarks
+/// count.
 pub const LINE: u64 = 64;
 
 /// What an access has the memory system do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Effect {
-    /// The line is used, through the caches.
+    /// The access uses the line, through the caches.
     #[default]
     Use,
-    /// The line is stored to memory past the caches, which lose it.
+    /// A store to memory past the caches, which lose the line.
     Past,
-    /// The line is written back, if any cache has it changed, and stays.
+    /// The line is written back if any cache has it modified. The caches keep it.
     WriteBack,
-    /// The line is written back, if any cache has it changed, and leaves all of them.
+    /// The line is written back if any cache has it modified. All caches lose it.
     Flush,
 }
 
-/// One access.
+/// One access of a program to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Virtual address.
+    /// Virtual, in the program's own address space from 0.
     pub address: u64,
-    /// A write.
+    /// Whether it writes; otherwise it reads.
     pub write: bool,
     /// What becomes of the line.
     pub effect: Effect,
-    /// The next access needs what this one reads.
+    /// Whether the next access must wait for the data of this one.
     pub dependent: bool,
     /// Core cycles that the program computes before it.
     pub compute: u32,
-    /// It begins a unit of work (a frame), not before the unit is due: see
-    /// [`Pattern::period`](crate::pattern::Pattern::period).
+    /// Whether it begins a unit of work (a frame). It waits until the unit is due: see
     pub begins: bool,
 }

@@ -1,4 +1,4 @@
-//! A machine to simulate, built from its profile: all numbers are there ([`crate::profile`]).
+//! A machine to simulate, built from its profile. All numbers are there ([`crate::profile`]).
 
 use quell_model::Invalid;
 use quell_types::units::Nanos;
@@ -9,35 +9,35 @@ use crate::profile::Profile;
 /// Times that the operating system takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// How long a task runs while others wait for its core.
+    /// How long a task runs while another one waits for its core.
     pub slice: Nanos,
-    /// From one task to the next on a core.
+    /// Time to switch from one task to the next on a core.
     pub switch: Nanos,
-    /// From a counter's overflow to the handler of its interrupt.
+    /// Time from a counter's overflow to the handler of its interrupt.
     pub interrupt_delay: Nanos,
-    /// What the handler takes of its core's time.
+    /// Core time that the handler takes.
     pub interrupt: Nanos,
 }
 
 /// A machine to simulate.
 #[derive(Clone, Debug)]
 pub struct Board {
-    /// Where every number comes from.
+    /// The profile with every number and its origin.
     pub profile: Profile,
-    /// The hardware.
+    /// What [`crate::Machine`] is built from.
     pub description: Description,
-    /// The operating system's times.
+    /// The times that the operating system takes.
     pub costs: Costs,
 }
 
 impl Board {
-    /// The profile that `--on sim` means.
+    /// The name of the profile that `--on sim` means.
     pub const USUAL: &'static str = "xeon-w3530";
 
-    /// The machine that `profile` describes.
+    /// Builds the machine that `profile` describes.
     ///
     /// # Errors
-    /// None for a profile that was read; for one that was changed since, what cannot be.
+    /// None for a profile that was read. For one that was changed since: what is impossible.
     pub fn of(profile: Profile) -> Result<Self, Invalid> {
         Ok(Self {
             description: profile.description()?,
@@ -51,7 +51,7 @@ impl Board {
         })
     }
 
-    /// The usual machine.
+    /// The machine of [`Self::USUAL`].
     ///
     /// # Errors
     /// Never: its profile comes with Quell.
@@ -59,14 +59,14 @@ impl Board {
         Self::of(Profile::built_in(Self::USUAL).expect("invariant: the usual profile is built in"))
     }
 
-    /// What a stop costs the program that is stopped: the interrupt that begins it, and the one
-    /// that ends it.
+    /// What a stop costs the stopped program: the interrupt that begins it and the one that ends
+    /// it.
     #[must_use]
     pub fn stop_cost(&self) -> Nanos {
         Nanos(2 * self.costs.interrupt.0)
     }
 
-    /// Its memory in bytes.
+    /// The machine's memory in bytes.
     #[must_use]
     pub fn memory(&self) -> u64 {
         self.profile.memory.size.0

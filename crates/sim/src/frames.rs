@@ -1,10 +1,12 @@
 //! The page allocator: which page frames a program gets.
 //!
 //! Small pages come from the lower half of memory as long as it has any, large ones from the upper
-//! half, as Linux groups what it cannot move in order to find large pages at all.
+//! half. Linux likewise groups what it cannot move, in order to find large pages at all.
 //!
-//! Deviations from Linux: a plain allocation takes frames at random, as on a machine that has been
-//! up for long, where a buddy allocator hands out runs; nothing is reclaimed or migrated.
+//! Deviations from Linux:
+//! - A plain allocation takes frames at random, as on a machine that has been up for long. A buddy
+//!   allocator hands out runs.
+//! - Nothing is reclaimed or migrated.
 
 use std::collections::VecDeque;
 
@@ -15,59 +17,59 @@ use crate::access::PAGE_SHIFT;
 use crate::profile::FrameOrder;
 use quell_types::rng::SplitMix;
 
-/// Colours of one kind that frames may have.
+/// Colours of one kind that the frames of a program may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// What tells the colours apart; of pages of 4 KiB.
+    /// The functions that define the colour of a page of 4 KiB.
     pub colours: Colours,
-    /// The colours to use.
+    /// The colours to use, by number from 0.
     pub chosen: Vec<u64>,
 }
 
-/// How frames are chosen.
+/// How frames are chosen for a program.
 #[derive(Clone, Debug)]
 pub enum Placement {
-    /// Any, at random.
+    /// Any frames, in the order of the profile ([`FrameOrder`]).
     Plain,
-    /// One run of frames in order.
+    /// One run of frames in ascending order.
     Sequential,
-    /// Of certain colours, in turn, at random within each. Every choice must hold.
+    /// Frames of certain colours, in turn, at random within each colour. Every choice must hold.
     Coloured {
-        /// The choices, of banks and of sets for example.
+        /// The choices, for example one of banks and one of sets.
         choices: Vec<Choice>,
-        /// When these are used up others are taken ([`Space::spilled`]), else the allocation is
-        /// refused.
+        /// Whether other frames are taken when these are used up ([`Space::spilled`]). Otherwise
+        /// the allocation is refused.
         spill: bool,
     },
-    /// Large pages, any, at random.
+    /// Large pages, any of them, as in [`Self::Plain`].
     Huge,
 }
 
-/// Why an allocation cannot be.
+/// Why an allocation is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Memory is full, or the part of it that the placement allows.
     #[error("{wanted} pages wanted, {found} found: the memory that the placement allows is full")]
     Full {
-        /// Pages asked for.
+        /// How many pages were asked for.
         wanted: usize,
-        /// Pages found.
+        /// How many free pages were found.
         found: usize,
     },
-    /// Colours of which each exists, but no frame has all.
+    /// Each colour exists, but no frame has all of them.
     #[error("no page frame has all of the colours chosen: the kinds of colour share address bits")]
     Apart,
-    /// A colour that these functions do not have, or none at all.
+    /// A colour that the functions do not have, or no colour at all.
     #[error("colours {chosen:?} of 0-{}: choose at least one, each within the range", .count - 1)]
     Colour {
-        /// Asked for.
+        /// The colours asked for.
         chosen: Vec<u64>,
-        /// How many there are.
+        /// How many colours exist: they are numbered from 0.
         count: u64,
     },
 }
 
-/// Memory of a program: virtual addresses from 0.
+/// Memory of a program, at virtual addresses from 0.
 #[derive(Clone, Debug)]
 pub struct Space {
     shift: u32,
@@ -76,7 +78,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// The physical address; `None` beyond the end.
+    /// The physical address of a virtual one. `None` beyond the end.
     #[inline]
     #[must_use]
     pub fn physical(&self, address: u64) -> Option<u64> {
@@ -86,26 +88,26 @@ impl Space {
         Some(page << self.shift | address & !(u64::MAX << self.shift))
     }
 
-    /// log2 of the size of its pages.
+    /// The size of its pages, as a power of two.
     #[inline]
     #[must_use]
     pub fn shift(&self) -> u32 {
         self.shift
     }
 
-    /// How much it is, in whole pages.
+    /// Its size in bytes, in whole pages.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.pages.len() as u64) << self.shift
     }
 
-    /// Pages that do not have the colours that were wanted.
+    /// How many pages do not have the colours that were wanted.
     #[must_use]
     pub fn spilled(&self) -> usize {
         self.spilled
     }
 
-    /// The frames of 4 KiB, in order of their virtual addresses.
+    /// The numbers of its 4 KiB frames, in order of their virtual addresses.
     pub fn frames(&self) -> impl Iterator<Item = u64> + '_ {
         let small = self.shift - PAGE_SHIFT;
         self.pages
@@ -114,7 +116,7 @@ impl Space {
     }
 }
 
-/// All frames of the machine.
+/// All page frames of the machine, free and used.
 #[derive(Clone, Debug)]
 pub struct Frames {
     /// log2 of the number of frames, rounded up.
@@ -126,13 +128,13 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// 2^`bits` free frames of 4 KiB; large pages have 2 MiB.
+    /// 2^`bits` free frames of 4 KiB. Large pages have 2 MiB.
     #[must_use]
     pub fn new(bits: u32, seed: u64) -> Self {
         Self::of(1 << (bits + PAGE_SHIFT), 2 << 20, FrameOrder::Random, seed)
     }
 
-    /// `memory` bytes of free frames; large pages have `large` bytes, a power of two.
+    /// `memory` bytes of free frames. Large pages have `large` bytes, a power of two.
     #[must_use]
     pub fn of(memory: u64, large: u64, order: FrameOrder, seed: u64) -> Self {
         let frames = memory >> PAGE_SHIFT;
@@ -145,10 +147,10 @@ impl Frames {
         }
     }
 
-    /// Memory of `bytes`, rounded up to whole pages.
+    /// Takes memory of `bytes`, rounded up to whole pages.
     ///
     /// # Errors
-    /// Where there is none left, or the colours do not exist. Then nothing has been taken.
+    /// Where none is left, or the colours do not exist. Then nothing has been taken.
     pub fn allocate(&mut self, bytes: u64, placement: &Placement) -> Result<Space, Refused> {
         let shift = match placement {
             Placement::Huge => self.large_shift,
@@ -187,7 +189,7 @@ impl Frames {
         })
     }
 
-    /// Gives the frames of a program that has ended back.
+    /// Frees the frames of a program that has ended.
     pub fn free(&mut self, space: &Space) {
         for frame in space.frames() {
             if let Some(used) = usize::try_from(frame)
@@ -199,7 +201,7 @@ impl Frames {
         }
     }
 
-    /// The frames that every choice allows: a set for each way to combine the colours that exists.
+    /// The frames that every choice allows: one set for each existing combination of colours.
     fn sets(&self, choices: &[Choice]) -> Result<Vec<Solutions>, Refused> {
         let (mut functions, mut values) = (Vec::new(), vec![0u64]);
         for Choice { colours, chosen } in choices {
@@ -243,8 +245,8 @@ impl Frames {
         Ok(())
     }
 
-    /// Takes free pages until there are `wanted`, each the first free one from a random place on:
-    /// small ones of the lower half of memory and large ones of the upper half first.
+    /// Takes free pages until there are `wanted`, each the first free one from a random place on.
+    /// Small ones come from the lower half of memory first, large ones from the upper half.
     fn any(&mut self, wanted: usize, taken: &mut Taken) -> Result<(), Refused> {
         let all = (self.used.len() / taken.per_page) as u64;
         let halves = [0..all / 2, all / 2..all];
@@ -262,7 +264,7 @@ impl Frames {
                 let found = taken.pages.len();
                 return Err(Refused::Full { wanted, found });
             };
-            // A half that is full stays so.
+            // No half gets free pages during this call.
             first = n;
             self.take(page, taken);
         }
@@ -277,8 +279,8 @@ impl Frames {
         sets: &[Solutions],
         taken: &mut Taken,
     ) -> Result<(), Refused> {
-        // Solutions ascend, so that the first half of them are the lower ones; a half that is full
-        // stays so.
+        // Solutions ascend, so their first half is the lower one. No half gets free frames during
+        // this call.
         let halves = |set: &Solutions| {
             let all = 1u64 << set.log2_count();
             VecDeque::from([0..all / 2, all / 2..all])
@@ -309,7 +311,8 @@ impl Frames {
         Ok(())
     }
 
-    /// The first free page among the `all` that `nth` tells: from a random place on, or of all.
+    /// The first free page among `all` pages, numbered by `nth`. The search starts at a random
+    /// place, or at the lowest ([`FrameOrder`]).
     fn first(
         &mut self,
         all: u64,
@@ -342,7 +345,7 @@ impl Frames {
 
 /// What an allocation has taken so far.
 struct Taken {
-    /// Frames of a page.
+    /// How many 4 KiB frames a page has.
     per_page: usize,
     pages: Vec<u64>,
 }

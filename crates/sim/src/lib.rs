@@ -1,12 +1,18 @@
-//! The simulated machine: what a profile describes ([`profile`]), built ([`board`]): cores with
-//! bounded outstanding misses, a TLB ([`tlb`]) and a prefetcher ([`prefetch`]) before the caches
-//! and DRAM of `quell-model` ([`Machine`]), a page allocator ([`frames`]), the generators as access
-//! patterns ([`pattern`]), a small operating system ([`os`]), and all of it behind the engine's
-//! trait ([`Sim`]).
+//! The simulated machine, from its profile to the engine's trait.
 //!
-//! A run is a function of its description, its seed and what is asked of it: integer time, one
-//! total order of events (time, then kind, then core, then order of creation), no maps with an
-//! order of their own, an own generator of random numbers ([`quell_types::rng::SplitMix`]).
+//! | part | is |
+//! |---|---|
+//! | [`profile`], [`board`] | what a profile describes, and the machine built from it |
+//! | [`Machine`] | cores with bounded misses before the caches and DRAM of `quell-model` |
+//! | [`tlb`], [`prefetch`] | the TLB and the prefetcher of a core |
+//! | [`frames`] | the page allocator |
+//! | [`pattern`] | the generators as access patterns |
+//! | [`os`] | a small operating system |
+//! | [`Sim`] | all of it behind the engine's trait |
+//!
+//! A run depends only on its description, its seed and the calls made. Time is an integer. All
+//! events have one total order: time, then kind, then core, then order of creation. No map has an
+//! order of its own, and random numbers come from [`quell_types::rng::SplitMix`].
 
 pub mod access;
 mod backend;

@@ -1,9 +1,9 @@
 //! What programs do to memory: the generators, and the subjects of the experiments, as streams of
 //! accesses.
 //!
-//! Each pattern is a function of its parameters and seed. A pattern knows no time: where a program
+//! Each pattern is a function of its parameters and seed. A pattern knows no time. Where a program
 //! computes, or waits for its next frame, the access says so ([`Access::compute`],
-//! [`Access::begins`]) and the machine makes time of it.
+//! [`Access::begins`]). The machine makes time of it.
 
 use quell_types::rng::SplitMix;
 
@@ -25,49 +25,50 @@ pub use task::Task;
 /// What becomes of units of work that were due while an earlier one was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Late {
-    /// Only the newest that is due is begun, the others never: a picture that nobody wants any
-    /// more.
+    /// Only the newest due unit begins. The older ones never do, as with pictures that are out of
+    /// date.
     Skip,
-    /// They are begun back to back until none is due any more.
+    /// They begin back to back until none is due any more.
     CatchUp,
 }
 
 /// A stream of accesses without end.
 #[derive(Clone, Debug)]
 pub enum Pattern {
-    /// Walks a linked list: one outstanding access. `next[line]` is the line after `line`.
+    /// Walks a linked list with one outstanding access. `next[line]` is the line after `line`.
     Latency {
-        /// The list, by line.
+        /// For each line, the line after it.
         next: Vec<u32>,
-        /// Where it is.
+        /// The line that is accessed next.
         at: u32,
-        /// Stores into each line as well: the next needs the line all the same.
+        /// Whether it also stores into each line. The next access needs the line all the same.
         write: bool,
     },
-    /// Line after line without dependence, as many outstanding as the core allows, round and round.
+    /// Goes over the lines in order without dependence, again and again. The core has as many
+    /// accesses outstanding as it can.
     Bandwidth {
-        /// Lines in all.
+        /// How many lines the buffer has.
         lines: u64,
-        /// Where it is.
+        /// The line that is accessed next.
         at: u64,
-        /// Writes instead of reading.
+        /// Whether it writes instead of reading.
         write: bool,
     },
-    /// See [`Stream`].
+    /// Stores past the caches, or copies.
     Stream(Stream),
-    /// See [`ParallelLists`].
+    /// Independent random lists, walked in turn.
     ParallelLists(ParallelLists),
-    /// See [`Churn`].
+    /// Blocks of lines under one operation after the other.
     Churn(Churn),
-    /// See [`Stores`].
+    /// Stores word by word with a stride.
     Stores(Stores),
-    /// See [`Lattice`].
+    /// A lattice-Boltzmann stream of 38 arrays.
     Lattice(Lattice),
-    /// See [`Frames`].
+    /// The bursts of a video call's subject.
     Frames(Frames),
-    /// See [`Task`].
+    /// Jobs of a real-time task.
     Task(Task),
-    /// See [`Replay`].
+    /// A recorded program, again and again.
     Replay(Replay),
 }
 
@@ -85,7 +86,7 @@ impl Pattern {
         }
     }
 
-    /// A list through all lines of `bytes` in order.
+    /// A list through all lines of `bytes` in ascending order.
     #[must_use]
     pub fn latency_in_order(bytes: u64) -> Self {
         let lines = u32::try_from((bytes / LINE).max(1)).unwrap_or(u32::MAX);
@@ -97,7 +98,8 @@ impl Pattern {
         }
     }
 
-    /// A list that also stores into each line it visits; other patterns stay as they are.
+    /// The same pattern, which also stores into each line it visits. Only lists can; other patterns
+    /// are unchanged.
     #[must_use]
     pub fn storing(mut self) -> Self {
         if let Self::Latency { write, .. } = &mut self {
@@ -106,7 +108,7 @@ impl Pattern {
         self
     }
 
-    /// Over `bytes`, again and again.
+    /// Goes over `bytes` in order, again and again.
     #[must_use]
     pub fn bandwidth(bytes: u64, write: bool) -> Self {
         Self::Bandwidth {
@@ -116,8 +118,7 @@ impl Pattern {
         }
     }
 
-    /// What lies between the beginnings of two units of work, in picoseconds; without, one access
-    /// is as good as another.
+    /// Picoseconds between the beginnings of two units of work. `None`: all accesses are alike.
     #[must_use]
     pub fn period(&self) -> Option<u64> {
         match self {
@@ -136,7 +137,7 @@ impl Pattern {
         }
     }
 
-    /// The next access.
+    /// The next access. A pattern never ends.
     #[inline]
     pub fn next_access(&mut self) -> Access {
         match self {
@@ -171,7 +172,7 @@ impl Pattern {
     }
 }
 
-/// One cycle through all of `lines` in random order (Sattolo's algorithm): of each, the line after
+/// One cycle through all of `lines` in random order (Sattolo's algorithm): for each, the line after
 /// it.
 fn cycle(lines: &[u32], random: &mut SplitMix) -> Vec<u32> {
     let mut next = lines.to_vec();
@@ -182,21 +183,22 @@ fn cycle(lines: &[u32], random: &mut SplitMix) -> Vec<u32> {
     next
 }
 
-/// A lattice-Boltzmann stream like SPEC's lbm: two grids of 19 distributions per cell; a sweep
-/// reads one grid's cells in order and writes each distribution to the neighbour in its direction
-/// in the other, then the grids change places. So 19 streams of reads and 19 of writes go side by
-/// side: write-heavy, steady, larger than any cache.
+/// A lattice-Boltzmann stream like SPEC's lbm: two grids of 19 distributions per cell.
 ///
-/// Deviations: one access per line and stream instead of one per distribution; `compute` cycles per
-/// cell are a parameter; obstacles, which SPEC's input has, are left out.
+/// A sweep reads one grid's cells in order. It writes each distribution to the neighbour in its
+/// direction in the other grid. Then the grids change places. So 19 streams of reads and 19 of
+/// writes run at the same time: write-heavy, steady, larger than any cache.
+///
+/// Deviations: one access per line and stream instead of one per distribution. `compute` cycles per
+/// cell are a parameter. Obstacles, which SPEC's input has, are left out.
 #[derive(Clone, Debug)]
 pub struct Lattice {
     /// Lines of one distribution's array.
     lines: u64,
     line: u64,
-    /// Of the 38 accesses of a step.
+    /// Which of the 38 accesses of a step comes next.
     step: u64,
-    /// The grid that is read.
+    /// The grid that is read: 0 or 1.
     from: u64,
     compute: u32,
 }
@@ -205,7 +207,7 @@ pub struct Lattice {
 const DISTRIBUTIONS: u64 = 19;
 
 impl Lattice {
-    /// Two grids in `bytes` together; `compute` cycles for the eight cells of a line of each
+    /// Two grids in `bytes` together. `compute`: cycles for the eight cells of a line of each
     /// distribution.
     #[must_use]
     pub fn new(bytes: u64, compute: u32) -> Self {
@@ -222,8 +224,7 @@ impl Lattice {
         let write = self.step >= DISTRIBUTIONS;
         let distribution = self.step % DISTRIBUTIONS;
         let grid = if write { 1 - self.from } else { self.from };
-        // A write goes to a neighbour: up to a plane away, which shifts the stream and changes
-        // nothing else.
+        // A write goes to a neighbour, up to a plane away. That only shifts the stream.
         let line = if write {
             (self.line + distribution * 7) % self.lines
         } else {

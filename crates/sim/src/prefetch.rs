@@ -1,37 +1,38 @@
 //! A stream prefetcher: which lines to fetch before they are asked for.
 //!
 //! Method: as Intel describes its streamer ("Intel 64 and IA-32 Architectures Optimization
-//! Reference Manual", data prefetching to the second level): streams are followed per 4 KiB page,
-//! up or down, and never leave it; from the second access in the same direction on, up to `degree`
-//! lines are fetched per access, up to `distance` lines ahead of it. The stream not used for
-//! longest makes room.
+//! Reference Manual", data prefetching to the second level).
+//! - Streams are followed per 4 KiB page, up or down, and never leave it.
+//! - From the second access in the same direction on, up to `degree` lines are fetched per access.
+//!   They lie at most `distance` lines ahead of it.
+//! - A new stream replaces the one that was not used for longest.
 //!
-//! Deviations from hardware: no strides other than one line, no feedback from usefulness or from a
-//! busy bus; trained by whatever accesses it is shown.
+//! Deviations from hardware: strides are always one line. Neither usefulness nor a busy bus gives
+//! feedback. It is trained by all accesses that it is shown.
 
 use crate::access::LINE;
 use crate::access::PAGE_SHIFT;
 use crate::profile;
 
 const LINE_SHIFT: u32 = LINE.trailing_zeros();
-/// Lines of a page.
+/// Lines of a page of 4 KiB.
 const LINES: i64 = 1 << (PAGE_SHIFT - LINE_SHIFT);
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     page: u64,
-    /// Line within the page that was accessed last.
+    /// The line within the page that was accessed last.
     last: i64,
-    /// 1 or -1 once known.
+    /// 1 or -1; 0 until known.
     direction: i64,
     /// The line furthest ahead that was asked for.
     ahead: i64,
 }
 
-/// The prefetcher of a core.
+/// The prefetcher of a core, with the streams it follows.
 #[derive(Clone, Debug)]
 pub struct Prefetcher {
-    /// The most recently used first.
+    /// The most recently used stream is first.
     streams: Vec<Stream>,
     most: usize,
     degree: u32,
@@ -39,7 +40,7 @@ pub struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Following nothing yet; what a profile's reader accepted.
+    /// A prefetcher that follows no stream yet. `shape`: as accepted by a profile's reader.
     #[must_use]
     pub fn new(shape: &profile::Prefetcher) -> Self {
         Self {
@@ -50,7 +51,7 @@ impl Prefetcher {
         }
     }
 
-    /// Sees an access to the physical `address` and appends the lines to fetch to `fetch`, nearest
+    /// Takes in an access to the physical `address`. Appends the lines to fetch to `fetch`, nearest
     /// first, at most `room` of them.
     pub fn observe(&mut self, address: u64, room: u32, fetch: &mut Vec<u64>) {
         let page = address >> PAGE_SHIFT;
@@ -79,7 +80,7 @@ impl Prefetcher {
             stream.direction = step;
             stream.ahead = line;
         }
-        // What was skipped over is not fetched any more.
+        // Lines that were skipped are not fetched any more.
         if (line - stream.ahead) * step > 0 {
             stream.ahead = line;
         }
@@ -109,7 +110,7 @@ mod tests {
         })
     }
 
-    /// The lines (numbers) that accesses to `lines` have fetched.
+    /// The numbers of the lines that accesses to `lines` have fetched.
     fn fetched(prefetcher: &mut Prefetcher, lines: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut fetch = Vec::new();
         for line in lines {

@@ -1,13 +1,16 @@
-//! Translation look-aside buffers: what an access pays when its page's translation is not at hand.
+//! Translation look-aside buffers: what an access costs when its page's translation is missing.
 //!
-//! Method: two tables, for pages of 4 KiB and for large ones, each set-associative with true LRU
-//! (the model's cache with a page for a line). A miss costs a fixed walk.
+//! Method: two tables, for pages of 4 KiB and for large ones. Each is set-associative with true
+//! LRU: the model's cache, with a page for a line. A miss costs a fixed walk.
 //!
-//! Deviations from hardware: one level, the last one (a hit in it costs nothing here; first levels
-//! add some cycles to what they miss); no caches of page-table entries, whose effect is in the
-//! fixed cost; no instruction side; walks neither load memory nor overlap with each other. Address
-//! spaces are told apart by number; who drives it ([`crate::Machine`]) gives a number anew at every
-//! change of tasks where entries carry no tag, which is what a flush comes to.
+//! Deviations from hardware:
+//! - Only the last level is modelled, and a hit in it costs nothing. First levels would add some
+//!   cycles to what they miss.
+//! - There are no caches of page-table entries; their effect is in the fixed cost.
+//! - There is no instruction side. Walks neither load memory nor overlap.
+//!
+//! Address spaces have numbers. Where entries carry no tag, [`crate::Machine`] gives a new number
+//! at every change of tasks, which has the effect of a flush.
 
 use quell_model::Invalid;
 use quell_model::cache::{Cache, Policy};
@@ -15,7 +18,7 @@ use quell_model::cache::{Cache, Policy};
 use crate::access::{ADDRESS_BITS, PAGE_SHIFT};
 use crate::profile::TlbShape;
 
-/// The TLB of a core.
+/// The TLB of a core, with its misses.
 #[derive(Clone, Debug)]
 pub struct Tlb {
     small: Cache,
@@ -24,17 +27,17 @@ pub struct Tlb {
     walk: u32,
 }
 
-/// The two kinds of page.
+/// The two sizes of page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Page {
-    /// 4 KiB.
+    /// A page of 4 KiB.
     Small,
-    /// As large as the profile's large entries map.
+    /// A page as large as the profile's large entries map.
     Large,
 }
 
 impl Tlb {
-    /// Empty.
+    /// A TLB without entries.
     ///
     /// # Errors
     /// See [`TlbShape::geometries`].
@@ -48,7 +51,7 @@ impl Tlb {
         })
     }
 
-    /// Translates `address` of `program`; returns what that costs beyond a hit, in core cycles.
+    /// Translates `address` of `program`. Returns its cost beyond a hit, in core cycles.
     #[inline]
     pub fn access(&mut self, program: u16, address: u64, page: Page) -> u32 {
         let (table, number) = match page {
@@ -64,7 +67,7 @@ impl Tlb {
         }
     }
 
-    /// Misses so far, of small and of large pages.
+    /// Misses so far: of small and of large pages.
     #[must_use]
     pub fn misses(&self) -> (u64, u64) {
         (self.small.counts(0).misses, self.large.counts(0).misses)
@@ -90,7 +93,7 @@ mod tests {
         }
     }
 
-    /// Cycles of the second pass over `bytes` in steps of a page of 4 KiB.
+    /// Cycles of the second pass over `bytes` in steps of 4 KiB.
     fn second_pass(bytes: u64, page: Page) -> u64 {
         let mut tlb = Tlb::new(&shape()).unwrap();
         let mut pass = || {
@@ -105,10 +108,10 @@ mod tests {
     #[test]
     fn what_fits_is_free_and_what_does_not_walks_every_time() {
         assert_eq!(second_pass(64 << 12, Page::Small), 0);
-        // Round and round under LRU, one set more than fits misses in full.
+        // Round and round under LRU, a set with one page too many misses every time.
         assert_eq!(second_pass(128 << 12, Page::Small), 128 * 30);
         assert_eq!(second_pass(16 << 20, Page::Large), 0);
-        // A large page is one walk, however many small ones lie in it.
+        // A large page needs one walk, however many small ones it contains.
         assert_eq!(second_pass(32 << 20, Page::Large), 16 * 30);
     }
 

@@ -1,9 +1,9 @@
-//! Recorded traces: the accesses of a real program, to be replayed. The format is described in
-//! `docs/traces.md`.
+//! Recorded traces: the accesses of a real program, to be replayed. `docs/traces.md` describes the
+//! format.
 //!
-//! Writer, reader and importer work on streams and hold one record at a time, whatever the trace
-//! claims about itself. A trace that was cut or damaged is an error that names the byte; a checksum
-//! at the end finds what the encoding does not.
+//! Writer, reader and importer work on streams. They hold one record at a time, whatever the trace
+//! claims about itself. An error for a cut or damaged trace names the byte. A checksum at the end
+//! finds what the encoding does not.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -17,8 +17,8 @@ pub const MAGIC: [u8; 8] = *b"QUELLTRC";
 /// The version of the format.
 pub const VERSION: u16 = 1;
 
-/// Longest access: what a line of 64 bytes and the widest instructions need, and the largest state
-/// that is saved at once.
+/// The longest access: enough for a line of 64 bytes, the widest instructions, and the largest
+/// state that is saved at once.
 const MOST_SIZE: u64 = 1 << 16;
 /// Kinds of record, in the low bits of its first number.
 const READ: u64 = 0;
@@ -26,25 +26,25 @@ const WRITE: u64 = 1;
 const MODIFY: u64 = 2;
 const END: u64 = 3;
 
-/// What an access does.
+/// What an access does with its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Reads.
+    /// Only reads the bytes.
     Load,
-    /// Writes.
+    /// Only writes the bytes.
     Store,
-    /// Reads and writes the same bytes.
+    /// Reads and then writes the same bytes.
     Modify,
 }
 
-/// One access of the program.
+/// One access of the recorded program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it does.
+    /// Whether it reads, writes or both.
     pub kind: Kind,
-    /// Virtual address.
+    /// The virtual address of its first byte.
     pub address: u64,
-    /// Bytes, at least one.
+    /// Its size in bytes, 1 to 65536.
     pub size: u32,
     /// Instructions since the last access, this one included.
     pub instructions: u64,
@@ -53,57 +53,57 @@ pub struct Record {
 /// Why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Damaged {
-    /// Not one of ours.
+    /// The file is not a trace in Quell's format.
     #[error(
         "{file}: not a trace of Quell's: it begins with {found:?} and not with QUELLTRC; record one with 'valgrind --tool=lackey --trace-mem=yes' and import it"
     )]
     Foreign {
         /// The file's name, as the user gave it.
         file: String,
-        /// What it begins with.
+        /// The file's first bytes.
         found: String,
     },
-    /// Of another version.
+    /// The trace has another version of the format.
     #[error(
         "{file}: version {found} of the trace format; this Quell reads version {VERSION}: import the trace again"
     )]
     Version {
-        /// The file's name.
+        /// The file's name, as the user gave it.
         file: String,
-        /// Its version.
+        /// The version that it states.
         found: u16,
     },
-    /// A record that no writer makes, or a checksum that is not that of the records.
+    /// A record that no writer makes, or a checksum that does not fit the records.
     #[error("{file}: damaged at byte {at}: {why}; copy or import it again")]
     Record {
-        /// The file's name.
+        /// The file's name, as the user gave it.
         file: String,
-        /// Where.
+        /// The offset of the record in the file, in bytes.
         at: u64,
-        /// What is wrong.
+        /// What is wrong with it.
         why: &'static str,
     },
-    /// Ended early.
+    /// The file ended before the trace did.
     #[error("{file}: cut off at byte {at}, in the middle of {what}; copy or import it again")]
     Cut {
-        /// The file's name.
+        /// The file's name, as the user gave it.
         file: String,
-        /// Where.
+        /// The offset of the end, in bytes.
         at: u64,
-        /// What is missing.
+        /// What should have followed.
         what: &'static str,
     },
     /// The file could not be read.
     #[error("{file}: {error}")]
     Io {
-        /// The file's name.
+        /// The file's name, as the user gave it.
         file: String,
-        /// What the system says.
+        /// The error of the operating system.
         error: io::Error,
     },
 }
 
-/// FNV-1a, 64 bits: finds accidents, not forgery.
+/// FNV-1a, 64 bits. It finds accidents, not forgery.
 #[derive(Clone, Copy, Debug)]
 struct Checksum(u64);
 
@@ -117,7 +117,7 @@ impl Checksum {
     }
 }
 
-/// Small magnitudes of either sign to small numbers: 0, -1, 1, -2, …
+/// Maps small magnitudes of either sign to small numbers: 0, -1, 1, -2, …
 fn zigzag(n: i64) -> u64 {
     (n << 1 ^ n >> 63).cast_unsigned()
 }
@@ -126,7 +126,7 @@ fn unzigzag(n: u64) -> i64 {
     (n >> 1).cast_signed() ^ -(n & 1).cast_signed()
 }
 
-/// Writes a trace; [`Writer::finish`] completes it.
+/// Writes a trace. [`Writer::finish`] completes it.
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     to: W,
@@ -136,7 +136,7 @@ pub struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a trace.
+    /// Begins a trace by writing its head.
     ///
     /// # Errors
     /// Where it cannot be written.
@@ -170,7 +170,7 @@ impl<W: Write> Writer<W> {
     /// Appends an access.
     ///
     /// # Errors
-    /// Where it cannot be written, or cannot be: a size of zero or above 65536 bytes.
+    /// Where it cannot be written, or its size is zero or above 65536 bytes.
     pub fn push(&mut self, record: Record) -> io::Result<()> {
         let size = u64::from(record.size);
         if !(1..=MOST_SIZE).contains(&size) {
@@ -190,7 +190,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Completes the trace and gives back what it was written to, flushed.
+    /// Completes the trace. Returns the stream, flushed.
     ///
     /// # Errors
     /// Where it cannot be written.
@@ -204,7 +204,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Reads a trace, record by record. After an error or the end nothing follows.
+/// Reads a trace, record by record. Nothing follows after an error or the end.
 #[derive(Debug)]
 pub struct Reader<R: BufRead> {
     from: R,
@@ -217,7 +217,7 @@ pub struct Reader<R: BufRead> {
 }
 
 impl<R: BufRead> Reader<R> {
-    /// Begins to read; `file` is what errors call it.
+    /// Begins to read. `file` is its name in errors.
     ///
     /// # Errors
     /// Where it is not a trace of this version.
@@ -384,21 +384,21 @@ pub enum Import {
         file: String,
         /// The line, from 1.
         line: u64,
-        /// Its beginning.
+        /// The beginning of the line.
         text: String,
     },
-    /// Not a single access.
+    /// The input has not a single access.
     #[error("{file}: no access in it; was lackey run with --trace-mem=yes?")]
     Empty {
-        /// The file's name.
+        /// The file's name, as the user gave it.
         file: String,
     },
-    /// Reading failed.
+    /// The input could not be read.
     #[error("{file}: {error}")]
     Io {
-        /// The file's name.
+        /// The file's name, as the user gave it.
         file: String,
-        /// What the system says.
+        /// The error of the operating system.
         error: io::Error,
     },
     /// The trace could not be written.
@@ -406,12 +406,12 @@ pub enum Import {
     Write(io::Error),
 }
 
-/// Longest line that is looked at: lackey's are below 40 bytes, valgrind's own messages a few
-/// hundred.
+/// The longest line that is examined. Lackey's lines are below 40 bytes, valgrind's own messages a
+/// few hundred.
 const LONGEST_LINE: u64 = 4096;
 
-/// Imports what `valgrind --tool=lackey --trace-mem=yes` wrote; returns the number of accesses.
-/// Valgrind's own lines (`==PID==`) are passed over. `file` is what errors call the input.
+/// Imports what `valgrind --tool=lackey --trace-mem=yes` wrote. Returns the number of accesses.
+/// Valgrind's own lines (`==PID==`) are skipped. `file` is the input's name in errors.
 ///
 /// # Errors
 /// For lines that are not lackey's, and where reading or writing fails.
@@ -468,8 +468,8 @@ pub fn import_lackey<W: Write>(mut from: impl BufRead, file: &str, to: W) -> Res
     Ok(count)
 }
 
-/// `I 04016d60,3`, ` L 1ffeffe7e0,8`, ` S …`, ` M …`: kind (none for an instruction), address and
-/// size.
+/// Parses `I 04016d60,3`, ` L 1ffeffe7e0,8`, ` S …`, ` M …`: kind (`None` for an instruction),
+/// address and size.
 fn lackey_line(text: &str) -> Option<(Option<Kind>, u64, u32)> {
     let (word, rest) = text.trim_start().split_once(' ')?;
     let kind = match word {
@@ -488,9 +488,9 @@ fn lackey_line(text: &str) -> Option<(Option<Kind>, u64, u32)> {
 }
 
 impl Record {
-    /// The line accesses that it makes: one per line of 64 bytes that it touches, with the
-    /// program's computing before the first, a cycle an instruction. Nothing is known of
-    /// dependences: none is assumed.
+    /// The line accesses that it makes: one per line of 64 bytes that it touches. The program's
+    /// computing comes before the first, a cycle per instruction. Dependences are unknown, so none
+    /// is assumed.
     pub fn accesses(self) -> impl Iterator<Item = Access> {
         let first = self.address >> 6;
         let last = self.address.saturating_add(u64::from(self.size) - 1) >> 6;

@@ -1,13 +1,16 @@
-//! The cache model against cachegrind's on real programs: valgrind's lackey records a program, our
-//! importer reads that, and the model must miss as often as cachegrind does on the same program
-//! with the same geometry.
+//! The cache model against cachegrind's on real programs. Valgrind's lackey records a program, and
+//! Quell's importer reads the record. The model must miss as often as cachegrind does on the same
+//! program with the same geometry.
 //!
-//! What cachegrind counts (Valgrind manual, "Cachegrind", and its `cg_sim.c`): an access across two
-//! lines is one access, and one miss if either line misses; what reads and writes the same place is
-//! one read; accesses longer than a line count as a line long; the last level is asked where the
-//! first one missed, and holds instructions as well as data. So instruction fetches are played,
-//! too: the importer counts them, and lackey's own lines tell their addresses. Both tools see the
-//! same addresses: valgrind places programs itself, and the environment is fixed.
+//! What cachegrind counts (Valgrind manual, "Cachegrind", and its `cg_sim.c`):
+//! - An access across two lines is one access, and one miss if either line misses.
+//! - What reads and writes the same place is one read.
+//! - An access longer than a line counts as one of a line's length.
+//! - The last level is asked where the first one missed. It holds instructions as well as data.
+//!
+//! So instruction fetches are replayed, too: the importer counts them, and lackey's own lines give
+//! their addresses. Both tools see the same addresses: valgrind places programs itself, and the
+//! environment is fixed.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -24,7 +27,7 @@ use quell_sim::trace::{Kind, Reader, import_lackey};
 
 const LINE: u64 = 64;
 
-/// Size and ways of the first level for instructions, of that for data, and of the last level.
+/// Size and ways: of the first level for instructions, of that for data, of the last level.
 type Levels = [(u64, u32); 3];
 
 const GEOMETRIES: [Levels; 3] = [
@@ -33,11 +36,11 @@ const GEOMETRIES: [Levels; 3] = [
     [(8 << 10, 2), (4 << 10, 1), (64 << 10, 4)],
 ];
 
-/// Instruction fetches, reads and writes: how many, and how many of them missed the first and the
-/// last level.
+/// Of instruction fetches, reads and writes: how many there were, and how many missed the first and
+/// the last level.
 type Counts = [[u64; 3]; 3];
 
-/// A first level and what lies behind it.
+/// An access to a first level and the last level behind it.
 fn access(first: &mut Cache, last: &mut Cache, address: u64, size: u64, counts: &mut [u64; 3]) {
     let size = size.min(LINE);
     let misses = |cache: &mut Cache| {
@@ -63,7 +66,7 @@ fn fetches(lackey: &Path) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// What the model counts.
+/// The counts of the model.
 fn modelled(lackey: &Path, trace: &[u8], levels: &Levels, policy: Policy) -> Counts {
     let [mut instructions, mut data, mut last] = levels.map(|(size, ways)| {
         Cache::new(&Geometry::plain(size, ways, LINE).unwrap(), policy, 1).unwrap()
@@ -95,8 +98,7 @@ fn modelled(lackey: &Path, trace: &[u8], levels: &Levels, policy: Policy) -> Cou
     counts
 }
 
-/// A program under a tool of valgrind's, in an environment that is the same each time; false if it
-/// failed.
+/// Runs a program under a valgrind tool, always in the same environment. False if it failed.
 fn under(tool: &[String], program: &[String]) -> bool {
     let status = Command::new("valgrind")
         .args(tool)
@@ -110,7 +112,7 @@ fn under(tool: &[String], program: &[String]) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// What cachegrind counts.
+/// The counts of cachegrind.
 fn cachegrind(folder: &Path, program: &[String], levels: &Levels) -> Counts {
     let out = folder.join("cachegrind.out");
     let mut tool = vec!["--tool=cachegrind".to_owned(), "--cache-sim=yes".to_owned()];
@@ -137,7 +139,7 @@ fn cachegrind(folder: &Path, program: &[String], levels: &Levels) -> Counts {
     .map(|row| row.map(of))
 }
 
-/// The largest relative difference of two counts that stand for the same.
+/// The largest relative difference between corresponding counts.
 fn apart(model: &Counts, witness: &Counts) -> f64 {
     let pairs = model.iter().flatten().zip(witness.iter().flatten());
     pairs
@@ -161,7 +163,7 @@ fn material(name: &str) -> (PathBuf, PathBuf) {
 }
 
 /// Records a program, compares it in every geometry, and shows that a model of another cache would
-/// not pass.
+/// fail.
 fn compare(name: &str, program: impl Fn(&Path, &Path) -> Vec<String>) {
     let (folder, text) = material(name);
     let program = program(&folder.join("names"), &text);
@@ -191,7 +193,7 @@ fn compare(name: &str, program: impl Fn(&Path, &Path) -> Vec<String>) {
             "{name} {levels:?}: model {model:?}, cachegrind {witness:?}"
         );
     }
-    // That it could be otherwise: caches half as large, and another policy, come to something else.
+    // The comparison can fail: caches half as large, and another policy, give other counts.
     let levels = &GEOMETRIES[0];
     let witness = cachegrind(&folder, &program, levels);
     let smaller = levels.map(|(size, ways)| (size / 2, ways / 2));

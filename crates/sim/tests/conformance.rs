@@ -1,4 +1,4 @@
-//! The simulated machine keeps what every backend promises: the bodies of `quell-conformance`.
+//! The simulated machine keeps the promises of every backend: the bodies of `quell-conformance`.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -40,7 +40,8 @@ impl Arm for Simulated {
         Some(Meter::Hardware)
     }
 
-    /// Colours: a program uses them up that is larger than all page frames of one.
+    /// The promise rests on colours. A program that is larger than all page frames of one colour
+    /// uses them up.
     fn breakable(&mut self) -> Option<Plan> {
         let banks = inventory(self).partitions.banks.unwrap();
         let colours = CpuSet::from_iter([0]);

@@ -1,7 +1,8 @@
-//! What separate budgets are for, from the policy to what the victim sees: on a machine whose
-//! counters see both directions, a budget for the sum that makes a reader harmless lets a writer
-//! through, and one that makes the writer harmless costs the reader most of its rate. With a budget
-//! for each both keep what hurts nobody.
+//! What separate budgets are for, from the policy to what the victim sees, on a machine with
+//! counters of both directions.
+//! - A budget for the sum that makes a reader harmless does not stop a writer from doing harm.
+//! - One that makes the writer harmless costs the reader most of its rate.
+//! - With a budget for each direction, both keep the rate at which they do no harm.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -38,7 +39,7 @@ fn machine() -> (Board, Inventory) {
     (board, machine)
 }
 
-/// What came of a neighbour under a limit.
+/// The outcome under one limit of the neighbour.
 #[derive(Debug)]
 struct Outcome {
     /// The victim's mean latency in nanoseconds.
@@ -48,8 +49,8 @@ struct Outcome {
     written: f64,
 }
 
-/// A list that just fits the last-level cache on CPU 0, three streams beside it, held to `limit`,
-/// over `span`.
+/// Measures a list that just fits the last-level cache on CPU 0, over `span`. Next to it run three
+/// streams, held to `limit`.
 fn beside((board, machine): &(Board, Inventory), run: &str, limit: &str, span: Nanos) -> Outcome {
     let text = format!(
         "quell = 1
@@ -138,7 +139,7 @@ fn a_budget_for_each_direction_spares_the_victim_and_the_reader() {
     let machine = machine();
     let short = Nanos::millis(20);
     let both = |limit: &str, span| [READ, WRITE].map(|run| beside(&machine, run, limit, span));
-    // The sum that the reader is to have: the writer hurts more by it.
+    // The sum that the reader is to have: under it the writer does more harm.
     let [reader, writer] = both("limit.bandwidth = '4500MB/s'", short);
     assert!(reader.read > 0.95 * READS, "{reader:?}");
     assert!(
@@ -146,12 +147,12 @@ fn a_budget_for_each_direction_spares_the_victim_and_the_reader() {
         "{writer:?} {reader:?}"
     );
     let harmless = reader.victim;
-    // The sum that the writer may have: it hurts no more than that reader did, who now has two
-    // thirds of what he might.
+    // The sum that the writer may have: it does no more harm than that reader. Under it the reader
+    // has two thirds of what it could have.
     let [reader, writer] = both("limit.bandwidth = '3000MB/s'", short);
     assert!(writer.victim < 1.05 * harmless, "{writer:?}");
     assert!(reader.read < 0.7 * READS, "{reader:?}");
-    // Each its own.
+    // Separate budgets.
     let apart = "limit.bandwidth = { read = '4500MB/s', write = '1350MB/s' }";
     let [reader, writer] = both(apart, Nanos::millis(100));
     assert!((0.95..=1.05).contains(&(reader.read / READS)), "{reader:?}");

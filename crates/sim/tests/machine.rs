@@ -1,5 +1,5 @@
-//! What a machine must show for partitioning to be studied on it at all; directions and rough
-//! sizes, no published figures.
+//! What a machine must show if partitioning is to be studied on it: directions and rough sizes, no
+//! published figures.
 
 use quell_model::address::{AddressMap, Colours, Fields, bits};
 use quell_model::cache::{Geometry, Inclusion, Level, Policy};
@@ -12,8 +12,9 @@ const MS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
 const FRAME_BITS: u32 = 18;
 
-/// Four cores, 32 KiB and 256 KiB private, 8 MiB of 16 ways shared, one channel of DDR3-1066 with
-/// sixteen banks, four of whose address bits are those of the published case study.
+/// Four cores with private caches of 32 KiB and 256 KiB, and a shared one of 8 MiB with 16 ways.
+/// One channel of DDR3-1066 has sixteen banks. Their four address bits are those of the published
+/// case study.
 fn description() -> Description {
     let level = |size, ways, inclusion, cache_of: &[usize]| Level {
         geometry: Geometry::plain(size, ways, 64).expect("a real cache"),
@@ -68,7 +69,7 @@ fn in_banks(chosen: &[u64]) -> Placement {
     coloured(bank_colours(), chosen)
 }
 
-/// Nanoseconds per access of core 0 from 6 to 10 ms, and lines per microsecond of the others.
+/// Nanoseconds per access of core 0 from 6 to 10 ms, and lines per microsecond of all other cores.
 fn measure(programs: Vec<(Pattern, u64, Placement)>, masks: &[u64]) -> (f64, f64) {
     let mut machine = Machine::new(&description()).expect("a real machine");
     let mut frames = Frames::new(FRAME_BITS, 42);
@@ -112,7 +113,7 @@ fn a_chase_takes_the_latency_of_where_it_fits() {
             "{bytes} bytes: {found} ns, {expected} expected"
         );
     }
-    // Lookups, transit, and a row closed, opened and read; some rows are open already.
+    // Lookups, transit, and a row closed, opened and read. Some rows are open already.
     let memory = alone(64 * MIB);
     assert!((55.0..85.0).contains(&memory), "{memory} ns");
 }
@@ -155,7 +156,7 @@ fn ways_of_its_own_protect_a_working_set_that_fits_them() {
     let (own, neighbours) = with(&[0x000f, 0x00f0, 0x0f00, 0xf000]);
     assert!(shared > 4.0 * alone, "{shared} ns shared, {alone} alone");
     assert!(own < 1.5 * alone, "{own} ns with four ways, {alone} alone");
-    // The neighbours live off memory anyway: most of the bus is theirs.
+    // The neighbours are bound by memory anyway: most of the bus is theirs.
     assert!(
         neighbours * 64.0 > 0.7 * 8533.0,
         "{neighbours} lines per microsecond"
@@ -200,7 +201,7 @@ fn writes_come_back_out() {
         .iter()
         .map(|bank| bank.writes)
         .sum();
-    // All but what the caches and the queue hold.
+    // All lines except those in the caches and the queue.
     assert!(
         counts.reads - counts.writebacks <= (8 * MIB + 512 * 1024) / 64
             && counts.writebacks > 200_000,
@@ -249,7 +250,7 @@ fn equal_runs_are_equal_however_they_are_cut_and_stay_so() {
     };
     let (whole, cut) = (digest(MS), digest(MS / 1000));
     assert_eq!(whole, cut);
-    // The golden digest: changes only when the model is changed on purpose.
+    // The golden digest. It changes only when the model is changed on purpose.
     assert_eq!(whole, 0xaad7_78d0_db5f_6278, "{whole:#x}");
 }
 

@@ -1,6 +1,6 @@
-//! Bandwidth allocation in hardware from its measured curve to what a group reaches: the same
-//! percentage is another rate for other numbers of CPUs, and a limit in bytes per second holds for
-//! each.
+//! Bandwidth allocation in hardware, from its measured curve to what a group reaches. The same
+//! percentage is another rate for other numbers of CPUs. A limit in bytes per second holds for each
+//! number.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -20,7 +20,7 @@ use quell_sim::profile::Profile;
 use quell_types::mechanism::Mechanism;
 use quell_types::units::{Nanos, Rate};
 
-/// Eight cores in steps of 10 %, without their second threads.
+/// Eight cores without their second threads; bandwidth allocation in steps of 10 %.
 fn sim() -> Sim {
     let mut profile = Profile::built_in("icelake-sp").unwrap();
     profile.cores.threads = 1;
@@ -107,7 +107,7 @@ fn reached(plan: &Plan, operation: &str) -> f64 {
 fn a_limit_in_bytes_holds_for_any_number_of_cpus() {
     let machine = sim().inventory(Probe::Deep).unwrap();
     let curve = machine.measured.as_ref().unwrap().mba.as_ref().unwrap();
-    // As the documentation of resctrl has it: 10 % are more for more threads.
+    // As in resctrl's documentation: 10 % are more for more threads.
     let tenth = |cpus| curve.of(cpus).next().unwrap().rate().0 as f64;
     let of_one = [tenth(2) / tenth(1), tenth(4) / tenth(1)];
     assert!(
@@ -134,7 +134,7 @@ fn a_limit_in_bytes_holds_for_any_number_of_cpus() {
             (0.95..=1.05).contains(&of_expected),
             "{cpus}: {of_expected} of {expected}"
         );
-        // No more than a step below the limit.
+        // At most a step below the limit.
         assert!(
             curve
                 .of(cpus)

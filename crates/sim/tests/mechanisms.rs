@@ -1,4 +1,4 @@
-//! Every mechanism of the simulated machine does what it is for: directions and rough sizes, no
+//! Every mechanism of the simulated machine has its effect: directions and rough sizes, no
 //! published figures.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -40,7 +40,7 @@ fn spawn(
     id.unwrap()
 }
 
-/// What a task does within `ms` milliseconds from now on.
+/// What a task does within the next `ms` milliseconds.
 fn during(os: &mut Os, id: TaskId, ms: u64) -> Counts {
     let before = os.counts(id);
     os.run(os.now().plus(Nanos::millis(ms)));
@@ -65,7 +65,7 @@ fn stream(os: &mut Os, core: u32, class: u8, bytes: u64) -> TaskId {
     spawn(os, core, class, pattern, bytes, &Placement::Plain)
 }
 
-/// Picoseconds per access.
+/// Picoseconds on the core per access.
 fn each(counts: &Counts) -> f64 {
     counts.active as f64 / counts.accesses as f64
 }
@@ -79,7 +79,7 @@ fn beyond_the_reach_of_the_tlb_small_pages_walk_and_large_ones_do_not() {
         os.run(Nanos::millis(2));
         during(&mut os, id, 2)
     };
-    // 512 entries reach 2 MiB; the list is in the third level.
+    // 512 entries reach 2 MiB. The list lies in the third level.
     let (small, large) = (
         with(4 * MIB, &Placement::Plain),
         with(4 * MIB, &Placement::Huge),
@@ -132,7 +132,7 @@ fn a_prefetcher_hides_latency_but_not_the_bus() {
     );
     let streams = || Pattern::bandwidth(32 * MIB, false);
     let (off, on) = (with(false, streams), with(true, streams));
-    // 8.53 GB/s: 7.5 ns a line.
+    // 8.53 GB/s are 7.5 ns a line.
     for counts in [off, on] {
         assert!((7_490.0..8_600.0).contains(&each(&counts)), "{counts:?}");
     }
@@ -149,7 +149,7 @@ fn masks_restrict_what_is_filled_and_not_what_is_hit() {
     // In large pages, so that it is spread evenly over the sets.
     let list = Pattern::latency(MIB, 1);
     let list = spawn(&mut os, 0, victim, list, MIB, &Placement::Huge);
-    // One way of 512 KiB, but all is in already, wherever.
+    // One way of 512 KiB. But all lines are cached already, in any way.
     os.set_ways(victim, 3, 0x1).unwrap();
     os.set_ways(others, 3, 0xfffe).unwrap();
     os.run(Nanos::millis(1));
@@ -278,7 +278,7 @@ fn mba_lets_less_through_the_lower_its_percentage() {
     for percent in [70, 50, 30, 10] {
         let (noise, other) = lines(percent);
         let part = noise / free * 100.0 / f64::from(percent);
-        // The prefetcher draws more than misses alone, of which these are percentages.
+        // The prefetcher draws more than misses alone do, and the percentages are of those.
         assert!((0.5..1.1).contains(&part), "{percent} %: {part} of that");
         assert!(noise < last && other > 0.95 * beside_free, "{percent} %");
         last = noise;
@@ -300,7 +300,7 @@ fn a_quota_holds_over_all_cores_of_a_group() {
     let share = sum as f64 / (205 * MS) as f64;
     assert!((0.19..0.215).contains(&share), "{share}");
     assert!(tasks.iter().all(|id| os.counts(*id).active > 5 * MS));
-    // Whoever shares a core with them runs whenever they may not.
+    // A task that shares a core with them runs whenever they may not.
     let rest = os.counts(free).active as f64 / (205 * MS) as f64;
     assert!(rest > 0.85, "{rest}");
 }

@@ -1,4 +1,4 @@
-//! The operating system of the simulated machine: units of work in time, tasks and what they have
+//! The operating system of the simulated machine: units of work in time, tasks, and what they have
 //! done.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -11,8 +11,8 @@ use quell_types::cpuset::CpuSet;
 use quell_types::units::Nanos;
 
 const MIB: u64 = 1 << 20;
-/// When frame `n` is due, from 0: the first one when the task has been switched to, which takes 2
-/// us.
+/// When frame `n` (from 0) is due. The first one is due when the core has switched to the task,
+/// which takes 2 us.
 fn due(n: u64) -> u64 {
     2_000_000 + n * (1_000_000_000_000 / 30)
 }
@@ -55,7 +55,7 @@ fn units_begin_when_they_are_due_and_leave_the_core_to_others_between() {
     assert_eq!(units.len(), 3);
     for (n, unit) in (0..).zip(&units) {
         assert_eq!((unit.due, unit.began, unit.skipped), (due(n), due(n), 0));
-        // Its lines at the published peak rate, give or take a fifth.
+        // The frame's lines at the published peak rate, within a fifth.
         let took = unit.ended - unit.began;
         assert!((7 * MS..12 * MS).contains(&took), "{took} ps");
     }
@@ -64,8 +64,8 @@ fn units_begin_when_they_are_due_and_leave_the_core_to_others_between() {
     let rest = 105 * MS - busy;
     // The fourth frame has begun.
     assert!((30 * MS..45 * MS).contains(&busy), "{busy} ps");
-    // With another task on its core: that one runs while the first waits and is not in its way when
-    // a frame is due.
+    // With another task on its core, that one runs while the first waits. It does not delay the
+    // first when a frame is due.
     os.go_on(other, u64::MAX);
     os.run(Nanos::millis(205));
     let units = os.take_units(call);
@@ -79,7 +79,7 @@ fn units_begin_when_they_are_due_and_leave_the_core_to_others_between() {
         others.active > rest / 2 && others.active < 90 * MS,
         "{others:?}"
     );
-    // A dependent hit in the first level takes four cycles, and nothing is computed.
+    // A dependent hit in the first level takes four cycles. Nothing is computed.
     assert!(
         (0.2..0.26).contains(&others.ipc(357)),
         "{}",
@@ -101,8 +101,7 @@ fn units_that_nobody_had_time_for_are_skipped_and_counted() {
     os.sleep(hog);
     os.run(Nanos::millis(180));
     let units = os.take_units(call);
-    // The second ends late; when it does the third and fourth are due, and the fourth is what one
-    // wants to see.
+    // The second frame ends late. Then the third and fourth are due, and only the newest begins.
     let of = |n: usize| (units[n].due, units[n].skipped);
     assert_eq!(of(0), (due(1), 0));
     assert!(units[0].ended > 120 * MS);
@@ -116,7 +115,7 @@ fn units_that_nobody_had_time_for_are_skipped_and_counted() {
 
 #[test]
 fn computing_takes_time_but_not_while_the_core_is_somebody_elses() {
-    // Half a core: the lattice's computing goes on only in its slices.
+    // On half a core the lattice computes only in its slices.
     let lines = |beside: bool| {
         let mut os = boot();
         let lattice = Pattern::Lattice(quell_sim::pattern::Lattice::new(MIB, 1_000_000));

@@ -1,4 +1,4 @@
-//! The access patterns by what they touch, and the frames by the demand that was published.
+//! The access patterns by what they touch, and the frames by their published demand.
 
 use std::collections::HashSet;
 
@@ -48,7 +48,7 @@ fn parallel_lists_share_the_memory_and_wait_once_a_round() {
 #[test]
 fn parallel_lists_keep_to_the_banks_chosen() {
     let banks = Banks::new(vec![1 << 13, 1 << 14], vec![1, 2]).expect("a real choice");
-    // Physical memory the other way round, page by page.
+    // Physical memory in reverse order, page by page.
     let physical = |at: u64| Some((255 - (at >> 12)) << 12 | at & 0xfff);
     let lists = ParallelLists::in_banks(1 << 20, 1 << 19, 8, 1, &banks, physical).expect("enough");
     let round = take(&mut Pattern::ParallelLists(lists), 8192);
@@ -100,7 +100,7 @@ fn stores_visit_a_line_per_stride_with_the_words_that_the_stride_leaves() {
             .zip(0..)
             .all(|(a, n)| a.effect == Effect::Past && a.compute == 7 && a.address == n * LINE)
     );
-    // Two words and a request to a visit.
+    // A visit has two words and a request.
     let flushed = of(32, Store::Flush);
     assert!(flushed.chunks(3).all(|visit| {
         visit[0].write
@@ -152,8 +152,8 @@ fn the_lattice_reads_one_grid_and_writes_the_other_in_38_streams() {
     );
 }
 
-/// Published: mean demand over a second, and the peak of a millisecond, alone. Here: on a core that
-/// nothing makes wait.
+/// Published: mean demand over a second, and the peak of a millisecond, alone. Measured here on a
+/// core that never waits.
 #[test]
 fn frames_draw_the_published_demand() {
     const CLOCK: u64 = 357;

@@ -1,4 +1,4 @@
-//! The built-in profiles, what follows from them, and what bad ones are told.
+//! The built-in profiles, what follows from them, and the errors of bad ones.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ fn every_built_in_profile_is_a_machine_and_tells_its_origins() {
             origins.len() > 7 && origins.iter().any(|origin| origin.assumed),
             "{origins:?}"
         );
-        // What claims no source has every number marked as assumed.
+        // A section without a source has every number marked as assumed.
         for section in origins.iter().filter(|origin| origin.text == "none") {
             let assumed = origins
                 .iter()
@@ -53,12 +53,12 @@ fn colours_are_those_that_the_studies_report() {
     let (banks, sets) = (p4080.bank_colours(12), p4080.set_colours(2, 12));
     assert_eq!((banks.count(), sets.count()), (16, 16));
     assert_eq!(banks.joint(&sets).shared, 0);
-    // Of the four set bits two are the private L2's, too: four partitions leave it whole.
+    // Two of the four set bits belong to the private L2 as well. Four partitions leave it whole.
     assert_eq!(sets.sparing(&p4080.set_colours(1, 12)).count(), 4);
 
     assert_eq!(profile("cortex-a72").bank_colours(12).count(), 8);
     assert_eq!(profile("cortex-a72").bank_colours(16).count(), 1);
-    // Three channels and 12288 sets: nothing that pages decide.
+    // Three channels and 12288 sets: pages decide nothing.
     let e5645 = profile("xeon-e5645");
     assert_eq!(
         (
@@ -69,14 +69,14 @@ fn colours_are_those_that_the_studies_report() {
     );
 }
 
-/// Colours by counting: the sets of function values that occur within one page, over many pages.
+/// Counts colours: the sets of function values that occur within one page, over many pages.
 fn counted(functions: &[u64], page_shift: u32) -> u64 {
     let value = |address: u64| {
         functions.iter().enumerate().fold(0u64, |n, (i, mask)| {
             n | u64::from((address & mask).count_ones() & 1) << i
         })
     };
-    // By linearity a page's values are one of them plus those that its offsets give.
+    // By linearity a page's values are one of them combined with those of its offsets.
     let offsets: BTreeSet<u64> = (0..page_shift).map(|bit| value(1 << bit)).collect();
     let mut span = BTreeSet::from([0]);
     for &offset in &offsets {
@@ -102,7 +102,7 @@ fn colours_available_are_what_counting_finds_on_every_profile() {
         for shift in [12, 14, 16, 21] {
             let mut colours = vec![profile.bank_colours(shift)];
             colours.extend((0..profile.cache.len()).map(|level| profile.set_colours(level, shift)));
-            // The functions as the profile has them, not reduced: of pages of one byte.
+            // The functions as the profile has them, not reduced: for pages of one byte.
             let mut whole = vec![profile.bank_colours(0)];
             whole.extend((0..profile.cache.len()).map(|level| profile.set_colours(level, 0)));
             for (colours, whole) in colours.iter().zip(&whole) {
@@ -144,7 +144,7 @@ fn an_unknown_name_is_told_the_near_one() {
     assert_eq!(error, "no machine profile 'p4081'; did you mean 'p4080'?");
 }
 
-/// What is said of a profile in which `from` was replaced.
+/// What is reported of a profile in which `from` was replaced by `to`.
 fn said(text: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "{from:?} is not in the profile");
     let problems = Profile::parse(&text.replacen(from, to, 1), "bad.toml").expect_err("is wrong");

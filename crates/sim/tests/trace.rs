@@ -140,7 +140,7 @@ fn lackeys_output_is_imported_and_other_lines_are_told() {
     assert!(error(" L 10,0\n").starts_with("lackey.out:1:"));
     assert!(error(" L xyz,8\n").starts_with("lackey.out:1:"));
     assert!(error("I  04016d60,3\n").contains("no access in it"));
-    // A line without end is cut into pieces, not read into memory whole.
+    // A line without end is cut into pieces. It is not read into memory whole.
     assert!(error(&"x".repeat(1 << 20)).starts_with("lackey.out:1:"));
 }
 
@@ -159,7 +159,7 @@ fn an_access_across_lines_is_one_per_line() {
     assert_eq!(accesses, [(0x1000, true, 4), (0x1040, true, 0)]);
 }
 
-/// A real program, recorded and read back: as many accesses as valgrind wrote.
+/// A real program, recorded and read back, has as many accesses as valgrind wrote.
 #[test]
 fn a_real_program_can_be_recorded() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));

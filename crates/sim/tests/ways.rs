@@ -1,5 +1,5 @@
-//! Ways that follow what a group misses: a list whose size changes, beside a stream. The neighbour
-//! has more of the cache than under the smallest static mask that protects the list as well.
+//! Ways that follow what a group misses: a list of changing size next to a stream. The stream has
+//! more of the cache than under the smallest static mask that protects the list as well.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,15 +23,15 @@ use quell_sim::profile::Profile;
 use quell_types::stats::median;
 use quell_types::units::Nanos;
 
-/// Lists that fit five of eight segments of 128 KiB, then one, then five again; how long each is
-/// walked.
+/// Lists that fit five of eight segments of 128 KiB, then one, then five again. Each is walked for
+/// this long.
 const STAGES: [(&str, Nanos); 3] = [
     ("latency:size=576KiB", Nanos::millis(40)),
     ("latency:size=64KiB", Nanos::millis(160)),
     ("latency:size=576KiB", Nanos::millis(40)),
 ];
 
-/// Walks one list after the other beside the stream.
+/// Walks one list after the other next to the stream.
 #[derive(Default)]
 struct Stages {
     stream: Option<SubjectId>,
@@ -106,9 +106,9 @@ impl Script for Stages {
 struct Ran {
     /// Nanoseconds per access in each window of each list.
     windows: Vec<Vec<f64>>,
-    /// Ways that the stream had, over all the time.
+    /// Ways that the stream had, averaged over the whole time.
     left: f64,
-    /// How the list's ways went, and why.
+    /// When the list's ways changed, to how many, and why.
     moves: Vec<(Nanos, u32, String)>,
     events: Vec<(Nanos, Event)>,
 }
@@ -173,8 +173,8 @@ fn a_list_that_changes_keeps_what_it_needs_and_leaves_the_rest() {
     let most = fixed.iter().filter(|r| protects(r)).map(|r| r.left);
     let most = most.fold(0.0, f64::max);
     let follows = run(7, "by-misses");
-    // When the large list comes back its ways do at once: what it takes to fill them, and trials,
-    // are few windows.
+    // When the large list comes back it gets its ways at once. Filling them, and trials, take few
+    // windows.
     let slow = |ran: &Ran| {
         let windows = ran.windows[2].iter();
         windows.filter(|w| **w > best(2) * 1.2).count()
@@ -209,7 +209,7 @@ fn the_record_tells_who_could_fill_what(ran: &Ran) {
     assert!(!ran.moves.is_empty());
     for (at, to, _) in &ran.moves {
         let mask = timeline.mask_at("job", &timeline.caches[0].place, at.0 + 1);
-        // The last move may be undone before it is told.
+        // The last move may be reverted before it is recorded.
         if let Some(mask) = mask {
             assert_eq!(mask.count(), *to, "at {at}");
         }

@@ -1,10 +1,15 @@
 //! Keeps the account of a span's units: what the kernel's clocks say of the calling thread between
-//! two units, read on descriptors that stay open, outside the time of the units. Three calls,
-//! together one to three microseconds (measured, [`Account::sample_ns`]): the thread's CPU clock,
-//! its `schedstat` (Documentation/scheduler/sched-stats.rst) and `getrusage(RUSAGE_THREAD)`. What
-//! things are worth on this machine (a fault, the gap of an interrupt, reading the clocks) is
-//! measured when the sampler is made; what only the whole span tells (interrupts, steal) before and
-//! after it. [`quell_record::attribution`] makes something of it.
+//! two units.
+//!
+//! - The clocks are read on descriptors that stay open, outside the time of the units.
+//! - Three calls read them, in one to three microseconds together (measured,
+//!   [`Account::sample_ns`]): the thread's CPU clock, its `schedstat`
+//!   (Documentation/scheduler/sched-stats.rst) and `getrusage(RUSAGE_THREAD)`.
+//! - What a fault, the gap of an interrupt and a reading cost on this machine is measured when the
+//!   sampler is made.
+//! - What only the whole span shows (interrupts, steal) is measured before and after it.
+//!
+//! [`quell_record::attribution`] evaluates the account.
 
 use std::fs::File;
 
@@ -19,21 +24,21 @@ use crate::Error;
 use crate::clock;
 use crate::procfs;
 
-/// Readings whose median is the cost of one: a thread that is preempted in one of them has not
-/// become slower.
+/// The cost of a reading is the median of so many. A thread that is preempted in one of them has
+/// not become slower.
 const TRIED: u32 = 64;
-/// Pages touched to learn what a fault takes, in chunks of which the median counts.
+/// Pages touched to learn what a fault costs, in chunks of this size. The median chunk counts.
 const CHUNK: usize = 32;
 const CHUNKS: usize = 8;
-/// Gaps between two looks at the clock that are an interrupt's: a look takes some 30 ns, longer
-/// than the upper end are other threads and hypervisors.
+/// A gap of this length between two readings of the clock is an interrupt's. A reading takes some
+/// 30 ns. Longer gaps are other threads and hypervisors.
 const GAP_NS: std::ops::Range<u64> = 500..100_000;
-/// So many gaps are enough to know one, and so long is looked for them.
+/// So many gaps are enough, and after this time no more are searched for.
 const GAPS: usize = 9;
 const GAPS_WITHIN_NS: u64 = 20_000_000;
 /// More units than this are not kept: their memory would disturb what is measured.
 const MOST_UNITS: usize = 1 << 20;
-/// Nor are they when reading the clocks takes more than this part of a unit.
+/// Nor are units kept when a reading takes more than this part of one.
 const DEAREST: f64 = 0.02;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,7 +51,7 @@ struct Reading {
     slept: u64,
 }
 
-/// The kernel's clocks of the calling thread, and what they are worth here.
+/// The kernel's clocks of the calling thread, and the costs measured on this machine.
 #[derive(Debug)]
 pub struct Sampler {
     kernel: Kernel,
@@ -68,11 +73,11 @@ struct Whole {
 }
 
 impl Sampler {
-    /// For the calling thread of this kernel. Takes some 20 ms to learn what things are worth.
-    /// `None` where the kernel does not tell how long threads wait (no CONFIG_SCHED_INFO).
+    /// For the calling thread of this kernel. Takes some 20 ms to measure costs. `None` where the
+    /// kernel does not report how long threads wait (no CONFIG_SCHED_INFO).
     ///
     /// # Errors
-    /// When a file is there and cannot be read.
+    /// When a file exists and cannot be read.
     pub fn open(kernel: Kernel) -> Result<Option<Self>, Error> {
         let Ok(Some(schedstat)) = kernel.open("/proc/thread-self/schedstat", Access::Read) else {
             return Ok(None);
@@ -81,10 +86,10 @@ impl Sampler {
         let mut sampler = Self {
             schedstat,
             worth: Account {
-                // The processor says that there is a hypervisor, or one has taken CPUs away.
+                // The processor reports a hypervisor, or one has taken CPU time.
                 guest: Cpuinfo::read(&kernel)?.is_guest() || times.iter().any(|t| t.steal_ns > 0),
                 // Without CONFIG_IRQ_TIME_ACCOUNTING, interrupt time is what a tick finds
-                // interrupted, and a tick never finds itself: the figure stays at zero.
+                // interrupted. A tick never finds itself, so the figure remains zero.
                 interrupts_apart: times.iter().any(|t| t.irq_ns > 0),
                 fault_ns: fault_ns(),
                 ..Account::default()
@@ -109,13 +114,12 @@ impl Sampler {
     }
 
     /// Makes room for a span of at most `units`, each of about `unit_ns`. `false`: it would disturb
-    /// the measurement, and no account is kept.
+    /// the measurement, so no account is kept.
     pub fn prepare(&mut self, units: usize, unit_ns: u64) -> bool {
         if units > MOST_UNITS || self.worth.sample_ns > unit_ns as f64 * DEAREST {
             return false;
         }
-        // Written values, not zeroes: the kernel gives zeroed memory only at its first use, inside
-        // the span.
+        // Not zeroes: zeroed memory comes from the kernel at its first use, inside the span.
         let untouched = Unit {
             cpu: u64::MAX,
             ..Unit::default()
@@ -125,7 +129,7 @@ impl Sampler {
         true
     }
 
-    /// The span begins, and its first unit. Returns the time it does.
+    /// Begins the span and its first unit. Returns the time of that begin.
     pub fn begin(&mut self) -> u64 {
         // What cannot be read now cannot be read at the end either, and is reported then.
         self.before = self.whole().unwrap_or_default();
@@ -135,14 +139,14 @@ impl Sampler {
         clock::now()
     }
 
-    /// A unit that began at `from` ended at `at`, stands for `windows` values, and stood still for
-    /// `stalled` ns. The next one begins at the time returned.
+    /// Ends a unit that ran from `from` to `at`, stands for `windows` values, and stood still for
+    /// `stalled` ns. Returns the time at which the next one begins.
     pub fn end(&mut self, from: u64, at: u64, windows: u64, stalled: u64) -> u64 {
         let (Some(new), Some(unit)) = (self.read(), self.units.get_mut(self.entered)) else {
             return clock::now();
         };
         let last = self.last;
-        // From reading to reading, as the other clocks are: so that what reading takes is on both
+        // From reading to reading, as with the other clocks: so the time of reading is on both
         // sides.
         let (wall, between) = (at.saturating_sub(from), new.wall.saturating_sub(last.wall));
         let cpu = new.cpu.saturating_sub(last.cpu);
@@ -166,7 +170,7 @@ impl Sampler {
     /// The account of the span since [`Self::begin`].
     ///
     /// # Errors
-    /// When a file is there and cannot be read.
+    /// When a file exists and cannot be read.
     pub fn finish(&mut self) -> Result<Account, Error> {
         let after = self.whole()?;
         let mut units = std::mem::take(&mut self.units);
@@ -209,7 +213,7 @@ impl Sampler {
     }
 }
 
-/// `RUNNING_NS WAITED_NS SLICES` → the second.
+/// The second number of `RUNNING_NS WAITED_NS SLICES`.
 fn waited(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     text.split_ascii_whitespace().nth(1)?.parse().ok()
@@ -233,7 +237,7 @@ fn median(mut values: Vec<u64>) -> f64 {
     values.get(values.len() / 2).map_or(0.0, |v| *v as f64)
 }
 
-/// Nanoseconds of a first touch of a base page; 0 where no memory is to be had.
+/// Nanoseconds of a first touch of a base page; 0 where no memory can be had.
 fn fault_ns() -> f64 {
     const PAGE: usize = 4096;
     let length = CHUNK * CHUNKS * PAGE;
@@ -272,8 +276,7 @@ fn fault_ns() -> f64 {
     found
 }
 
-/// The gap an interrupt makes in a thread that does nothing but look at the clock: the median of a
-/// few.
+/// The gap that an interrupt makes in a thread that only reads the clock: the median of a few.
 fn gap_ns() -> f64 {
     let mut gaps = Vec::with_capacity(GAPS);
     let begin = clock::now();
@@ -337,7 +340,7 @@ mod tests {
             wall += unit.wall_ns;
             known += unit.cpu_ns + unit.waited_ns;
         }
-        // The rest is steal, of which a busy host takes some.
+        // The rest is steal. A busy host takes some.
         let ratio = known as f64 / wall as f64;
         expect((0.5..1.05).contains(&ratio), || format!("{ratio}"))
     }
@@ -353,14 +356,14 @@ mod tests {
         let mut from = sampler.begin();
         spin(from + 1_000_000);
         from = sampler.end(from, clock::now(), 1, 0);
-        // More than the allocator keeps: new from the kernel.
+        // More than the allocator keeps, so it comes new from the kernel.
         let fresh = vec![1u8; 4 << 20];
         from = sampler.end(from, clock::now(), 1, 0);
         clock::sleep_until(from + 2_000_000);
         sampler.end(from, clock::now(), 1, 0);
         drop(fresh);
         let units = sampler.finish().unwrap().units;
-        // Huge pages make it a few faults only, base pages a thousand.
+        // With huge pages a few faults, with base pages a thousand.
         let faults = units[1].minor > units[0].minor;
         let slept = units[2].slept > 0 && units[2].cpu_ns < 1_500_000;
         expect(faults && slept, || format!("{units:?}"))
@@ -395,7 +398,8 @@ mod tests {
             let part = found.parts.iter().find(|p| p.cause == cause);
             part.map_or(0.0, |p| p.ns as f64)
         };
-        // Others may run meanwhile; unmapping, some tens of nanoseconds a page, is no fault.
+        // Other programs may run meanwhile. Unmapping takes some tens of nanoseconds a page and is
+        // no fault.
         let (faults, rest) = (ns(Cause::Faults), ns(Cause::Memory) + ns(Cause::Standstill));
         expect(faults > rest, || format!("{found:?}"))
     }

@@ -1,4 +1,4 @@
-//! Where the calling thread may run.
+//! The CPUs on which the calling thread may run.
 
 use quell_kernel::affinity;
 use quell_types::cpuset::{CpuId, CpuSet, MAX_CPU};
@@ -9,15 +9,15 @@ fn set(cpus: &CpuSet) -> Result<(), Error> {
     affinity::set(0, cpus).map_err(Error::kernel(format!("pinning this thread to CPUs {cpus}")))
 }
 
-/// The calling thread's former affinity; set again on drop.
+/// Restores the calling thread's former affinity on drop.
 pub struct Pinned {
     before: CpuSet,
 }
 
-/// The CPUs the calling thread may run on.
+/// The CPUs on which the calling thread may run.
 ///
 /// # Errors
-/// When the kernel refuses to tell.
+/// When the kernel refuses the call.
 pub fn allowed() -> Result<CpuSet, Error> {
     affinity::of(0).map_err(Error::kernel("reading this thread's CPU affinity"))
 }
@@ -36,7 +36,7 @@ pub fn pin(cpus: &CpuSet) -> Result<Pinned, Error> {
     }
     let pinned = Pinned { before: allowed()? };
     set(cpus)?;
-    // The kernel drops what the cpuset does not contain without a word.
+    // The kernel silently drops CPUs that the cpuset does not contain.
     let got = allowed()?;
     if got != *cpus {
         return Err(Error::refused(
@@ -51,15 +51,15 @@ pub fn pin(cpus: &CpuSet) -> Result<Pinned, Error> {
 /// [`pin`] to one CPU.
 ///
 /// # Errors
-/// As [`pin`].
+/// Those of [`pin`].
 pub fn pin_to(cpu: CpuId) -> Result<Pinned, Error> {
     pin(&[cpu].into_iter().collect())
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // The former mask may have gone meanwhile (hot-unplug); there is nobody to tell, and the
-        // thread still runs.
+        // The former CPUs may be gone meanwhile (hot-unplug). The thread still runs, and a drop
+        // cannot report an error.
         let _ = affinity::set(0, &self.before);
     }
 }

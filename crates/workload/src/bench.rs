@@ -1,6 +1,5 @@
-//! What `quell bench NAME` does for a generator: runs it on its own and shows its percentiles over
-//! short windows, as JSON or for a person. `docs/generators.md` describes the generators and the
-//! JSON.
+//! What `quell bench NAME` does for a generator: runs it alone and shows its percentiles over short
+//! windows, as JSON or as text. `docs/generators.md` describes the generators and the JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,21 +16,22 @@ use crate::memory::Granted;
 use crate::resolved::{Placed, ResolvedWorkload};
 use crate::{Error, affinity, pressure};
 
-/// Schema id of every `quell bench … --json`; `name` tells which.
+/// Schema id of every `quell bench … --json`. The report's `name` says which one it is.
 pub const SCHEMA: &str = "quell.bench/1";
 
-/// What to run and how long.
+/// The generator to run, where, and for how long.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchOptions {
-    /// The generator.
+    /// The generator and its parameters.
     pub workload: ResolvedWorkload,
-    /// The CPU it is pinned to before it takes memory; absent: wherever the scheduler puts it.
+    /// The CPU to which it is pinned before it takes memory. `None`: wherever the scheduler puts
+    /// it.
     pub cpu: Option<CpuId>,
-    /// Load before measuring.
+    /// Load before the measured span begins.
     pub warmup: Nanos,
-    /// The measured span.
+    /// The length of the measured span.
     pub duration: Nanos,
-    /// The length of a window.
+    /// The length of each window in the span.
     pub window: Nanos,
 }
 
@@ -49,28 +49,28 @@ impl BenchOptions {
     }
 }
 
-/// One metric over the span.
+/// Statistics of one metric over the span, in the metric's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// The mean over the windows (or over the jobs, packets, frames: what the metric has a value
-    /// of).
+    /// The mean over the windows, or over the jobs, packets or frames that have a value of the
+    /// metric.
     pub mean: f64,
-    /// The smallest value.
+    /// The smallest value of all windows.
     pub min: f64,
-    /// The median.
+    /// The 50th percentile of the values.
     pub p50: f64,
-    /// The 95th percentile.
+    /// The 95th percentile of the values.
     pub p95: f64,
-    /// The 99th percentile.
+    /// The 99th percentile of the values.
     pub p99: f64,
-    /// The largest value.
+    /// The largest value of all windows.
     pub max: f64,
-    /// How many values.
+    /// How many values the metric has.
     pub windows: u64,
 }
 
 impl Figures {
-    /// `None` without values.
+    /// `None` where there are no values.
     fn of(values: &[f64]) -> Option<Self> {
         let ordered = sorted(values);
         let at = |p| percentile(&ordered, p);
@@ -97,48 +97,48 @@ impl Figures {
     }
 }
 
-/// What was measured.
+/// The outcome of one run of a generator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BenchReport {
-    /// Always [`SCHEMA`].
+    /// Always [`SCHEMA`]; the first field of the JSON.
     pub schema: String,
-    /// The generator.
+    /// The name of the generator, as in `quell bench NAME`.
     pub name: String,
-    /// What ran.
+    /// The generator with the parameters it ran with.
     pub workload: ResolvedWorkload,
-    /// The CPU it was pinned to.
+    /// The CPU to which it was pinned. `None`: it was not pinned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuId>,
-    /// The pages it was given.
+    /// The pages that its memory lies in.
     pub granted: Granted,
-    /// The lines it was given, where they were chosen by DRAM bank.
+    /// The lines it got. `None` unless they were chosen by DRAM bank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub banks: Option<Placed>,
-    /// The metric it is judged by (`quell_policy::workload`: its name says its unit).
+    /// The metric it is judged by. Its name says its unit (`quell_policy::workload`).
     pub metric: String,
-    /// That metric.
+    /// The statistics of `metric`, as fields of the report.
     #[serde(flatten)]
     pub figures: Figures,
-    /// What else it reports.
+    /// The other metrics it reports, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, Figures>,
     /// The length of a window in nanoseconds.
     pub window_ns: u64,
-    /// Program bytes moved in the span (for a list: the lines touched).
+    /// Program bytes moved in the span. For a list: the lines touched.
     pub bytes: u64,
-    /// What a program byte stands for on the memory bus, once the buffer is far larger than the
-    /// caches. Absent where that cannot be said.
+    /// Bytes on the memory bus per program byte, once the buffer is far larger than the caches.
+    /// `None` where that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic_per_byte: Option<Traffic>,
     /// The measured span in nanoseconds.
     pub duration_ns: u64,
 }
 
-/// Runs a generator on its own.
+/// Runs a generator alone and measures it.
 ///
 /// # Errors
-/// When the CPU or the memory is not to be had, the processor lacks the operation, or the span has
-/// no or too many windows.
+/// When the CPU or the memory cannot be had, the processor lacks the operation, or the span has no
+/// or too many windows.
 pub fn bench(options: &BenchOptions) -> Result<BenchReport, Error> {
     pressure::check(&options.workload, options.duration)?;
     let _pinned = options.cpu.map(affinity::pin_to).transpose()?;
@@ -172,7 +172,7 @@ pub fn bench(options: &BenchOptions) -> Result<BenchReport, Error> {
     })
 }
 
-/// A duration in nanoseconds, for a person: three digits and the unit that fits.
+/// A duration in nanoseconds as text: three digits and the unit that fits.
 pub(crate) fn duration_text(nanoseconds: f64) -> String {
     let (value, unit) = match nanoseconds {
         n if n >= 1e9 => (n / 1e9, "s"),
@@ -249,7 +249,7 @@ impl fmt::Display for BenchReport {
     }
 }
 
-/// What runs, for a person.
+/// What runs, as text.
 fn described(workload: &ResolvedWorkload) -> String {
     let (what, size) = match workload {
         ResolvedWorkload::Latency {

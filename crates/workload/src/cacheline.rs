@@ -1,5 +1,5 @@
-//! What can be asked of one line besides loads and stores: to be fetched ahead, written back,
-//! dropped.
+//! What can be requested of one line in addition to loads and stores: to be prefetched, written
+//! back, or dropped.
 
 use crate::Error;
 use crate::arch;
@@ -14,10 +14,10 @@ impl Request {
         }
     }
 
-    /// How it is made on this processor.
+    /// The instruction for this request on this processor.
     ///
     /// # Errors
-    /// When the processor, or our knowledge of it, does not have it.
+    /// When the processor has no such instruction, or Quell knows none.
     pub fn maker(self) -> Result<Maker, Error> {
         arch::request(self).ok_or_else(|| {
             Error::refused(

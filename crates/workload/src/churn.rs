@@ -1,6 +1,7 @@
-//! Lines churned through a cache: blocks of lines, each block under the next of the operations in
-//! turn. At random over a buffer as large as a cache this displaces what a neighbour keeps there as
-//! fast as a core can (as stress-ng's cache stressor does); in order, and with one operation, it is
+//! Lines churned through a cache: blocks of lines, each block under the next operation in turn.
+//!
+//! At random over a buffer as large as a cache, this displaces a neighbour's lines there as fast as
+//! a core can. stress-ng's cache stressor does the same. In order, and with one operation, it is
 //! the loop of `membw` for prefetches and flushes.
 
 use std::ptr;
@@ -13,11 +14,11 @@ use crate::cacheline::{Maker, Request};
 use crate::latency::{SEED, lines};
 use crate::memory::{Buffer, Granted};
 
-/// Lines under one operation before the next takes its turn: enough that the choice costs nothing,
-/// few enough that a millisecond sees all operations many times.
+/// Lines under one operation before the next takes its turn. Enough that the choice costs nothing,
+/// and few enough that a millisecond sees all operations many times.
 const BLOCK: u64 = 16;
 
-/// An operation, with the instruction for it.
+/// An operation, with its instruction where it needs one.
 #[derive(Clone, Copy, Debug)]
 enum Doing {
     Read,
@@ -25,23 +26,23 @@ enum Doing {
     Request(Maker),
 }
 
-/// A buffer, what is done to its lines, and how far that is.
+/// A buffer, what is done to its lines, and the progress.
 #[derive(Debug)]
 pub struct Churn {
     buffer: Buffer,
     lines: u32,
     doing: Vec<Doing>,
     order: Order,
-    /// Steps done: which operation's turn it is, and which line's.
+    /// Steps done so far. They determine the next operation and line.
     done: u64,
     random: u64,
 }
 
 impl Churn {
-    /// Takes a buffer of `size` bytes for these operations, of which there is at least one.
+    /// Takes a buffer of `size` bytes for these operations, at least one.
     ///
     /// # Errors
-    /// As [`Buffer::new`]; when the processor does not have an operation, or the buffer has more
+    /// Those of [`Buffer::new`]. Also when the processor lacks an operation, or the buffer has more
     /// than 2^32 lines.
     pub fn new(
         operations: &[Touch],
@@ -59,7 +60,7 @@ impl Churn {
             })
         });
         Ok(Self {
-            // Before the memory: a refusal costs nothing.
+            // Done before memory is taken: a refusal costs nothing.
             doing: doing.collect::<Result<_, Error>>()?,
             lines: lines(size)?,
             buffer: Buffer::new(size, pages)?,
@@ -69,7 +70,7 @@ impl Churn {
         })
     }
 
-    /// Does exactly `steps` lines.
+    /// Handles exactly `steps` lines.
     pub fn run(&mut self, steps: u64) {
         let end = self.done + steps;
         while self.done < end {
@@ -87,7 +88,8 @@ impl Churn {
                     }
                 };
                 self.done += 1;
-                // SAFETY: `line` is below `lines`, which the buffer holds; nobody else knows it.
+                // SAFETY: `line` is below `lines`, which the buffer holds. No other code refers to
+                // it.
                 unsafe {
                     let line = self.buffer.start().add(line as usize * LINE_BYTES as usize);
                     touch(doing, line);
@@ -96,13 +98,13 @@ impl Churn {
         }
     }
 
-    /// Program bytes of one step: its line, whatever is done to it.
+    /// Program bytes of one step: its line, whatever the operation is.
     #[must_use]
     pub fn step_bytes(&self) -> u64 {
         LINE_BYTES
     }
 
-    /// The pages it lies in.
+    /// The pages that the buffer lies in.
     #[must_use]
     pub fn granted(&self) -> Granted {
         self.buffer.granted()
@@ -110,8 +112,8 @@ impl Churn {
 }
 
 /// A number below `bound`: the upper half of a linear congruential generator modulo 2^64 (Knuth's
-/// MMIX constants), scaled. Two multiplications, because anything more would show beside an access
-/// to the first-level cache.
+/// MMIX constants), scaled. It takes two multiplications. Anything more would show next to an
+/// access to the first-level cache.
 fn random(state: &mut u64, bound: u32) -> u32 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)

@@ -1,5 +1,5 @@
-//! The one clock of the generators: `CLOCK_MONOTONIC`, read without a system call where the kernel
-//! offers that (vDSO); and the CPU time of a thread.
+//! The clocks of the generators: `CLOCK_MONOTONIC`, read without a system call where the kernel
+//! offers that (vDSO), and the CPU time of a thread.
 
 use rustix::thread::clock_nanosleep_absolute;
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -20,7 +20,7 @@ fn read(clock: ClockId) -> u64 {
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }
 
-/// Sleeps until `due` on the monotonic clock; returns early on a signal.
+/// Sleeps until `due` on the monotonic clock. Returns early on a signal.
 pub fn sleep_until(due: u64) {
     let due = Timespec {
         tv_sec: i64::try_from(due / 1_000_000_000).unwrap_or(i64::MAX),

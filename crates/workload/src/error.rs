@@ -1,32 +1,32 @@
-//! What can go wrong, said so that a person knows what to do.
+//! What can go wrong, with messages that say what to do.
 
 use std::io;
 
 /// Why a generator or a measurement could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It cannot be had here, or not like this.
+    /// It is not possible here, or not with these parameters.
     #[error("{what}: {why}; {remedy}")]
     Refused {
         /// What was asked for.
         what: String,
-        /// Why it cannot be had.
+        /// Why it is not possible.
         why: String,
-        /// What to do about it.
+        /// What the user can do.
         remedy: String,
     },
-    /// A file of the kernel could not be read, or makes no sense.
+    /// A file of the kernel could not be read, or is malformed.
     #[error(transparent)]
     File(#[from] quell_kernel::error::Error),
-    /// It was asked to stop.
+    /// The measurement was asked to stop.
     #[error("interrupted")]
     Interrupted,
-    /// The kernel refused a call.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Kernel {
         /// What was being done, with the path or number concerned.
         what: String,
-        /// The kernel's answer.
+        /// The error of the system call.
         source: io::Error,
     },
 }
@@ -53,7 +53,7 @@ impl Error {
         }
     }
 
-    /// The last error the C library reported.
+    /// The last error that the C library reported (`errno`).
     pub(crate) fn last(what: impl Into<String>) -> Self {
         Self::kernel(what)(io::Error::last_os_error())
     }

@@ -1,4 +1,4 @@
-//! Which generator a workload asks for.
+//! Which generator belongs to a workload.
 
 use crate::frames::{Call, Display};
 use crate::generator::Generator;
@@ -7,12 +7,10 @@ use crate::requests::Server;
 use crate::resolved::{Load, ResolvedWorkload};
 use crate::{Error, frames, pressure};
 
-/// Takes and touches the memory of a generator, on the CPU and memory node the calling thread runs
-/// on.
+/// Takes and touches the memory of a generator, on the calling thread's CPU and memory node.
 ///
 /// # Errors
-/// When a parameter makes no sense, what it needs is not to be had, or the processor does not have
-/// the operation.
+/// When a parameter makes no sense, a resource cannot be had, or the processor lacks the operation.
 pub(crate) fn generator(workload: &ResolvedWorkload) -> Result<Box<dyn Generator>, Error> {
     if let Some(fault) = workload.fault() {
         let what = format!("{}: `{}`", workload.kind(), fault.key);

@@ -1,15 +1,19 @@
 //! How long do calls take that flush per-CPU kernel work? Such a call waits for a worker on every
-//! other CPU; where a CPU is throttled the worker does not run, so the call blocks although its own
+//! other CPU. Where a CPU is throttled its worker does not run. So the call blocks although its own
 //! CPU is not regulated. This measures that, from a CPU that is not regulated:
 //!
 //! | call | what it waits for |
 //! |---|---|
-//! | `madvise(MADV_COLLAPSE)` of 2 MiB of touched base pages | drains every CPU's pending LRU additions (`lru_add_drain_all`, mm/khugepaged.c) |
-//! | `posix_fadvise(POSIX_FADV_DONTNEED)` of a written, synced page that is mapped | the same, because a mapped page cannot be dropped at the first try (mm/fadvise.c) |
+//! | `madvise(MADV_COLLAPSE)` | drains every CPU's pending LRU additions (`lru_add_drain_all`) |
+//! | `posix_fadvise(POSIX_FADV_DONTNEED)` | the same |
 //! | `membarrier(MEMBARRIER_CMD_GLOBAL)` | a grace period of RCU: milliseconds even undisturbed |
 //!
-//! A CPU is only waited for if something is pending there. `stir` keeps it so: a thread there that
-//! takes and touches pages in between.
+//! - `madvise` collapses 2 MiB of touched base pages (mm/khugepaged.c).
+//! - `posix_fadvise` drops a written, synced page that is mapped. A mapped page cannot be dropped
+//!   at the first try (mm/fadvise.c).
+//!
+//! A call only waits for a CPU that has something pending. `stir` keeps it so: a thread there takes
+//! and touches pages in between.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,56 +38,55 @@ use crate::{Error, affinity, clock};
 
 const HUGE: usize = 2 << 20;
 const PAGE: usize = 4096;
-/// `MADV_COLLAPSE` (Linux 6.1).
+/// `MADV_COLLAPSE`, which Linux 6.1 added.
 const MADV_COLLAPSE: libc::c_int = 25;
-/// `MEMBARRIER_CMD_GLOBAL` (Linux 4.3).
+/// `MEMBARRIER_CMD_GLOBAL`, which Linux 4.3 added.
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 
-/// What to measure.
+/// Which CPUs to use, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlushOptions {
-    /// The CPU the calls are made on.
+    /// The CPU on which the calls are made.
     pub cpu: CpuId,
-    /// For how long; a call under way is finished.
+    /// How long to measure. A call under way is finished.
     pub duration: Nanos,
-    /// A folder on a real file system for the file of one page (on tmpfs the advice does nothing).
+    /// A folder on a real file system, for the file of one page. On tmpfs the advice does nothing.
     pub folder: PathBuf,
-    /// A CPU to keep kernel work pending on.
+    /// A CPU to keep kernel work pending on. `None`: no such CPU.
     pub stir: Option<CpuId>,
 }
 
-/// What was measured.
+/// How long the calls took.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlushReport {
-    /// Always [`SCHEMA`].
+    /// Always [`SCHEMA`]; the first field of the JSON.
     pub schema: String,
-    /// Always `flush`.
+    /// Always `flush`, as the command is called.
     pub name: String,
-    /// The CPU the calls were made on.
+    /// The CPU on which the calls were made.
     pub cpu: CpuId,
     /// The CPU that kernel work was kept pending on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stirred: Option<CpuId>,
     /// The measured span, in nanoseconds.
     pub duration_ns: u64,
-    /// Per call: how often it was made and how long it took.
+    /// For each call by name: how often it was made and how long it took.
     pub calls: BTreeMap<String, Call>,
-    /// Calls that could not be made, and why.
+    /// Calls that could not be made, each with the reason.
     pub skipped: BTreeMap<String, String>,
 }
 
-/// One kind of call.
+/// The statistics of one kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Call {
     /// How often it was made.
     pub count: u64,
-    /// How long it took.
+    /// Statistics of its lengths, as fields of this one.
     #[serde(flatten)]
     pub lengths: Lengths,
 }
 
-/// A call that can be made again and again: prepares itself, then returns how long the call alone
-/// took.
+/// A call that can be repeated. It prepares itself, then returns the nanoseconds of the call alone.
 trait Repeated {
     fn once(&mut self) -> Result<u64, Error>;
 }
@@ -94,7 +97,7 @@ fn timed(call: impl FnOnce() -> i64, what: &str) -> Result<u64, Error> {
     let took = clock::now() - begin;
     match status {
         0 => Ok(took),
-        // posix_fadvise returns the error, the others set errno.
+        // posix_fadvise returns the error. All other calls set errno.
         1.. => Err(Error::kernel(what)(std::io::Error::from_raw_os_error(
             i32::try_from(status).unwrap_or(libc::EIO),
         ))),
@@ -110,14 +113,14 @@ impl Collapse {
     }
 
     fn advise(&self, advice: libc::c_int) -> i64 {
-        // SAFETY: the range is our own buffer, whose contents nobody needs.
+        // SAFETY: the range is our own buffer, and its contents are not needed.
         i64::from(unsafe { libc::madvise(self.0.start().cast(), HUGE, advice) })
     }
 }
 
 impl Repeated for Collapse {
     fn once(&mut self) -> Result<u64, Error> {
-        // Back to base pages: drop all, forbid huge ones while touching, allow them again.
+        // Back to base pages: drop all pages, forbid huge ones while touching, allow them again.
         for advice in [libc::MADV_DONTNEED, libc::MADV_NOHUGEPAGE] {
             timed(|| self.advise(advice), "splitting 2 MiB into base pages")?;
         }
@@ -139,7 +142,7 @@ struct DropPage {
 }
 
 impl DropPage {
-    /// A file without a name in `folder`, so that nothing is left behind.
+    /// Makes a file without a name in `folder`, so that no file remains.
     fn new(folder: &Path) -> Result<Self, Error> {
         let what = format!("making a temporary file in {}", folder.display());
         let magic = rustix::fs::statfs(folder)
@@ -180,12 +183,12 @@ impl DropPage {
 
 impl Repeated for DropPage {
     fn once(&mut self) -> Result<u64, Error> {
-        // SAFETY: the mapping is one writable page of a file that nobody else can shorten.
+        // SAFETY: the mapping is one writable page of a file that no other process can shorten.
         unsafe { self.map.cast::<u8>().write_volatile(1) };
         self.file
             .sync_data()
             .map_err(Error::kernel("syncing a temporary file"))?;
-        // SAFETY: as above; reading maps the page again, should syncing have taken it away.
+        // SAFETY: as above. Reading maps the page again if syncing has unmapped it.
         unsafe { self.map.cast::<u8>().read_volatile() };
         let advise = || {
             // SAFETY: an open descriptor; the call takes no pointer.
@@ -199,7 +202,7 @@ impl Repeated for DropPage {
 
 impl Drop for DropPage {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, to which nobody else has a pointer.
+        // SAFETY: our own mapping, to which no other pointer exists.
         unsafe { libc::munmap(self.map, PAGE) };
     }
 }
@@ -216,7 +219,7 @@ impl Repeated for Membarrier {
     }
 }
 
-/// Measures the calls one after the other, round and round. A call that cannot be made here is
+/// Measures the calls one after the other, again and again. A call that cannot be made here is
 /// skipped with the reason.
 ///
 /// # Errors
@@ -241,7 +244,7 @@ pub fn flush(options: &FlushOptions) -> Result<FlushReport, Error> {
 /// A call, or why it cannot be made.
 type Made = Result<Box<dyn Repeated>, Error>;
 
-/// A kind of call; without one when it was refused.
+/// A kind of call. `None` as its call: it was refused.
 struct Kind {
     name: &'static str,
     call: Option<Box<dyn Repeated>>,
@@ -276,8 +279,8 @@ fn calls(options: &FlushOptions) -> Result<FlushReport, Error> {
             match kind.call.as_mut().map(|call| call.once()) {
                 None => {}
                 Some(Ok(took)) => kind.lengths.push(took),
-                // Refused for good (an old kernel) or for now (no huge page free): what was
-                // measured before counts.
+                // Refused for good (an old kernel) or for now (no huge page free). Earlier
+                // measurements count.
                 Some(Err(e)) => {
                     let why = format!("after {} calls: {e}", kind.lengths.len());
                     skipped.insert(kind.name.to_owned(), why);
@@ -303,8 +306,8 @@ fn calls(options: &FlushOptions) -> Result<FlushReport, Error> {
     })
 }
 
-/// Keeps LRU additions pending on a CPU: takes, touches and gives back a few pages, resting in
-/// between so that it is no load of its own.
+/// Keeps LRU additions pending on a CPU: takes, touches and frees a few pages. It rests in between,
+/// so that it is no load of its own.
 fn stir(cpu: CpuId, over: &AtomicBool) -> Result<(), Error> {
     let _pinned = affinity::pin_to(cpu)?;
     while !over.load(Ordering::Relaxed) {
@@ -373,7 +376,7 @@ mod tests {
         let read: FlushReport = serde_json::from_str(&json).unwrap();
         assert!(read.calls.keys().eq(report.calls.keys()));
         assert_eq!(read.skipped, report.skipped);
-        // Nothing is left in the folder.
+        // No file remains in the folder.
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 

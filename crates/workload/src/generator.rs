@@ -1,5 +1,5 @@
-//! What a runner needs of any generator: measured spans, and its load in between. Loads of equal
-//! steps are kept up by a [`Driver`]; the others keep time by themselves.
+//! What a runner needs of any generator: measured spans, and its load in between. A [`Driver`]
+//! keeps up loads of equal steps. All other generators keep time by themselves.
 
 use quell_record::measurement::Measurement;
 use quell_types::units::Nanos;
@@ -11,24 +11,24 @@ use crate::memory::Granted;
 use crate::resolved::Placed;
 use crate::windows::Windows;
 
-/// More windows (or samples) than this in one span are refused: their memory would disturb what is
+/// More windows or samples than this in one span are refused: their memory would disturb what is
 /// measured.
 pub(crate) const MOST_WINDOWS: u64 = 16 << 20;
 
-/// A span to be measured.
+/// A span that is to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// Load before measuring.
+    /// Load before the measured span begins.
     pub(crate) warmup: Nanos,
-    /// How long to measure.
+    /// The length of the measured span.
     pub(crate) duration: Nanos,
-    /// The length of a window.
+    /// The length of each window in the span.
     pub(crate) window: Nanos,
 }
 
 impl Span {
     /// # Errors
-    /// When it has no windows, or too many.
+    /// When the span has no windows, or too many.
     pub(crate) fn check(self) -> Result<(), Error> {
         let (duration, window) = (self.duration, self.window);
         if duration.0 == 0 || window.0 == 0 || duration.0 / window.0 > MOST_WINDOWS {
@@ -42,9 +42,9 @@ impl Span {
     }
 }
 
-/// A generator whose memory is taken and touched.
+/// A generator that has taken and touched its memory.
 pub(crate) trait Generator {
-    /// Warms up and measures one span; `None` when asked to end before it was over.
+    /// Warms up and measures one span. `None` when asked to end before it was over.
     fn span(
         &mut self,
         span: Span,
@@ -54,16 +54,16 @@ pub(crate) trait Generator {
     /// Keeps the load up until asked to end.
     fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error>;
 
-    /// The pages its memory lies in.
+    /// The pages that its memory lies in.
     fn granted(&self) -> Granted;
 
-    /// How its lines were chosen by bank, where they were.
+    /// How its lines were chosen by bank. `None` where they were not.
     fn placed(&self) -> Option<Placed> {
         None
     }
 
-    /// Keeps an account of where each unit's time went, if it has units that the kernel's clocks
-    /// can be read between.
+    /// Accounts for the time of each unit, if the generator has units between which the kernel's
+    /// clocks can be read.
     fn account(&mut self, _: Sampler) {}
 }
 
@@ -74,7 +74,7 @@ impl Generator for Driver {
         asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Measurement>, Error> {
         span.check()?;
-        // Taken out, as the windows borrow it while the load runs.
+        // Taken out, because the windows borrow it while the load runs.
         let mut sampler = self.sampler.take();
         let measured = measure(self, span, sampler.as_mut(), asked);
         self.sampler = sampler;
@@ -99,7 +99,7 @@ impl Generator for Driver {
     }
 }
 
-/// One span of a load of equal steps.
+/// Measures one span of a load of equal steps.
 fn measure(
     driver: &mut Driver,
     span: Span,

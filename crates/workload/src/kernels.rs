@@ -6,14 +6,14 @@ use quell_policy::workload::Operation;
 use crate::arch;
 pub use crate::arch::{Kernel, settle};
 
-/// A way to stream that is not an experiment's operation but belongs to a machine's peak.
+/// A way to stream that belongs to a machine's peak, but is no operation of experiments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extra {
-    /// Load from one half, store past the caches to the other.
+    /// Loads from one half and stores past the caches to the other.
     CopyNonTemporal,
 }
 
-/// The fastest kernel for `operation` here; `None` where the processor (or our knowledge of it) has
+/// The fastest kernel for `operation` here. `None` where the processor has none, or Quell knows
 /// none.
 #[must_use]
 pub fn kernel(operation: Operation) -> Option<Kernel> {
@@ -26,7 +26,7 @@ pub fn kernel(operation: Operation) -> Option<Kernel> {
     }
 }
 
-/// [`kernel`] for the other ways to stream.
+/// [`kernel`] for the additional ways to stream.
 #[must_use]
 pub fn extra(extra: Extra) -> Option<Kernel> {
     match extra {

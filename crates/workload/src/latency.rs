@@ -1,7 +1,7 @@
-//! A dependent walk through a list with one node per 64-byte line: each load's address is the
-//! result of the one before, so time ÷ accesses is the latency of one (as lmbench `lat_mem_rd` and
-//! IsolBench `latency` do). A walk that stores, too, leaves every line changed, so that beyond the
-//! caches each costs a write-back besides.
+//! A dependent walk through a list with one node per 64-byte line. Each load's address is the
+//! result of the one before. So time ÷ accesses is the latency of one access, as in lmbench
+//! `lat_mem_rd` and IsolBench `latency`. A walk that also stores leaves every line modified. Beyond the caches
+//! each access then costs a write-back, too.
 
 use quell_policy::workload::{Access, Order, Pages};
 use quell_types::units::{Bytes, LINE_BYTES};
@@ -10,10 +10,10 @@ use crate::Error;
 use crate::memory::{Buffer, Granted};
 use crate::node::{Node, lay, step};
 
-/// The same list in every run: what is compared is configurations, not permutations.
+/// The same list in every run: configurations are compared, not permutations.
 pub const SEED: u64 = 0x5eed;
 
-/// A list laid out in memory, and where the walk stands.
+/// A list in memory, and the node that the walk has reached.
 #[derive(Debug)]
 pub struct List {
     buffer: Buffer,
@@ -25,7 +25,7 @@ pub struct List {
 // SAFETY: `at` points into the buffer that moves along with it.
 unsafe impl Send for List {}
 
-/// How many lines `size` holds, if that many can be told apart.
+/// How many lines `size` holds, if their numbers fit into 32 bits.
 pub fn lines(size: Bytes) -> Result<u32, Error> {
     let lines = size.0 / LINE_BYTES;
     u32::try_from(lines.max(1)).map_err(|_| {
@@ -50,7 +50,7 @@ impl List {
     /// Lays out a list over `size` bytes.
     ///
     /// # Errors
-    /// As [`Buffer::new`]; when the list has more than 2^32 nodes (256 GiB).
+    /// Those of [`Buffer::new`]. Also when the list has more than 2^32 nodes (256 GiB).
     pub fn new(size: Bytes, order: Order, pages: Pages, operation: Access) -> Result<Self, Error> {
         let nodes = lines(size)?;
         let buffer = Buffer::new(size, pages)?;
@@ -80,13 +80,13 @@ impl List {
         access_bytes(self.operation)
     }
 
-    /// How many nodes it has.
+    /// How many nodes the list has.
     #[must_use]
     pub fn nodes(&self) -> u32 {
         self.nodes
     }
 
-    /// The pages it lies in.
+    /// The pages that the list lies in.
     #[must_use]
     pub fn granted(&self) -> Granted {
         self.buffer.granted()

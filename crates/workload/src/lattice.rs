@@ -1,14 +1,16 @@
-//! A lattice-Boltzmann stream, as SPEC's lbm: two grids of 19 distributions; a step reads a line of
-//! each in one grid, lets the particles collide, and writes a line of each in the other, where they
-//! move to; after a sweep the grids change places. 38 streams side by side, half of them written:
-//! more than hardware prefetchers and DRAM rows are made for.
+//! A lattice-Boltzmann stream like SPEC's lbm, with two grids of 19 distributions. A step reads a
+//! line of each in one grid and lets the particles collide. They move to the other grid, where it
+//! writes a line of each. After a sweep the grids change places. So there are 38 streams at
+//! once, half of them written. Hardware prefetchers and DRAM rows are made for fewer.
 //!
-//! The method is Qian, d'Humières and Lallemand's (Europhysics Letters 17, 1992): D3Q19, one
-//! relaxation time. The eight numbers of a line are eight lattices of their own, so that neighbours
-//! are whole lines away, and a grid is a torus that is one line longer per row than it is wide
-//! (helical boundaries). Mass is conserved to rounding, which tells that every line is read and
-//! written once. SPEC's keeps a cell's distributions together and has obstacles; here each has an
-//! array, and there are none.
+//! The method is that of Qian, d'Humières and Lallemand (Europhysics Letters 17, 1992): D3Q19, one
+//! relaxation time.
+//! - The eight numbers of a line belong to eight separate lattices, so that neighbours are whole
+//!   lines away.
+//! - A grid is a torus that is one line longer per row than it is wide (helical boundaries).
+//! - Mass is conserved to rounding, which shows that every line is read and written once.
+//! - SPEC's lbm keeps a cell's distributions together and has obstacles. Here each distribution has
+//!   an array, and there are no obstacles.
 
 use quell_policy::workload::Pages;
 use quell_types::units::{Bytes, LINE_BYTES};
@@ -16,9 +18,9 @@ use quell_types::units::{Bytes, LINE_BYTES};
 use crate::memory::{Buffer, Granted};
 use crate::{Error, arch};
 
-/// Distributions of a cell.
+/// How many distributions a cell has.
 const DIRECTIONS: usize = 19;
-/// Numbers in a line.
+/// How many numbers a line has.
 const LANES: usize = LINE_BYTES as usize / size_of::<f64>();
 
 /// A line of a distribution: one cell of eight lattices.
@@ -26,7 +28,7 @@ type Line = [f64; LANES];
 /// All distributions of a cell of eight lattices.
 type Cell = [Line; DIRECTIONS];
 
-/// Where the particles of a distribution move to, and the share of a fluid at rest that they are.
+/// Where the particles of a distribution move to, and their share of a fluid at rest.
 const MOVES: [([i8; 3], f64); DIRECTIONS] = {
     const AXIS: f64 = 1.0 / 18.0;
     const DIAGONAL: f64 = 1.0 / 36.0;
@@ -55,27 +57,27 @@ const MOVES: [([i8; 3], f64); DIRECTIONS] = {
 /// The inverse of the relaxation time: that of SPEC's lbm.
 const OMEGA: f64 = 1.95;
 
-/// Two grids, and where the sweep stands.
+/// Two grids, and the progress of the sweep.
 #[derive(Debug)]
 pub struct Lattice {
     buffer: Buffer,
     collide: fn(&mut Cell),
-    /// Lines of an array.
+    /// How many lines an array has.
     lines: usize,
     /// How many lines further each distribution's particles move, below `lines`.
     shift: [usize; DIRECTIONS],
     /// The line that is read next.
     at: usize,
-    /// The grid that is read, 0 or 1.
+    /// The grid that is read: 0 or 1.
     from: usize,
 }
 
 impl Lattice {
-    /// Takes both grids in `size` bytes together, rounded down to whole lines of the 38 arrays, at
-    /// least one of each; a fluid at rest, a little denser in some places.
+    /// Takes both grids in `size` bytes together, rounded down to whole lines of the 38 arrays.
+    /// Each array has at least one line. The fluid is at rest, and a little denser in some places.
     ///
     /// # Errors
-    /// As [`Buffer::new`].
+    /// Those of [`Buffer::new`].
     pub fn new(size: Bytes, pages: Pages) -> Result<Self, Error> {
         let arrays = 2 * DIRECTIONS;
         let step = arrays as u64 * LINE_BYTES;
@@ -110,14 +112,14 @@ impl Lattice {
         Ok(lattice)
     }
 
-    /// A line of an array; inside the buffer for a grid below 2, a direction below 19 and a line
-    /// below `lines`.
+    /// A line of an array. It is inside the buffer for a grid below 2, a direction below 19 and a
+    /// line below `lines`.
     fn line(&self, grid: usize, direction: usize, line: usize) -> *mut Line {
         let index = (grid * DIRECTIONS + direction) * self.lines + line;
         self.buffer.start().cast::<Line>().wrapping_add(index)
     }
 
-    /// Does exactly `steps` steps, each a line of every array.
+    /// Does exactly `steps` steps, each of a line of every array.
     pub fn run(&mut self, steps: u64) {
         for _ in 0..steps {
             let mut cell = [[0.0; LANES]; DIRECTIONS];
@@ -147,14 +149,14 @@ impl Lattice {
         2 * DIRECTIONS as u64 * LINE_BYTES
     }
 
-    /// The pages it lies in.
+    /// The pages that the grids lie in.
     #[must_use]
     pub fn granted(&self) -> Granted {
         self.buffer.granted()
     }
 }
 
-/// The collision as a loop that gains from wide registers.
+/// The collision, as a loop that gains from wide registers.
 struct Collision;
 
 impl arch::Wide for Collision {
@@ -250,8 +252,8 @@ mod tests {
             (0..DIRECTIONS)
                 .map(|direction| {
                     let written = |line: &usize| {
-                        // SAFETY: a line of the buffer. Untouched ones are zero but for a byte a
-                        // page.
+                        // SAFETY: a line of the buffer. Untouched lines are zero except for a byte
+                        // a page.
                         let line = unsafe { lattice.line(1, direction, *line).read() };
                         line[1] > 0.01
                     };

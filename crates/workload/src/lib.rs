@@ -1,20 +1,32 @@
-//! The generators as real programs: a dependent list walk (`latency`), streams (`stream`), several
-//! lists side by side (`parallel`), lines churned through a cache (`churn`), stores at a stride
-//! (`stores`), a real-time task (`periodic`), the two stages of a video call (`frames`), a detector
-//! and what takes memory from it (`pressure`), calls that flush per-CPU kernel work ([`flush`]), a
-//! detector of the times a CPU does not run a thread ([`overrun`]), a request server with its
-//! client (`requests`), an open-loop client of a request server ([`open_loop`]); what a runner
-//! speaks with a generator in a child process ([`serve()`]); what `quell bench` shows
-//! ([`bench()`]); and measurements of the machine itself: whether two CPUs share a cache now
-//! ([`probe`]) and the rates it reaches ([`measure`]); and with these the rest of what `quell
-//! doctor --deep` finds out ([`deep`]).
+//! The generators as real programs, and measurements of the machine.
 //!
-//! The method follows IsolBench (CSL-KU): a victim walking a list beside streams. What is added is
-//! percentiles over short windows, because an average hides bursts shorter than a regulation
-//! period, and target rates.
+//! | module | is |
+//! |---|---|
+//! | `latency` | a dependent list walk |
+//! | `stream` | streams |
+//! | `parallel` | several lists, walked in turn |
+//! | `churn` | lines churned through a cache |
+//! | `stores` | stores at a stride |
+//! | `lattice` | a lattice-Boltzmann stream |
+//! | `periodic` | a real-time task |
+//! | `frames` | the two stages of a video call |
+//! | `pressure` | a detector, and programs that take memory from it |
+//! | [`flush`] | calls that flush per-CPU kernel work |
+//! | [`overrun`] | finds when a CPU does not run a thread |
+//! | `requests` | a request server with its client |
+//! | [`open_loop`] | an open-loop client of a request server |
+//! | [`serve()`] | the protocol between a runner and a generator in a child process |
+//! | [`bench()`] | what `quell bench` shows |
+//! | [`probe`] | whether two CPUs share a cache now |
+//! | [`measure`] | the rates that the machine reaches |
+//! | [`deep`] | the other measurements of `quell doctor --deep` |
+//!
+//! The method follows IsolBench (CSL-KU): a victim walks a list next to streams. Quell adds target
+//! rates, and percentiles over short windows. An average would hide bursts shorter than a
+//! regulation period.
 //!
 //! Bytes are *program bytes*: what the instructions read and wrote. The line that a plain store
-//! fetches first, and its later write-back, are not in them; a copy counts the byte read and the
+//! fetches first, and its later write-back, are not included. A copy counts the byte read and the
 //! byte written.
 
 mod account;

@@ -1,11 +1,12 @@
-//! One cycle through every node of a list: Sattolo's algorithm (S. Sattolo, "An algorithm to
-//! generate a random cyclic permutation", Information Processing Letters 22, 1986), a Fisher-Yates
-//! shuffle that never leaves an item in place of its own round and so yields one cycle through all.
+//! One cycle through every node of a list, by Sattolo's algorithm (S. Sattolo, "An algorithm to
+//! generate a random cyclic permutation", Information Processing Letters 22, 1986). It is a
+//! Fisher-Yates shuffle that never leaves an item in its own place. So it yields one cycle through
+//! all items.
 
 use quell_policy::workload::Order;
 use quell_types::rng::Rng;
 
-/// The successor of every node: one cycle through all of them.
+/// For every node its successor: one cycle through all of them.
 #[must_use]
 pub fn cycle(nodes: u32, order: Order, seed: u64) -> Vec<u32> {
     let mut next: Vec<u32> = (0..nodes).collect();

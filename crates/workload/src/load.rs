@@ -1,7 +1,10 @@
-//! The loop that keeps a load up: in batches short enough that the clock is looked at about every
-//! ten microseconds (and long enough that the look, some 30 ns, does not show), at a target rate
-//! where one is given, into windows while measuring, asking once a millisecond whether to end.
-//! Nothing here allocates.
+//! The loop that keeps a load up. Nothing here allocates.
+//!
+//! - It runs batches, and reads the clock about every ten microseconds. A reading takes some 30 ns,
+//!   which does not show in a batch of that length.
+//! - It keeps a target rate where one is given.
+//! - It fills windows while measuring.
+//! - It asks once a millisecond whether to end.
 
 use crate::account::Sampler;
 use quell_types::pace::{Pace, SPIN_NS};
@@ -13,16 +16,16 @@ use crate::kernels;
 use crate::resolved::Load;
 use crate::windows::Windows;
 
-/// How often the loop asks whether to end.
+/// How often the loop asks whether to end, in nanoseconds.
 const ASK_NS: u64 = 1_000_000;
 /// What one call of [`Driver::run`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The steps done.
+    /// How many steps were done.
     pub steps: u64,
     /// How long it really took, in nanoseconds.
     pub duration_ns: u64,
-    /// It ended because it was asked to.
+    /// Whether it ended because it was asked to.
     pub interrupted: bool,
 }
 
@@ -32,7 +35,7 @@ pub struct Driver {
     load: Load,
     batch: u64,
     pace: Option<Pace>,
-    /// Where the kernel's account of each window is read, if it is.
+    /// Reads the kernel's account of each window. `None`: no account is kept.
     pub(crate) sampler: Option<Sampler>,
 }
 
@@ -49,12 +52,12 @@ impl Driver {
         }
     }
 
-    /// Goes on at another rate; `None`: as fast as it can.
+    /// Changes the rate. `None`: as fast as it can.
     pub(crate) fn pace(&mut self, rate: Option<Rate>) {
         self.pace = rate.map(|rate| Pace::new(rate, self.load.step_bytes()));
     }
 
-    /// The load.
+    /// The load that is kept up.
     #[must_use]
     pub fn load(&self) -> &Load {
         &self.load
@@ -65,8 +68,8 @@ impl Driver {
         &mut self.load
     }
 
-    /// Runs for `duration` nanoseconds and until every window has a value, or until `asked` says
-    /// so.
+    /// Runs for `duration` nanoseconds and until every window has a value, or until `asked` returns
+    /// true.
     pub fn run(
         &mut self,
         duration: u64,
@@ -173,8 +176,8 @@ mod tests {
         let mut paced = write_stream(Some(Rate(target as u64)));
         let span = paced.run(100_000_000, None, || false);
         let ratio = span.steps as f64 * 64e9 / span.duration_ns as f64 / target;
-        // Above by at most the slot done in advance, below only while the machine does not let it
-        // run.
+        // At most the slot done in advance is above the rate. It is below only while the machine
+        // does not let it run.
         let met = (0.5..=1.01).contains(&ratio);
         expect(met, || format!("{ratio} of the target"))
     }
@@ -187,14 +190,12 @@ mod tests {
         let values = windows.into_values();
         assert_eq!(values.len(), 50);
         assert!(!span.interrupted && span.duration_ns >= 50_000_000);
-        // All bytes but those after the last boundary: of the last batch, the part that lies beyond
-        // it.
+        // All bytes except those after the last boundary: the part of the last batch beyond it.
         let bytes = (span.steps * driver.load().step_bytes()) as f64;
         let in_windows = values.iter().sum::<f64>() * 1e3;
         let late = span.duration_ns as f64 / 50e6 - 1.0;
         assert!(in_windows <= bytes + 1.0, "{in_windows} of {bytes}");
-        // A stall at the end, longer than a hundredth of the span, says nothing of what lies behind
-        // it.
+        // A stall at the end, longer than a hundredth of the span, hides what follows it.
         assert!(
             late > 0.01 || in_windows >= 0.98 * bytes,
             "{in_windows} of {bytes}"

@@ -1,23 +1,30 @@
-//! The rates this machine reaches, in program bytes. They anchor what cannot be counted: with the
-//! time meter a CPU's use is its running time × the *highest* rate one CPU can reach, so a rate too
-//! low would break caps.
+//! The rates that this machine reaches, in program bytes. They replace what cannot be counted. With
+//! the time meter a CPU's use is its running time × the *highest* rate that one CPU can reach. So a
+//! rate that is too low would break caps.
 //!
-//! | figure | rule |
-//! |---|---|
-//! | rate of an operation on a CPU, by its own time | the best of [`ROUNDS`] runs of [`RUN_NS`] per CPU, on up to [`MOST_CPUS`] CPUs spread over the set, one at a time, operations and CPUs interleaved so that a disturbance hits all alike; the best, because a disturbance only slows |
-//! | peak | the best of these; besides the experiments' operations a copy with stores past the caches is tried, since its program bytes cost the least traffic |
-//! | sustainable | the median of [`ROUNDS`] runs of [`TOGETHER_NS`] in which every CPU of the set streams in the peak's way at once: the median, because it must hold, not be reached once; at least the peak, which one CPU alone did reach |
+//! **Rate of an operation on a CPU**, by its own time: the best of [`ROUNDS`] runs of [`RUN_NS`]
+//! per CPU, because a disturbance only slows. Up to [`MOST_CPUS`] CPUs spread over the set are
+//! measured, one at a time. Operations and CPUs are interleaved, so a disturbance hits all alike.
 //!
-//! Besides, for a person: the spread of every run, of each CPU alone and of each while all run the
-//! same.
+//! **Peak**: the best of these rates. In addition to the experiments' operations a copy with stores
+//! past the caches is tried, since its program bytes cost the least traffic.
 //!
-//! Buffers are four times the last-level cache (at most 512 MiB a thread, and an eighth of the
-//! available memory over all threads), in huge pages where to be had, taken and touched on the CPU
-//! that streams through them. Where memory is short fewer CPUs are measured alone; where that does
-//! not help buffers shrink into the last-level cache, and the result says so
-//! ([`Measured::within_cache`]): part of the traffic then never reached memory, which may sustain
-//! less. Refused only where they would fit the second-level caches, too, and tell nothing of what
-//! CPUs share.
+//! **Sustainable**: the median of [`ROUNDS`] runs of [`TOGETHER_NS`] in which every CPU of the set
+//! streams in the peak's way at once. It is the median, because the rate must hold, not be reached
+//! once. It is at least the peak, which one CPU alone did reach.
+//!
+//! For the user the spread of every run is kept as well: of each CPU alone, and of each while all
+//! run the same.
+//!
+//! **Buffers** are four times the last-level cache, in huge pages where possible. A thread gets at
+//! most 512 MiB, and all threads together an eighth of the available memory. A buffer is taken and
+//! touched on the CPU that streams through it.
+//! - Where memory is short, fewer CPUs are measured alone.
+//! - Where that does not help, buffers shrink into the last-level cache, and the result says so
+//!   ([`Measured::within_cache`]). Part of the traffic then never reached memory, which may sustain
+//!   less.
+//! - It is refused only where buffers would fit the second-level caches, too. They would show
+//!   nothing of what CPUs share.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,42 +42,41 @@ use crate::resolved::Load;
 use crate::stream::{Stream, Way};
 use crate::{Error, affinity, clock, procfs};
 
-/// Runs per figure.
+/// How many runs each figure is made of.
 pub const ROUNDS: usize = 4;
 /// One run of one CPU alone, in nanoseconds.
 pub const RUN_NS: u64 = 20_000_000;
 /// One run of all CPUs together, in nanoseconds.
 pub const TOGETHER_NS: u64 = 60_000_000;
-/// CPUs measured alone.
+/// The most CPUs that are measured alone.
 pub const MOST_CPUS: usize = 4;
 
 const LARGEST_BUFFER: u64 = 512 << 20;
 /// How far ahead a common start is set: longer than a thread takes to wake.
 const START_NS: u64 = 1_000_000;
 
-/// Every way that could be the fastest.
+/// Every way to stream that could be the fastest.
 fn ways() -> impl Iterator<Item = Way> {
     let operations = Operation::ALL.into_iter().map(Way::Operation);
     operations.chain([Way::CopyNonTemporal])
 }
 
-/// The way of that name.
+/// The way to stream with this name.
 pub(crate) fn way(name: &str) -> Option<Way> {
     ways().find(|way| way.name() == name)
 }
 
-/// A run that a worker is told to make; it answers with program bytes per second, `None` where the
+/// A run that a worker is to make. It answers with program bytes per second, or `None` where the
 /// processor does not have the way.
 struct Run {
     way: Way,
     start: u64,
     duration: u64,
-    /// Per second of CPU time instead: what another program takes of the CPU meanwhile does not
-    /// lower the rate.
+    /// Whether the rate is per second of CPU time. Then other programs on the CPU do not lower it.
     of_cpu_time: bool,
 }
 
-/// A thread on a CPU that streams when it is told to, through memory of its own.
+/// A thread on a CPU that streams through memory of its own when it is sent a run.
 pub(crate) struct Worker {
     pub(crate) cpu: CpuId,
     tell: Sender<Run>,
@@ -79,7 +85,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts one that streams through so much memory. It ends with its owner.
+    /// Starts a worker that streams through so much memory. It ends with its owner.
     pub(crate) fn start<'scope>(
         scope: &'scope thread::Scope<'scope, '_>,
         cpu: CpuId,
@@ -97,12 +103,12 @@ impl Worker {
         }
     }
 
-    /// Waits until its memory is touched; the kernel's number of the thread.
+    /// Waits until its memory is touched. Returns the kernel's number of the thread.
     pub(crate) fn begun(&self) -> Result<u32, Error> {
         self.begun.recv().map_err(|_| self.lost())?
     }
 
-    /// A run by itself, at once: per second of CPU time.
+    /// Starts a run of this worker alone, at once, per second of CPU time.
     fn alone(&self, way: Way) -> Result<(), Error> {
         self.send(Run {
             way,
@@ -138,13 +144,13 @@ impl Worker {
     }
 }
 
-/// Measures the rates of the CPUs `cpus` of a machine whose last-level cache holds `llc`: two or
-/// three seconds of full memory load on two CPUs, at most four on many. `now_unix_s` is noted as
-/// the time of measuring.
+/// Measures the rates of `cpus`. `llc`: the size of their last-level cache. It takes two or three
+/// seconds of full memory load on two CPUs, at most four on many. `now_unix_s` is recorded as the
+/// time of measuring.
 ///
 /// # Errors
-/// When a CPU may not be used, or an eighth of the available memory does not hold twice the
-/// second-level cache for each.
+/// When a CPU may not be used. Also when an eighth of the available memory does not hold twice the
+/// second-level cache for each CPU.
 pub fn rates(cpus: &CpuSet, llc: Bytes, now_unix_s: u64) -> io::Result<Measured> {
     let available = procfs::available_memory()?;
     let l2 = procfs::largest_l2(&cpus.iter().take(1).collect())?;
@@ -220,8 +226,8 @@ fn all_together(
     Ok(all)
 }
 
-/// A worker: takes its memory on its CPU, says so, and runs what it is told until nobody tells it
-/// anything.
+/// A worker: takes its memory on its CPU, reports that, and makes the runs it is sent until the
+/// channel closes.
 fn work(
     cpu: CpuId,
     size: Bytes,
@@ -240,8 +246,7 @@ fn work(
     };
     let mut driver = Driver::new(Load::Bandwidth(stream), None);
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    // The receiver goes away only when the measurement has failed elsewhere: then there is nobody
-    // to tell.
+    // The channel closes only when the measurement has failed elsewhere.
     let mut gone = ready.send(Ok(thread.cast_unsigned())).is_err();
     while !gone && let Ok(run) = told.recv() {
         gone = say.send(Ok(run_once(&mut driver, &run))).is_err();
@@ -268,12 +273,12 @@ fn run_once(driver: &mut Driver, run: &Run) -> Option<f64> {
     Some(bytes as f64 * 1e9 / time.max(1) as f64)
 }
 
-/// Traffic that is known: once through a buffer of four caches, reading or writing each line, which
-/// crosses to or from memory once for it. Each call makes one pass on the calling thread and tells
-/// how many lines it went over.
+/// Known traffic: a pass over a buffer of four caches that reads or writes each line. Each line
+/// crosses to or from memory once. Each call makes one pass on the calling thread, and returns the
+/// number of lines.
 ///
 /// # Errors
-/// When the memory is not to be had.
+/// When the memory cannot be had.
 pub fn known_traffic(write: bool, llc: Bytes) -> io::Result<Box<dyn FnMut() -> u64>> {
     let available = procfs::available_memory()?;
     let (size, _) = sizes(llc, 1, 1, available)?;
@@ -290,15 +295,15 @@ pub fn known_traffic(write: bool, llc: Bytes) -> io::Result<Box<dyn FnMut() -> u
     }))
 }
 
-/// Who streams through how much.
+/// Which CPUs stream through buffers of which size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Buffers {
-    /// CPUs that also run alone, and the buffer of each.
+    /// How many CPUs also run alone. `alone`: the buffer of each of these.
     cpus_alone: usize,
     alone: Bytes,
     /// The buffer of each other CPU.
     others: Bytes,
-    /// They do not reach beyond the last-level cache.
+    /// Whether the buffers do not reach beyond the last-level cache.
     within_cache: bool,
 }
 
@@ -314,8 +319,8 @@ impl Buffers {
     }
 }
 
-/// The buffers of a measurement of rates on `cpus` CPUs, the fewer and smaller the less memory
-/// there is.
+/// The buffers of a measurement of rates on `cpus` CPUs. With less memory they are fewer and
+/// smaller.
 pub(crate) fn buffers(
     llc: Bytes,
     l2: Bytes,
@@ -333,8 +338,8 @@ pub(crate) fn buffers(
     }
     let whole = available.map_or(u64::MAX, |a| a.0 / 8);
     let enough = (2 * llc.0).min(LARGEST_BUFFER);
-    // Fewer that are large enough, and something beyond their own caches for the others, who only
-    // run with them.
+    // Fewer CPUs with large enough buffers. All other CPUs only run together with them, in buffers
+    // beyond their own caches.
     for fewer in (1..most).rev() {
         let rest = whole.saturating_sub(fewer as u64 * enough) / (cpus - fewer) as u64;
         if rest >= 2 * l2.0 {
@@ -366,7 +371,7 @@ pub(crate) fn buffers(
     })
 }
 
-/// The buffers of threads that also run alone, and of the others.
+/// The buffers of threads that also run alone, and of all other threads.
 pub(crate) fn sizes(
     llc: Bytes,
     cpus: usize,
@@ -405,7 +410,7 @@ mod tests {
         let sizes =
             |llc, cpus, alone, available| sizes(mib(llc), cpus, alone, Some(mib(available)));
         assert_eq!(sizes(48, 2, 2, 23_000).unwrap(), (mib(192), mib(192)));
-        // A large cache: 512 MiB; many CPUs share what an eighth of memory leaves.
+        // A large cache: 512 MiB. Many CPUs share an eighth of memory.
         assert_eq!(sizes(256, 64, 4, 64_000).unwrap().0, mib(512));
         let others = sizes(256, 64, 4, 64_000).unwrap().1;
         assert!(4 * (512 << 20) + 60 * others.0 <= 8_000 << 20, "{others}");
@@ -422,7 +427,8 @@ mod tests {
             (b.cpus_alone, b.alone, b.others, b.within_cache)
         };
         assert_eq!(told(2, 23_000), (2, mib(192), mib(192), false));
-        // 125 MiB do not hold 96 MiB for both, but for one, and 29 for the other while both run.
+        // 125 MiB do not hold 96 MiB for both CPUs. They hold that for one, and 29 for the other
+        // while both run.
         assert_eq!(told(2, 1_000), (1, mib(96), mib(29), false));
         // 62 MiB: within the cache, and the result says so.
         assert_eq!(told(2, 496), (2, mib(31), mib(31), true));
@@ -447,7 +453,7 @@ mod tests {
             };
             prop_assert!((1..=MOST_CPUS.min(cpus)).contains(&b.cpus_alone));
             let all = b.alone.0 * b.cpus_alone as u64 + b.others.0 * (cpus - b.cpus_alone) as u64;
-            // A thread's least is a MiB.
+            // A thread has at least a MiB.
             prop_assert!(all <= (available << 20) / 8 + ((cpus as u64) << 20));
             let enough = (2 * (llc << 20)).min(LARGEST_BUFFER);
             prop_assert!(b.within_cache || b.alone.0 >= enough);
@@ -482,7 +488,7 @@ mod tests {
     #[test]
     fn the_peak_is_the_best_operation_and_all_together_are_no_slower_than_one() {
         let cpus = affinity::allowed().unwrap();
-        // A small cache, so that the test does not need a large machine; the rules are the same.
+        // A small cache, so that the test needs no large machine. The rules are the same.
         let measured = rates(&cpus, Bytes(1 << 20), 1_700_000_000).unwrap();
         assert_eq!(
             measured.by_operation[&measured.peak_operation],

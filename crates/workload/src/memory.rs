@@ -1,8 +1,10 @@
-//! The buffers the generators work on: private anonymous memory, every page touched, in base pages
-//! or in transparent huge pages as asked (madvise(2), Documentation/admin-guide/mm/transhuge.rst),
-//! with an inaccessible page on each side so that the kernel neither merges the mapping with a
-//! neighbour nor counts a neighbour's pages with ours. What Quell has locked in a cache for this
-//! program is the beginning of its first buffer in base pages.
+//! The buffers that the generators work on: private anonymous memory with every page touched, in
+//! base pages or in transparent huge pages as asked (madvise(2),
+//! Documentation/admin-guide/mm/transhuge.rst).
+//!
+//! An inaccessible page lies on each side. So the kernel neither merges the mapping with a
+//! neighbour nor counts a neighbour's pages with it. Memory that Quell has locked in a cache for
+//! this program is the beginning of its first buffer in base pages.
 
 use std::ptr::{self, NonNull};
 
@@ -16,17 +18,17 @@ use crate::{Error, procfs};
 const HUGE: usize = 2 << 20;
 const BASE: usize = 4096;
 
-/// The pages a buffer was really given.
+/// The pages that a buffer really got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "pages")]
 pub enum Granted {
     /// Base pages, as asked.
     #[serde(rename = "4KiB")]
     Base,
-    /// Huge pages, as asked, throughout.
+    /// Huge pages for the whole buffer, as asked.
     #[serde(rename = "2MiB")]
     Huge,
-    /// Huge pages were asked for and not given for all of it.
+    /// Huge pages were asked for, but part of the buffer has base pages.
     #[serde(rename = "mixed")]
     Mixed {
         /// How much of the buffer lies in huge pages.
@@ -35,7 +37,7 @@ pub enum Granted {
 }
 
 impl Granted {
-    /// A sentence for a person where the request was not fully granted.
+    /// A message for the user where the request was not fully granted.
     #[must_use]
     pub fn complaint(&self) -> Option<String> {
         match self {
@@ -48,16 +50,16 @@ impl Granted {
     }
 }
 
-/// Whether the kernel gives 2 MiB pages to those who ask: tried with one.
+/// Whether a program that asks for 2 MiB pages gets them. It is tried with one page.
 ///
 /// # Errors
-/// Why not, and what to do.
+/// Why there are none, and what to do.
 pub fn huge_pages() -> Result<(), Error> {
     Buffer::new(Bytes(2 << 20), Pages::Huge)?.granted().whole()
 }
 
 impl Granted {
-    /// Refuses what was not fully granted.
+    /// Refuses a buffer that was not fully granted.
     pub(crate) fn whole(self) -> Result<(), Error> {
         match self {
             Self::Base | Self::Huge => Ok(()),
@@ -73,7 +75,7 @@ impl Granted {
     }
 }
 
-/// A touched buffer, aligned to 2 MiB, freed on drop.
+/// A touched buffer, aligned to 2 MiB and freed on drop.
 #[derive(Debug)]
 pub struct Buffer {
     map: NonNull<u8>,
@@ -87,8 +89,8 @@ pub struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// Takes and touches `size` bytes, rounded up to a page of 4 KiB (the mapping to 2 MiB where
-    /// huge pages are asked for, so that the tail lies in one, too).
+    /// Takes and touches `size` bytes, rounded up to a page of 4 KiB. For huge pages the mapping is
+    /// rounded up to 2 MiB, so that the end lies in one, too.
     ///
     /// # Errors
     /// When more is asked for than the machine has available, or the kernel refuses.
@@ -135,8 +137,8 @@ impl Buffer {
             return Err(Error::last(what));
         }
         let map = NonNull::new(map.cast::<u8>()).ok_or_else(|| Error::last(what.clone()))?;
-        // At least a page remains on each side: the first 2 MiB boundary past the first page, and 2
-        // MiB less behind.
+        // At least a page remains on each side: the start is the first 2 MiB boundary past the
+        // first page, and the end leaves 2 MiB less.
         let skip = HUGE - map.as_ptr().addr() % HUGE;
         // SAFETY: `skip` ≤ 2 MiB and `used` + 2 · 2 MiB is the mapping's length.
         let start = unsafe { map.add(skip) };
@@ -162,9 +164,9 @@ impl Buffer {
         {
             return Err(Error::last(what));
         }
-        // A kernel built without transparent huge pages answers EINVAL: then base pages is what
-        // there is, and the check below says so where huge ones were asked for. SAFETY: the range
-        // lies inside our own mapping.
+        // A kernel without transparent huge pages answers EINVAL. Then there are base pages only,
+        // and the check below reports that where huge ones were asked for.
+        // SAFETY: the range lies inside our own mapping.
         let _ = unsafe { libc::madvise(start.as_ptr().cast(), used, advice) };
         if pages == Pages::Base {
             // SAFETY: aligned to 2 MiB, and the beginning of `used` bytes of our own that nothing
@@ -173,9 +175,10 @@ impl Buffer {
                 Error::refused(what.clone(), e.to_string(), "leave reserve.cache out")
             })?;
         }
-        // Half the time of a fault for each page, which counts where the program starts under a
-        // limit of its CPU time. Linux 5.14; whatever it leaves is touched below. SAFETY: the range
-        // lies inside our own mapping and nothing refers to it yet.
+        // This takes half the time of a fault for each page, which counts where the program starts
+        // under a limit of its CPU time. Linux 5.14 added it; pages that it leaves are touched
+        // below.
+        // SAFETY: the range lies inside our own mapping and nothing refers to it yet.
         let _ = unsafe { libc::madvise(start.as_ptr().cast(), used, libc::MADV_POPULATE_WRITE) };
         for offset in (0..used).step_by(BASE) {
             // SAFETY: `offset` lies below `used`, which is mapped for writing.
@@ -196,23 +199,23 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Its first byte.
+    /// The address of its first byte, aligned to 2 MiB.
     #[must_use]
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// What is in it.
+    /// The contents of the buffer.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the range is mapped, touched, and written only through this buffer.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// [`Self::bytes`], to be changed.
+    /// The contents of the buffer, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the buffer is borrowed alone.
+        // SAFETY: as above, and the buffer is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
@@ -222,7 +225,7 @@ impl Buffer {
         self.len
     }
 
-    /// The pages it was given.
+    /// The pages that the buffer lies in.
     #[must_use]
     pub fn granted(&self) -> Granted {
         self.granted
@@ -231,8 +234,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours alone and nobody can hold a reference into it: `start` hands
-        // out raw pointers.
+        // SAFETY: the mapping is ours alone, and no reference into it can exist: `start` returns
+        // raw pointers.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
     }
 }

@@ -1,4 +1,4 @@
-//! The nodes of the lists, one to a line, and their laying out.
+//! The nodes of the lists, one per line, and their layout in memory.
 
 use std::ptr;
 
@@ -7,17 +7,18 @@ use quell_policy::workload::Order;
 use crate::list::cycle;
 use crate::memory::Buffer;
 
-/// A node: where to go next, and a word that a walk may store.
+/// A node: the next node's address, and a word that a walk may store to.
 #[repr(C, align(64))]
 pub struct Node {
     next: *const Node,
     word: u64,
 }
 
-/// Makes one cycle through the given lines of `buffer`, and returns its first node.
+/// Makes one cycle through the given lines of `buffer`. Returns its first node.
 ///
 /// # Safety
-/// Every line must be below `buffer.len() / 64` and stand there once, and there must be one.
+/// There must be at least one line, every line must be below `buffer.len() / 64`, and none may
+/// occur twice.
 pub unsafe fn lay(buffer: &Buffer, lines: &[u32], order: Order, seed: u64) -> *const Node {
     let start = buffer.start().cast::<Node>();
     let nodes = u32::try_from(lines.len()).unwrap_or(u32::MAX);
@@ -34,10 +35,10 @@ pub unsafe fn lay(buffer: &Buffer, lines: &[u32], order: Order, seed: u64) -> *c
     start.wrapping_add(lines.first().map_or(0, |l| *l as usize))
 }
 
-/// One access: from a node to the next, having stored into it if asked to.
+/// One access: goes from a node to the next, after a store into it if `STORE`.
 ///
 /// # Safety
-/// `at` must be a node of a laid-out list whose buffer is still there, and nobody else may use the
+/// `at` must be a node of a laid-out list with its buffer still alive, and nothing else may use the
 /// list meanwhile.
 #[inline(always)]
 pub unsafe fn step<const STORE: bool>(at: *const Node) -> *const Node {

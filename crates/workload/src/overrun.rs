@@ -1,13 +1,14 @@
-//! When does a CPU run a thread, and when not? A thread spins on one CPU looking at the clock; a
-//! step far longer than usual is a gap in which it did not run (throttled, preempted, or the
-//! hypervisor took the CPU). What lies between two gaps is a run. On a throttled CPU the runs show
-//! the budget plus the delay from overflow to throttled, the gaps the throttles (the method of the
-//! kernel's `timerlat`/`osnoise` tracers, Documentation/trace/osnoise-tracer.rst).
+//! When does a CPU run a thread, and when not? A thread spins on one CPU and reads the clock. A
+//! step far longer than usual is a gap in which it did not run: it was throttled or preempted, or
+//! the hypervisor took the CPU. The time between two gaps is a run.
+//!
+//! On a throttled CPU the runs show the budget plus the delay from overflow to stop, and the gaps
+//! show the throttles. This is the method of the kernel's `timerlat`/`osnoise` tracers
+//! (Documentation/trace/osnoise-tracer.rst).
 //!
 //! The kernel variant spends its time inside system calls (reading /dev/zero), because a throttler
-//! reacts otherwise to a thread that is in the kernel. A gap inside a call is seen as that call
-//! taking longer than the usual one, so runs and gaps are known to about one call
-//! (`resolution_ns`).
+//! reacts differently to a thread in the kernel. A gap inside a call makes that call longer than
+//! usual. So runs and gaps are known to about one call (`resolution_ns`).
 
 use std::fmt;
 use std::fs::File;
@@ -24,54 +25,54 @@ use crate::{Error, affinity, clock};
 pub const GAP_NS: u64 = 5_000;
 /// What one system call of the kernel variant reads: 1 MiB, some 30 to 100 µs.
 const CALL_BYTES: usize = 1 << 20;
-/// Steps from which the usual length is learnt.
+/// How many steps the usual length is learnt from.
 const LEARN: usize = 101;
 /// More spans than this are counted and summed, but not kept for percentiles (32 MiB for both
 /// kinds).
 const KEPT: usize = 2 << 20;
 
-/// What to watch.
+/// Which CPU to watch, how, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverrunOptions {
-    /// The CPU.
+    /// The CPU to which the thread is pinned.
     pub cpu: CpuId,
-    /// For how long.
+    /// How long the CPU is watched.
     pub duration: Nanos,
-    /// Spend the time inside system calls.
+    /// Whether to spend the time inside system calls.
     pub kernel: bool,
 }
 
-/// A kind of span: the runs, or the gaps.
+/// Statistics of all runs, or of all gaps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spans {
-    /// How many.
+    /// How many spans there were.
     pub count: u64,
     /// Their total, in nanoseconds.
     pub total_ns: u64,
-    /// Statistics of their lengths; absent where there was none.
+    /// Statistics of their lengths. `None` where there was no span.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub lengths: Option<Lengths>,
-    /// How many had at least `from_ns` and less than twice that; empty ranges are left out.
+    /// How many had at least `from_ns` and less than twice that. Empty ranges are left out.
     pub histogram: Vec<Bin>,
 }
 
-/// Lengths in nanoseconds.
+/// Statistics of lengths, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lengths {
-    /// The mean.
+    /// The mean of all lengths.
     pub mean_ns: f64,
-    /// The median.
+    /// The 50th percentile of the lengths.
     pub p50_ns: f64,
-    /// The 95th percentile.
+    /// The 95th percentile of the lengths.
     pub p95_ns: f64,
-    /// The 99th percentile.
+    /// The 99th percentile of the lengths.
     pub p99_ns: f64,
-    /// The longest.
+    /// The longest of all lengths.
     pub max_ns: f64,
 }
 
 impl Lengths {
-    /// Of lengths in any order; `None` without any.
+    /// Of lengths in any order. `None` without any.
     pub(crate) fn of(lengths: &[u64]) -> Option<Self> {
         let values: Vec<f64> = lengths.iter().map(|n| *n as f64).collect();
         let values = sorted(&values);
@@ -85,38 +86,38 @@ impl Lengths {
     }
 }
 
-/// A range of lengths.
+/// A range of lengths in the histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bin {
-    /// Its lower end, a power of two; its upper end is twice that.
+    /// Its lower end, a power of two. Its upper end is twice that.
     pub from_ns: u64,
-    /// How many fell into it.
+    /// How many lengths lie in it.
     pub count: u64,
 }
 
-/// What was seen.
+/// When the CPU ran the thread, and when not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OverrunReport {
-    /// Always [`SCHEMA`].
+    /// Always [`SCHEMA`]; the first field of the JSON.
     pub schema: String,
-    /// Always `overrun`.
+    /// Always `overrun`, as the command is called.
     pub name: String,
-    /// The CPU.
+    /// The CPU that was watched.
     pub cpu: CpuId,
     /// Whether the time was spent inside system calls.
     pub kernel: bool,
     /// The watched span, in nanoseconds.
     pub duration_ns: u64,
-    /// How well the ends of runs and gaps are known, in nanoseconds: one usual step.
+    /// How exactly the ends of runs and gaps are known, in nanoseconds: one usual step.
     pub resolution_ns: u64,
     /// The uninterrupted runs. Those cut off by the beginning and the end of the watched span are
-    /// in the total only.
+    /// only in the total.
     pub runs: Spans,
-    /// The gaps between them.
+    /// The gaps between the runs.
     pub gaps: Spans,
 }
 
-/// Sorts steps into runs and gaps. Apart from the clock, so that it can be tested on values.
+/// Sorts steps into runs and gaps. It does not read the clock, so it can be tested on values.
 struct Splitter {
     usual: u64,
     longest: u64,
@@ -135,7 +136,7 @@ struct Collected {
 
 impl Collected {
     fn new(kept: usize) -> Self {
-        // Written and emptied again: pages come at the first write, and that must not fall into the
+        // Written and emptied again: pages come at the first write, and that must not happen in the
         // watched span.
         let mut lengths = vec![u64::MAX; kept];
         lengths.clear();
@@ -176,8 +177,8 @@ impl Splitter {
     fn new(usual: u64, kept: usize) -> Self {
         Self {
             usual,
-            // Calls differ by more than short steps do, for their memory is shared with others:
-            // twice the usual length is not yet a gap.
+            // Calls vary more than short steps, because they share their memory with other
+            // programs. Twice the usual length is not yet a gap.
             longest: usual + GAP_NS.max(usual),
             run: 0,
             first: true,
@@ -194,7 +195,7 @@ impl Splitter {
         // The work of the step itself was done, too: on one side of the gap, unknown on which.
         let run = self.run + self.usual;
         if self.first {
-            // Its beginning was not seen.
+            // The beginning of this run was not seen.
             self.runs.total += run;
             self.first = false;
         } else {
@@ -210,7 +211,7 @@ impl Splitter {
     }
 }
 
-/// Watches a CPU.
+/// Watches a CPU for runs and gaps.
 ///
 /// # Errors
 /// When the CPU may not be used, or /dev/zero cannot be read.

@@ -1,6 +1,6 @@
 //! Where pages lie in physical memory: `/proc/self/pagemap`
 //! (Documentation/admin-guide/mm/pagemap.rst). Without CAP_SYS_ADMIN the kernel shows frame 0 for
-//! every page (before Linux 4.2 it refused to open the file); in a virtual machine the frames are
+//! every page. Before Linux 4.2 it refused to open the file. In a virtual machine the frames are
 //! the guest's.
 
 use std::fs::File;
@@ -22,12 +22,12 @@ fn refused(why: &str) -> Error {
     )
 }
 
-/// The physical addresses of `pages` pages of `page` bytes from the virtual address `start` on;
+/// The physical addresses of `pages` pages of `page` bytes, from the virtual address `start` on.
 /// `proc` is `/proc`.
 ///
 /// # Errors
-/// When addresses are not shown (names the capability), a page is not in memory, or the file cannot
-/// be read.
+/// When addresses are hidden (the message names the capability), a page is not in memory, or the
+/// file cannot be read.
 pub fn addresses(proc: &Path, start: usize, pages: usize, page: usize) -> Result<Vec<u64>, Error> {
     let path = proc.join("self/pagemap");
     let reading = || Error::kernel(format!("reading {}", path.display()));

@@ -1,11 +1,11 @@
-//! Independent random lists walked side by side: one access in each per step, none of which waits
-//! for the others, so that a core keeps as many misses under way as it can (memory-level
-//! parallelism). Time ÷ accesses falls with the number of lists until the core's line-fill buffers,
-//! or the banks the lists lie in, are all busy (IsolBench `pll`; P. Valsan, H. Yun and F. Farshchi,
-//! "Taming Non-blocking Caches to Improve Isolation in Multicore Real-Time Systems", RTAS 2016).
+//! Independent random lists walked in turn: a step accesses each of them, and no access waits for
+//! another list. So a core keeps as many misses outstanding as it can (memory-level parallelism).
+//! Time ÷ accesses falls with the number of lists until the core's line-fill buffers, or the banks
+//! of the lists, are all busy. Sources: IsolBench `pll`; P. Valsan, H. Yun and F. Farshchi, "Taming
+//! Non-blocking Caches to Improve Isolation in Multicore Real-Time Systems", RTAS 2016.
 //!
-//! Lines may be confined to DRAM banks by their physical address: then as many as the banks' share
-//! requires are taken, and those that lie elsewhere stay unused.
+//! Lines may be confined to DRAM banks by their physical address. Then as much memory is taken as
+//! the banks' share requires, and lines in other banks remain unused.
 
 use std::path::Path;
 use std::ptr;
@@ -20,14 +20,13 @@ use crate::node::{Node, lay, step};
 use crate::pagemap;
 use crate::resolved::Placed;
 
-/// The memory taken beyond the banks' share of it, in parts of the whole: frames are not handed out
-/// evenly.
+/// Extra memory beyond the banks' share: a quarter of it, because frames are not handed out evenly.
 const SPARE: u64 = 4;
 
-/// Makes so many steps in every list, from and to the nodes given.
+/// Makes so many steps in every list, starting at the given nodes, and stores the nodes it reaches.
 type Walk = fn(&mut [*const Node], u64);
 
-/// Lists laid out in memory, and where each walk stands.
+/// Lists in memory, and the node that each walk has reached.
 #[derive(Debug)]
 pub struct Lists {
     buffer: Buffer,
@@ -44,8 +43,8 @@ impl Lists {
     /// Lays out `count` lists (1 to 64) over `size` bytes together.
     ///
     /// # Errors
-    /// As [`Buffer::new`]; when there are fewer lines than lists, or too few lines in the banks
-    /// wanted; when physical addresses are wanted and not shown.
+    /// Those of [`Buffer::new`]. Also when there are fewer lines than lists, too few lines in the
+    /// wanted banks, or physical addresses are needed and hidden.
     pub fn new(
         count: u32,
         size: Bytes,
@@ -109,13 +108,13 @@ impl Lists {
         self.count() * access_bytes(self.operation)
     }
 
-    /// The pages they lie in.
+    /// The pages that the lists lie in.
     #[must_use]
     pub fn granted(&self) -> Granted {
         self.buffer.granted()
     }
 
-    /// How the lines were chosen by bank, where they were.
+    /// How the lines were chosen by bank. `None` where they were not.
     #[must_use]
     pub fn placed(&self) -> Option<Placed> {
         self.placed
@@ -155,8 +154,8 @@ fn in_banks(wanted: u32, pages: Pages, banks: &Banks) -> Result<(Buffer, Vec<u32
     Ok((buffer, found, placed))
 }
 
-/// The lines, counted from the first frame's beginning, whose physical address lies in a bank
-/// wanted.
+/// The lines with a physical address in one of the wanted banks, counted from the first frame's
+/// beginning.
 fn matching(frames: &[u64], page: u64, banks: &Banks) -> Vec<u32> {
     let lines = page / LINE_BYTES;
     let of_frame = |(n, frame): (usize, &u64)| {
@@ -191,8 +190,8 @@ macro_rules! walks {
     };
 }
 
-/// A loop per number of lists, so that the pointers of few lists stay in registers: reading, and
-/// storing, too.
+/// A loop per number of lists, so that the pointers of few lists stay in registers. The first of
+/// each pair only reads, the second also stores.
 static WALKS: [(Walk, Walk); quell_policy::workload::MOST_LISTS as usize] = walks!(
     1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64
 );
@@ -203,7 +202,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Every node of every list, by walking each all the way round.
+    /// Every node of every list, found by walking each list once round.
     fn rounds(lists: &mut Lists) -> Vec<BTreeSet<usize>> {
         let first = lists.at.clone();
         let mut seen = vec![BTreeSet::new(); first.len()];
@@ -264,7 +263,7 @@ mod tests {
 
     #[test]
     fn lines_lie_in_the_banks_asked_for_or_the_lack_of_the_capability_is_said() {
-        // Bits that any frame has both ways, so that banks are alike.
+        // Bits that have both values in any frame, so that banks are alike.
         let banks = Banks::new(vec![1 << 12, 1 << 13 | 1 << 6], vec![1, 2]).unwrap();
         let size = Bytes(1 << 20);
         let mut lists = match Lists::new(4, size, Pages::Base, Access::Read, Some(&banks)) {

@@ -1,17 +1,23 @@
-//! A real-time task (`periodic`): released on a fixed grid, each job passes over a buffer so many
-//! times. What cyclictest measures (the time from a timer's expiry to the task running: absolute
-//! `clock_nanosleep`, timer slack switched off) beside what memory neighbours do to the job itself.
+//! A real-time task (`periodic`), released on a fixed grid. Each job passes over a buffer so many
+//! times. It measures what cyclictest measures: the time from a timer's expiry to the task running
+//! (absolute `clock_nanosleep`, timer slack switched off). In addition it shows what memory
+//! neighbours do to the job itself.
+//!
 //! The task of the Cache Allocation study (Uhanov, Slobodskoy: 128 KB in 32-byte steps every 10 ms)
-//! is one setting of it; the source's loop as printed would touch a single line per pass, here a
-//! pass is over the whole buffer, as it states.
+//! is one setting of it. The loop printed in that source would touch a single line per pass. Here a
+//! pass is over the whole buffer, as the source states.
 //!
 //! | metric | one value per | is |
 //! |---|---|---|
-//! | `cycles` | pass | time-stamp counter cycles (constant rate, not the core's clock) of one pass |
+//! | `cycles` | pass | time-stamp counter cycles of one pass |
 //! | `wakeup_us` | job that was slept for | from the release to the task running |
 //! | `response_us` | job | from the release to the end of the job |
-//! | `llc_misses` | job | lines that it brought in past the last-level cache; absent where no counter tells |
-//! | `misses` | release | 1 if the job ended after its deadline or never began, because the one before took past the next release; else 0, so its mean is the share missed |
+//! | `llc_misses` | job | lines fetched past the last-level cache; absent without a counter |
+//! | `misses` | release | 1 if the job missed its deadline or never began, else 0 |
+//!
+//! - The time-stamp counter has a constant rate. It is not the core's clock.
+//! - A job never begins when the one before runs past the next release. The mean of `misses` is the
+//!   share missed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,10 +32,10 @@ use crate::misses::Misses;
 use crate::resolved::ResolvedWorkload;
 use crate::{Error, arch, clock};
 
-/// The longest uninterrupted sleep: how late a request to end may be noticed.
+/// The longest uninterrupted sleep, in nanoseconds. A request to end may be noticed so late.
 const ASK_NS: u64 = 50_000_000;
 
-/// The task.
+/// The real-time task and its buffer.
 #[derive(Debug)]
 pub(crate) struct Task {
     buffer: Buffer,
@@ -37,17 +43,17 @@ pub(crate) struct Task {
     period: u64,
     passes: u32,
     deadline: u64,
-    /// The next release.
+    /// When the next release is due.
     next: u64,
-    /// Told of every job, if somebody listens.
+    /// Reports every job to the quell-client session, if there is one.
     session: Session,
     counter: Option<Misses>,
-    /// Given back with the task, in this order.
+    /// Dropped with the task, in this order.
     _slack: Slack,
     _fifo: Option<Fifo>,
 }
 
-/// One span's values.
+/// The values of one span, by metric.
 #[derive(Debug)]
 struct Record {
     cycles: Vec<f64>,
@@ -57,7 +63,7 @@ struct Record {
     misses: Vec<f64>,
 }
 
-/// Room for `n` values, touched: the kernel gives untouched memory at its first use, inside the
+/// Room for `n` values, touched. The kernel gives untouched memory at its first use, inside the
 /// span.
 pub(crate) fn room(n: usize) -> Vec<f64> {
     let mut values = vec![f64::NAN; n];
@@ -91,7 +97,7 @@ impl Record {
 }
 
 impl Task {
-    /// Takes its buffer and becomes real-time, if it is to be.
+    /// Takes its buffer and becomes real-time, if that is asked for.
     pub(crate) fn new(workload: &ResolvedWorkload) -> Result<Self, Error> {
         let ResolvedWorkload::Periodic {
             size,
@@ -136,12 +142,13 @@ impl Task {
     /// One pass over the buffer.
     fn pass(&self) {
         for at in (0..self.buffer.len()).step_by(self.step) {
-            // SAFETY: `at` lies below the buffer's length. Volatile: the load is what it is for.
+            // SAFETY: `at` lies below the buffer's length. Volatile, because the load is the
+            // purpose.
             unsafe { self.buffer.start().add(at).read_volatile() };
         }
     }
 
-    /// Program bytes of a pass: the lines it touches.
+    /// Program bytes of a pass: the lines that it touches.
     fn pass_bytes(&self) -> u64 {
         let lines = self
             .buffer
@@ -150,7 +157,7 @@ impl Task {
         lines as u64 * LINE_BYTES
     }
 
-    /// Runs jobs until `until`; how many passes, or `None` when asked to end.
+    /// Runs jobs until `until`. Returns the number of passes, or `None` when asked to end.
     fn run(
         &mut self,
         until: u64,
@@ -166,7 +173,7 @@ impl Task {
         }
         while self.next < until {
             if now >= ask {
-                // Before the sleep: between release and job nothing may stand.
+                // Asked before the sleep: nothing may come between release and job.
                 if asked() {
                     return None;
                 }
@@ -187,8 +194,8 @@ impl Task {
                 }
             }
             now = clock::now();
-            // Outside of what is timed: from the end of one job to that of the next, in which the
-            // thread does nothing else.
+            // Outside of what is timed. The count runs from the end of one job to that of the next,
+            // and the thread does nothing else in between.
             let after = self.counter.as_ref().and_then(Misses::read);
             let before = std::mem::replace(&mut counted, after);
             if let (Some(record), Some(before), Some(after)) =
@@ -201,7 +208,7 @@ impl Task {
             self.next = release + self.period;
             let mut never = 0;
             while self.next + self.period <= now {
-                // Releases after the span are not the span's.
+                // Releases after the span do not belong to it.
                 never += usize::from(self.next < until);
                 self.next += self.period;
             }
@@ -219,14 +226,14 @@ impl Task {
     }
 }
 
-/// Sleeps until `due`; `false` when asked to end.
+/// Sleeps until `due`. `false` when asked to end.
 fn sleep(due: u64, asked: &mut dyn FnMut() -> bool) -> bool {
     loop {
         let now = clock::now();
         if now >= due {
             return true;
         }
-        // The last piece is slept in one go, to the release itself.
+        // The last piece is one sleep, to the release itself.
         if due - now > ASK_NS {
             clock::sleep_until(now + ASK_NS);
             if asked() {
@@ -288,7 +295,7 @@ impl Generator for Task {
     }
 }
 
-/// Whether this processor has a counter that passes are timed by.
+/// Refuses processors without a known counter to time passes by.
 fn counter_is_known() -> Result<(), Error> {
     if arch::ticks().is_some() {
         return Ok(());
@@ -303,7 +310,7 @@ fn counter_is_known() -> Result<(), Error> {
     ))
 }
 
-/// That counter now.
+/// The value of that counter now.
 fn cycles() -> u64 {
     arch::ticks().unwrap_or_default()
 }
@@ -327,7 +334,7 @@ impl Fifo {
 
 impl Drop for Fifo {
     fn drop(&mut self) {
-        // Becoming ordinary again is always allowed; nobody could be told otherwise.
+        // Becoming ordinary again is always allowed, and a drop cannot report an error.
         let _ = set_policy(libc::SCHED_OTHER, 0);
     }
 }
@@ -343,8 +350,8 @@ fn set_policy(policy: libc::c_int, priority: u32) -> std::io::Result<()> {
     }
 }
 
-/// The calling thread's timer slack, by which the kernel may delay an ordinary task's timers (50 us
-/// by default), is a nanosecond until dropped: it would hide what is measured.
+/// Sets the calling thread's timer slack to a nanosecond until dropped. By the slack (50 us by
+/// default) the kernel may delay an ordinary task's timers, which would hide what is measured.
 #[derive(Debug)]
 pub(crate) struct Slack {
     before: libc::c_int,
@@ -366,7 +373,7 @@ impl Slack {
 impl Drop for Slack {
     fn drop(&mut self) {
         let before = libc::c_ulong::try_from(self.before).unwrap_or(0);
-        // SAFETY: as above. Nought means the default.
+        // SAFETY: as above. Zero means the default.
         let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, before) };
     }
 }
@@ -380,7 +387,7 @@ mod tests {
     use quell_policy::workload::Pages;
     use quell_types::units::{Bytes, Nanos};
 
-    /// A task; none, said aloud, where the processor has no counter for it.
+    /// A task. `None`, with a message, where the processor has no counter for it.
     fn task(size: u64, period: Nanos, passes: u32) -> Option<Task> {
         if let Err(refused) = counter_is_known() {
             println!("skipped: {refused}");
@@ -425,7 +432,7 @@ mod tests {
         assert_eq!(count("cycles"), 3 * count("response_us"));
         assert_eq!(measured.bytes, count("cycles") as u64 * (128 << 10));
         assert!(measured.metrics["cycles"].iter().all(|c| *c > 0.0));
-        // 40; fewer only if the thread was kept from beginning.
+        // 40. Fewer only if the thread could not begin in time.
         let releases = count("misses");
         expect((30..=41).contains(&releases), || format!("{releases}"))
     }

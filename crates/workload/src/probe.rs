@@ -1,21 +1,28 @@
-//! Do two CPUs share a cache right now? In a virtual machine the topology the kernel tells is
-//! fiction, and may change while it runs, so it is measured. CPU *a* writes lines and then enough
-//! others to push them out of its private caches; CPU *b* then walks them. The walk takes as long
-//! as one after *b* itself wrote and pushed them out (*near*) where both push into the same cache,
-//! and as long as one after they were flushed (*far*) or longer where they do not.
+//! Do two CPUs share a cache right now? In a virtual machine the topology that the kernel reports
+//! is fiction, and may change while it runs. So it is measured.
 //!
-//! All three are walks by the same CPU over the same lines: two buffers need not be alike. In a
-//! virtual machine memory was seen to be 100 ns away in one and 160 ns in the next (what a host
-//! backs a page with does not show in its guest), and flushed lines of the first looked near beside
-//! the second.
+//! CPU *a* writes lines. Then it writes enough other lines to push them out of its private caches.
+//! CPU *b* then walks the first ones. There are two walks to compare with:
+//! - *near*: after *b* itself wrote and pushed out the lines. Its time is the same where both CPUs
+//!   push into the same cache.
+//! - *far*: after the lines were flushed. Where no cache is shared, *b*'s walk takes as long as
+//!   this, or longer.
 //!
-//! Each walk's time is the median of its parts (an interruption spoils one part). A repetition
-//! makes the three walks right after one another and has a score of its own; it counts only where
-//! both CPUs were left alone from the first line written to the last one read, by the CPU time of
-//! their threads. A side's score is the median of [`ENOUGH`] such repetitions, of which [`AGREE`]
-//! must tell the same. The CPUs take turns in writing and reading, and the clearer of the two
-//! directions counts: that caches are shared is true of both, and what else goes on in them (other
-//! virtual machines, sometimes for a second on one side only) hides it but cannot feign it.
+//! All three are walks by the same CPU over the same lines, since two buffers need not be alike. In
+//! a virtual machine memory was seen to be 100 ns away in one buffer and 160 ns in the next. What a
+//! host backs a page with does not show in its guest. Flushed lines of the first buffer looked near
+//! next to the second.
+//!
+//! **Scores.** Each walk's time is the median of its parts, since an interruption spoils one part.
+//! A repetition makes the three walks right after one another and has a score of its own. It counts
+//! only where no other program ran on either CPU from the first line written to the last one read,
+//! by the CPU time of their threads. A side's score is the median of [`ENOUGH`] such repetitions.
+//! [`AGREE`] of them must give the same answer.
+//!
+//! **Directions.** The CPUs take turns in writing and reading, and the clearer of the two
+//! directions counts. A shared cache is shared in both. Other traffic in the caches can hide it but
+//! cannot feign it. Such traffic comes from other virtual machines, sometimes for a second on one
+//! side only.
 
 mod lines;
 
@@ -34,26 +41,28 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, affinity, clock, procfs};
 use lines::{Lines, flush_is_known};
 
-/// Where the two CPUs stand to each other.
+/// How near the lines of one CPU are to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sharing {
-    /// 1 = a line that the other CPU wrote is as near as one's own, 0 = as far as memory or
-    /// farther: the median over repetitions of (far − other) ÷ (far − near), held within 0 and 1.
-    /// Caches busy with others' data can lower it (`quell bench canary` counts how often it errs):
-    /// take 0.5 as the border.
+    /// 1 = a line that the other CPU wrote is as near as an own one. 0 = it is as far as memory, or
+    /// farther.
+    ///
+    /// The median over repetitions of (far − other) ÷ (far − near), held within 0 and 1. Caches
+    /// full of other programs' data can lower it (`quell bench canary` counts how often it errs).
+    /// Take 0.5 as the border.
     pub score: f64,
-    /// Nanoseconds per access to lines that this CPU pushed out of its private caches; this and the
+    /// Nanoseconds per access to lines that this CPU pushed out of its private caches. This and the
     /// next two are medians over the same repetitions.
     pub near_ns: f64,
-    /// The same for lines that the other CPU pushed out of its own.
+    /// The same for lines that the other CPU pushed out of its own caches.
     pub other_ns: f64,
-    /// The same for lines in no cache.
+    /// The same for lines that are in no cache.
     pub far_ns: f64,
 }
 
 impl Sharing {
-    /// The score of three times; `None` where memory is not clearly farther than the cache, so that
-    /// nothing can be told.
+    /// The score of three times. `None` where memory is not clearly farther than the cache, since
+    /// nothing can be concluded then.
     fn of(near_ns: f64, other_ns: f64, far_ns: f64) -> Option<Self> {
         (far_ns > CLEARLY * near_ns).then(|| Self {
             score: ((far_ns - other_ns) / (far_ns - near_ns)).clamp(0.0, 1.0),
@@ -63,7 +72,7 @@ impl Sharing {
         })
     }
 
-    /// What [`ENOUGH`] repetitions tell together; `None` where they are fewer or do not agree.
+    /// The result of [`ENOUGH`] repetitions. `None` where they are fewer or do not agree.
     fn together(repetitions: &[Self]) -> Option<Self> {
         let middle = |of: fn(&Self) -> f64| median(&repetitions.iter().map(of).collect::<Vec<_>>());
         let score = middle(|r| r.score)?;
@@ -78,33 +87,33 @@ impl Sharing {
     }
 }
 
-/// How much farther memory must be than the cache before the probe says anything.
+/// So many times as far as the cache must memory be before the probe gives an answer.
 const CLEARLY: f64 = 1.3;
-/// Repetitions behind a side's score; odd, so that their median is one of them.
+/// How many repetitions make a side's score. Odd, so that their median is one of them.
 const ENOUGH: usize = 9;
-/// How many of them must lie on the median's side of [`BORDER`]. Of coin tosses so many agree in
-/// one case of 26.
+/// How many of them must lie on the median's side of [`BORDER`]. With random answers so many agree
+/// in one case of 26.
 const AGREE: usize = 8;
-/// At or above this score a repetition tells "shared".
+/// At or above this score a repetition counts as "shared".
 const BORDER: f64 = 0.5;
-/// Turns after which a side that has not enough of them gives up: the CPUs are too busy.
+/// After so many turns a side without enough repetitions gives up: the CPUs are too busy.
 const MOST_TURNS: u32 = 128;
-/// A repetition whose lines waited longer than this for their reader does not count.
+/// A repetition does not count if its lines waited longer than this for their reader.
 const FRESH_NS: u64 = 500_000;
-/// A CPU that does not answer within this time is busy or throttled: nothing can be told.
+/// A CPU that does not answer within this time is busy or throttled. There is no answer then.
 const PATIENCE_NS: u64 = 200_000_000;
-/// Longer than a half turn on a quiet machine. Who spins on a busy one uses up the CPU time that it
-/// needs next.
+/// How long a thread spins: longer than a half turn on a quiet machine. On a busy machine spinning
+/// uses up the CPU time that the thread needs next.
 const SPIN_NS: u64 = 500_000;
-/// A CPU that ran the probe for this part of the time was quiet.
+/// A CPU was quiet if it ran the probe for this part of the time.
 const QUIET: f64 = 0.95;
-/// How long a thread that waits asleep goes without looking.
+/// How often a thread that waits asleep checks the phase.
 const NAP: Duration = Duration::from_millis(1);
 
 /// [`sharing`], the score alone. A CPU shares its cache with itself by definition.
 ///
 /// # Errors
-/// As [`sharing`].
+/// Those of [`sharing`].
 pub fn shared_cache(a: CpuId, b: CpuId) -> io::Result<Option<f64>> {
     if a == b {
         return Ok(Some(1.0));
@@ -112,13 +121,17 @@ pub fn shared_cache(a: CpuId, b: CpuId) -> io::Result<Option<f64>> {
     Ok(sharing(a, b)?.map(|s| s.score))
 }
 
-/// Measures whether `a` and `b` share a cache; some 6 ms of one thread on each, on busy CPUs up to
-/// ten times that. The calling thread only waits and keeps its affinity. `None` where it cannot be
-/// told: no instruction to flush a line, memory not clearly farther than the cache, repetitions
-/// that do not agree, or a CPU too busy with other programs.
+/// Measures whether `a` and `b` share a cache. It takes some 6 ms of one thread on each, on busy
+/// CPUs up to ten times that. The calling thread only waits and keeps its affinity.
+///
+/// `None` where there is no answer:
+/// - no instruction to flush a line,
+/// - memory not clearly farther than the cache,
+/// - repetitions that do not agree, or
+/// - a CPU too busy with other programs.
 ///
 /// # Errors
-/// When the CPUs are the same, do not exist or may not be used, or memory is not to be had.
+/// When the CPUs are the same, do not exist or may not be used, or memory cannot be had.
 pub fn sharing(a: CpuId, b: CpuId) -> io::Result<Option<Sharing>> {
     if a == b {
         return Err(Error::refused(
@@ -131,37 +144,37 @@ pub fn sharing(a: CpuId, b: CpuId) -> io::Result<Option<Sharing>> {
     Ok(probe(a, b, Lines::walk)?.sharing)
 }
 
-/// What one probe told.
+/// The outcome of one probe.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Probed {
-    /// Where the CPUs stand to each other, if it could be told.
+    /// How near the CPUs are to each other. `None` where there is no answer.
     pub sharing: Option<Sharing>,
-    /// The CPUs ran hardly anything but the probe while it ran.
+    /// Whether the CPUs ran hardly anything but the probe.
     pub quiet: bool,
 }
 
-/// A probe whose answer is known to be "shared": both threads on one CPU, which wait for each other
+/// A probe with the known answer "shared": both threads on one CPU. They wait for each other
 /// asleep.
 ///
 /// # Errors
-/// As [`sharing`].
+/// Those of [`sharing`].
 pub fn same_cpu(cpu: CpuId) -> io::Result<Probed> {
     probe(cpu, cpu, Lines::walk)
 }
 
-/// [`sharing`], with a word on whether the CPUs were quiet.
+/// [`sharing`], and whether the CPUs were quiet.
 ///
 /// # Errors
-/// As [`sharing`].
+/// Those of [`sharing`].
 pub fn two_cpus(a: CpuId, b: CpuId) -> io::Result<Probed> {
     probe(a, b, Lines::walk)
 }
 
-/// A probe whose answer is known to be "not shared": what the writer left is flushed to memory
-/// before it is looked for.
+/// A probe with the known answer "not shared": the writer's lines are flushed to memory before they
+/// are walked.
 ///
 /// # Errors
-/// As [`sharing`].
+/// Those of [`sharing`].
 pub fn flushed(a: CpuId, b: CpuId) -> io::Result<Probed> {
     probe(a, b, |lines| {
         lines.flush();
@@ -169,14 +182,14 @@ pub fn flushed(a: CpuId, b: CpuId) -> io::Result<Probed> {
     })
 }
 
-/// The probe; `look` times the walk over what the other side left.
+/// The probe. `look` times the walk over the lines of the other side.
 fn probe(a: CpuId, b: CpuId, look: fn(&Lines) -> f64) -> io::Result<Probed> {
     if !flush_is_known() {
         return Ok(Probed::default());
     }
     let size = Bytes(lines::SAMPLED_BYTES + 2 * procfs::largest_l2(&CpuSet::from_iter([a, b]))?.0);
     let meeting = Meeting {
-        // On one CPU the other side runs only while this one sleeps.
+        // On one CPU the other thread runs only while this one sleeps.
         spin_ns: if a == b { 0 } else { SPIN_NS },
         ..Meeting::default()
     };
@@ -190,7 +203,7 @@ fn probe(a: CpuId, b: CpuId, look: fn(&Lines) -> f64) -> io::Result<Probed> {
     });
     let mut clearest: Option<Sharing> = None;
     let (mut shortest, mut ran_ns) = (f64::INFINITY, 0.0);
-    // An error of either side comes before the other's having waited in vain.
+    // An error of one side is reported rather than that the other side waited in vain.
     let sides: Vec<Option<Side>> = seen.into_iter().collect::<Result<_, _>>()?;
     for side in sides {
         let Some(side) = side else {
@@ -213,7 +226,7 @@ fn probe(a: CpuId, b: CpuId, look: fn(&Lines) -> f64) -> io::Result<Probed> {
     })
 }
 
-/// What one side saw, and how long it ran of the time it took.
+/// What one side measured, and how much CPU time it had of the time it took.
 struct Side {
     sharing: Option<Sharing>,
     ran_ns: f64,
@@ -229,15 +242,15 @@ impl Side {
 /// Where the two threads meet. It outlives both, and so do their lines.
 #[derive(Default)]
 struct Meeting {
-    /// How many half turns are over: after an even number the writer of the next turn is to write,
+    /// How many half turns are over. After an even number the writer of the next turn is to write,
     /// after an odd one its reader to read.
     phase: AtomicU32,
     lines: [OnceLock<Lines>; 2],
-    /// When this turn's writer was done, 0 if it was not left alone.
+    /// When this turn's writer was done. 0 if another program ran on its CPU.
     written: AtomicU64,
-    /// Repetitions of each side that count.
+    /// How many repetitions of each side count.
     counted: [AtomicU32; 2],
-    /// How long a side that waits spins before it sleeps, and what wakes it.
+    /// How long a waiting side spins before it sleeps. `bell`: wakes it.
     spin_ns: u64,
     bell: Bell,
 }
@@ -249,20 +262,20 @@ struct Bell {
 }
 
 impl Bell {
-    /// Sleeps until rung, or for a nap: a ring in between is not lost for long.
+    /// Sleeps until rung, or for a nap. So a ring in between is not lost for long.
     fn nap(&self) {
         let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.rung.wait_timeout(guard, NAP));
     }
 }
 
-/// A side gave up.
+/// The phase after a side gave up.
 const OVER: u32 = u32::MAX;
-/// Both have what they need, or turns enough.
+/// The phase after both sides have enough repetitions, or the turns are used up.
 const DONE: u32 = OVER - 1;
 
 impl Meeting {
-    /// Waits for `phase` or the end; false when the other side gave up or does not answer in time.
+    /// Waits for `phase` or the end. False when the other side gave up or does not answer in time.
     fn wait(&self, phase: u32) -> bool {
         self.until(|| [phase, DONE].contains(&self.phase.load(Ordering::Acquire)))
     }
@@ -271,14 +284,14 @@ impl Meeting {
         self.phase.load(Ordering::Acquire) == DONE
     }
 
-    /// After turn `turn`: the next one, or the end.
+    /// After turn `turn`: opens the next one, or the end.
     fn after(&self, turn: u32) {
         let enough = |c: &AtomicU32| c.load(Ordering::Relaxed) as usize >= ENOUGH;
         let done = self.counted.iter().all(enough) || turn + 1 >= MOST_TURNS;
         self.open(if done { DONE } else { 2 * turn + 2 });
     }
 
-    /// Waits until something is so; false when the other side gave up or does not answer in time.
+    /// Waits until `so` is true. False when the other side gave up or does not answer in time.
     fn until(&self, so: impl Fn() -> bool) -> bool {
         let begin = clock::now();
         loop {
@@ -296,7 +309,7 @@ impl Meeting {
         }
     }
 
-    /// Opens `phase`, unless it is over or done.
+    /// Opens `phase`, unless the probe is over or done.
     fn open(&self, phase: u32) {
         let _ = self
             .phase
@@ -306,7 +319,8 @@ impl Meeting {
         self.bell.rung.notify_all();
     }
 
-    /// Runs one side; the other is let go if it returns before the last turn, however it does.
+    /// Runs one side. If it returns before the last turn, for any reason, the other side stops
+    /// waiting.
     fn attend<T>(&self, side: impl FnOnce() -> T) -> T {
         struct End<'a>(&'a Meeting);
         impl Drop for End<'_> {
@@ -319,8 +333,8 @@ impl Meeting {
     }
 }
 
-/// One side: writes in every other turn, measures in the turns between. `None` when the other side
-/// was not in time.
+/// One side: writes in every other turn and measures in the turns between. `None` when the other
+/// side was not in time.
 fn take_turns(
     side: usize,
     cpu: CpuId,
@@ -331,7 +345,7 @@ fn take_turns(
     let _pinned = affinity::pin_to(cpu)?;
     let lines = Lines::new(size, 1 + side as u64)?;
     let own = meeting.lines[side].get_or_init(|| lines);
-    // What taking memory costs is no part of the time that is looked at below.
+    // The cost of taking memory is not part of the time that is judged below.
     if !meeting.until(|| meeting.lines.iter().all(|l| l.get().is_some())) {
         return Ok(None);
     }
@@ -380,7 +394,7 @@ fn take_turns(
     }))
 }
 
-/// Since when a thread is watched for being left alone on its CPU.
+/// Since when a thread is checked for being alone on its CPU.
 struct Alone {
     at: u64,
     ran: u64,
@@ -394,8 +408,8 @@ impl Alone {
         }
     }
 
-    /// It ran hardly any less than time passed. (Where the kernel counts a hypervisor's steal as
-    /// running this does not show; a line's stay in the caches is then shorter than it seems.)
+    /// Whether its CPU time is nearly all of the time that passed. Steal does not show where the
+    /// kernel counts it as running. A line then seems to remain in the caches longer than it does.
     fn so_far(&self) -> bool {
         let ran = clock::of_this_thread() - self.ran;
         ran as f64 >= QUIET * (clock::now() - self.at) as f64
@@ -444,7 +458,7 @@ mod tests {
         assert_eq!(affinity::allowed().unwrap(), before);
     }
 
-    /// The least number of wrong answers of `told` that a probe wrong in one of twenty gives in
+    /// The fewest wrong answers, of so many answers, that a probe wrong in one of twenty gives in
     /// less than one of a million tests.
     fn too_many(told: usize) -> usize {
         const WRONG: f64 = 0.05;
@@ -464,8 +478,8 @@ mod tests {
         assert_eq!((too_many(9), too_many(21)), (7, 9));
     }
 
-    /// As many answers as are to be had in a few seconds, of which hardly any may be wrong. A
-    /// machine too busy for answers is passed over aloud.
+    /// Gets as many answers as a few seconds allow. Hardly any may be wrong. A machine too busy for
+    /// answers is skipped, with a message.
     fn mostly(case: &str, right: impl Fn(f64) -> bool, probe: impl Fn() -> Probed) {
         let begin = clock::now();
         let mut told = Vec::new();

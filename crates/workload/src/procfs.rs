@@ -1,4 +1,4 @@
-//! What the generators ask of the kernel's files, through its readers in `quell-kernel`.
+//! What the generators read of the kernel's files, through the readers of `quell-kernel`.
 
 use quell_kernel::root::Kernel;
 use quell_kernel::{procfs, topology, vm};
@@ -8,12 +8,12 @@ use quell_types::units::Bytes;
 
 use crate::Error;
 
-/// The running kernel. What is missing of it is `None` in what is read.
+/// The running kernel. Files that it lacks are read as `None`.
 pub(crate) fn live() -> Kernel {
     Kernel::at("/")
 }
 
-/// Memory the kernel believes could be taken without swapping (`MemAvailable`).
+/// Memory that the kernel believes can be taken without swapping (`MemAvailable`).
 ///
 /// # Errors
 /// When the file cannot be read, or the line is malformed.
@@ -21,7 +21,7 @@ pub(crate) fn available_memory() -> Result<Option<Bytes>, Error> {
     Ok(vm::memory(&live())?.map(|memory| memory.available))
 }
 
-/// The time of every CPU; none without `/proc/stat`.
+/// The time of every CPU. Empty without `/proc/stat`.
 ///
 /// # Errors
 /// When the file cannot be read, or a line is malformed.
@@ -30,13 +30,14 @@ pub(crate) fn cpu_times(kernel: &Kernel) -> Result<Vec<CpuTimes>, Error> {
     Ok(procfs::cpu_times(kernel, ticks)?.unwrap_or_default())
 }
 
-/// A second-level cache where the kernel does not tell its size.
+/// The size of a second-level cache where the kernel does not report it.
 const USUAL_L2: Bytes = Bytes(2 << 20);
 
-/// The largest second-level cache of any of these CPUs, a usual size where the kernel tells none.
+/// The largest second-level cache of any of these CPUs, or a usual size where the kernel reports
+/// none.
 ///
 /// # Errors
-/// When a file of a cache is there and cannot be read, or is malformed.
+/// When a file of a cache exists and cannot be read, or is malformed.
 pub(crate) fn largest_l2(cpus: &CpuSet) -> Result<Bytes, Error> {
     Ok(topology::largest_l2(&live(), cpus)?.unwrap_or(USUAL_L2))
 }

@@ -1,6 +1,6 @@
-//! A request server with an open-loop client (`requests`): two threads of one process that speak
+//! A request server with an open-loop client (`requests`): two threads of one process that talk
 //! over a Unix socket. The client asks on a fixed schedule, whether or not earlier requests were
-//! answered. A latency runs from the *intended* start of a request to its answer, so a stop of the
+//! answered. A latency runs from the *intended* start of a request to its answer. So a stop of the
 //! server or of the client delays every request that was due meanwhile (see [`crate::open_loop`]).
 //!
 //! For each request the server computes a checksum. With `commit` it also writes to a file and
@@ -8,7 +8,9 @@
 //!
 //! | metric | one value per | is |
 //! |---|---|---|
-//! | `latency_us` | request whose intended start lies in the span | from there to its answer; of one not answered a second after the span, the time that it has waited |
+//! | `latency_us` | request with its intended start in the span | from there to its answer |
+//!
+//! A request that is not answered a second after the span counts with the time that it has waited.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -32,21 +34,21 @@ use crate::{Error, clock};
 
 /// Bytes of a request, and of an answer.
 const MESSAGE: usize = 8;
-/// Messages that are read or written at once, at most.
+/// The most messages that are read or written at once.
 const AT_ONCE: usize = 64;
-/// How often the client asks whether it is to end.
+/// How often the client asks whether it is to end, in nanoseconds.
 const ASK_NS: u64 = 20_000_000;
-/// How long answers are waited for after the span.
+/// How long answers are waited for after the span, in nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000_000;
-/// The file that commits go to, round and round.
+/// The size of the file to which commits go, again and again.
 const FILE: Bytes = Bytes(1 << 20);
 
 /// What the server does for a request.
 #[derive(Debug)]
 struct Service {
-    /// What the checksum is of.
+    /// The bytes that the checksum is computed of.
     body: Vec<u8>,
-    /// The file, and how many bytes of it each request writes.
+    /// The file, and how many bytes of it each request writes. `None`: it writes nothing.
     commit: Option<(File, usize)>,
     at: usize,
 }
@@ -66,7 +68,7 @@ impl Service {
         })
     }
 
-    /// Serves one request: its number in, its checksum out (FNV-1a).
+    /// Serves one request: takes its number and returns its checksum (FNV-1a).
     fn serve(&mut self, request: u64) -> io::Result<u64> {
         let sum = black_box(&self.body)
             .iter()
@@ -85,7 +87,7 @@ impl Service {
         Ok(sum)
     }
 
-    /// Serves until the client hangs up.
+    /// Serves until the client closes the socket.
     fn run(mut self, mut socket: UnixStream) -> io::Result<()> {
         let mut message = [0; MESSAGE];
         loop {
@@ -106,7 +108,7 @@ impl Service {
 /// The client, and the server's thread.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// To the server. Non-blocking. Taken when it hangs up.
+    /// The non-blocking socket to the server. `None` once the server has closed it.
     socket: Option<UnixStream>,
     thread: Option<JoinHandle<io::Result<()>>>,
     period: u64,
@@ -115,7 +117,7 @@ pub(crate) struct Server {
     waiting: VecDeque<u64>,
     /// Bytes of the youngest of them that are not sent yet.
     unsent: usize,
-    /// Bytes of an answer that came in part.
+    /// Bytes of an answer of which the rest is missing.
     part: usize,
     /// The next intended start.
     next: u64,
@@ -142,10 +144,10 @@ fn would_block(error: &io::Error) -> bool {
 }
 
 impl Server {
-    /// Starts the server.
+    /// Starts the server's thread.
     ///
     /// # Errors
-    /// When there is no thread, no socket, or no disk for the file to be had.
+    /// When there is no thread, no socket, or no disk for the file.
     pub(crate) fn new(spec: &workload::Requests) -> Result<Self, Error> {
         let service = Service::new(spec)?;
         let (client, server) =
@@ -170,7 +172,7 @@ impl Server {
         })
     }
 
-    /// Why the server is gone.
+    /// Why the server has ended.
     fn gone(&mut self) -> Error {
         self.socket = None;
         let ended = self.thread.take().map(JoinHandle::join);
@@ -200,7 +202,7 @@ impl Server {
         Ok(())
     }
 
-    /// Takes the answers that are there.
+    /// Takes the answers that have arrived.
     fn receive(&mut self, mut record: Option<&mut Record>) -> Result<u64, Error> {
         let mut answers = [0; MESSAGE * AT_ONCE];
         let mut answered = 0;
@@ -230,8 +232,8 @@ impl Server {
         }
     }
 
-    /// Asks on schedule until `until`, and waits for the answers; how many came, or `None` when
-    /// asked to end.
+    /// Asks on schedule until `until`, and waits for the answers. Returns how many came, or `None`
+    /// when asked to end.
     fn run(
         &mut self,
         until: u64,
@@ -258,7 +260,8 @@ impl Server {
             }
             self.send()?;
             answered += self.receive(record.as_deref_mut())?;
-            // A warm-up does not wait for its answers: the measured span begins under way.
+            // A warm-up does not wait for its answers: the measured span begins with requests under
+            // way.
             let waits = record.is_some() && !self.waiting.is_empty();
             if now >= until && !(waits && now < until.saturating_add(PATIENCE_NS)) {
                 break;
@@ -307,7 +310,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The server reads the end of its socket, and ends.
+        // The server reads the end of its socket and ends.
         self.socket = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -391,7 +394,7 @@ mod tests {
             for _ in 0..2 {
                 let measured = server.span(span_of(300), &mut || false).unwrap().unwrap();
                 let latencies = &measured.metrics[LATENCY_US];
-                // 60 at 200 per second; the ends may fall to either side.
+                // 60 at 200 per second. The requests at both ends may be in or out.
                 assert!((59..=61).contains(&latencies.len()), "{latencies:?}");
                 assert!(latencies.iter().all(|us| *us > 0.0), "{latencies:?}");
             }
@@ -400,7 +403,7 @@ mod tests {
 
     #[test]
     fn a_server_that_is_too_slow_delays_every_request_after_it() {
-        // 16 MiB at a byte per nanosecond or so are far more than the 5 ms between two requests.
+        // 16 MiB at about a byte per nanosecond take far more than the 5 ms between two requests.
         let mut server = Server::new(&spec(Bytes(16 << 20), None)).unwrap();
         let measured = server.span(span_of(300), &mut || false).unwrap().unwrap();
         let latencies = &measured.metrics[LATENCY_US];

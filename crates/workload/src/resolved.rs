@@ -15,42 +15,42 @@ use crate::stores::Stores;
 use crate::stream::Stream;
 use quell_types::windows::Cut;
 
-/// A generator and its parameters, independent of the machine: what a runner hands to a child.
+/// A generator and its parameters, independent of the machine. A runner hands it to a child.
 pub type ResolvedWorkload = Workload<Bytes>;
 
-/// The load a workload makes, in units of one step: an access, an access in each list, a line, a
-/// line of each array.
+/// The load that a workload makes, in steps. A step is an access, an access in each list, a line,
+/// or a line of each array.
 #[derive(Debug)]
 pub enum Load {
-    /// A list walk.
+    /// Walks one list; a step is an access.
     Latency(List),
-    /// A stream.
+    /// Streams over a buffer; a step is a line.
     Bandwidth(Stream),
-    /// Lists side by side.
+    /// Walks lists in turn; a step is an access in each.
     ParallelLists(Lists),
-    /// Lines churned.
+    /// Churns lines through a cache; a step is a line.
     CacheChurn(Churn),
-    /// Stores at a stride.
+    /// Stores at a stride; a step is a line that is visited.
     Stores(Stores),
-    /// A lattice-Boltzmann stream.
+    /// A lattice-Boltzmann stream; a step is a line of each array.
     Lattice(Lattice),
 }
 
-/// How lines in chosen banks were come by.
+/// How lines in chosen banks were found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
-    /// Lines in a bank that is wanted.
+    /// How many lines lie in a wanted bank.
     pub lines: u64,
-    /// Lines whose physical address was looked at.
+    /// How many lines had their physical address checked.
     pub of: u64,
 }
 
 impl Load {
-    /// Takes and touches its memory, on the CPU and memory node the calling thread runs on.
+    /// Takes and touches its memory, on the calling thread's CPU and memory node.
     ///
     /// # Errors
-    /// When the memory is not to be had, the processor does not have the operation, or the workload
-    /// is not made of steps.
+    /// When the memory cannot be had, the processor lacks the operation, or the workload is not
+    /// made of steps.
     pub fn new(workload: &ResolvedWorkload) -> Result<Self, Error> {
         match *workload {
             ResolvedWorkload::Latency {
@@ -105,7 +105,7 @@ impl Load {
         }
     }
 
-    /// The generator that keeps this load up, at the workload's target rate.
+    /// The generator that keeps up this load, at the workload's target rate.
     pub(crate) fn driver(workload: &ResolvedWorkload) -> Result<Driver, Error> {
         Ok(Driver::new(Self::new(workload)?, workload.rate()))
     }
@@ -144,7 +144,7 @@ impl Load {
         }
     }
 
-    /// Accesses of one step whose time is the metric; `None` where the metric is a rate.
+    /// How many accesses of a step the metric is the time of. `None` where the metric is a rate.
     fn accesses(&self) -> Option<u64> {
         match self {
             Self::Latency(_) => Some(1),
@@ -165,13 +165,13 @@ impl Load {
     #[must_use]
     pub fn value(&self, steps: u64, nanoseconds: u64) -> f64 {
         match self.accesses() {
-            // A span without an access took at least that long for the one under way.
+            // Without an access in the span, the one under way took at least that long.
             Some(each) => nanoseconds as f64 / (steps * each).max(1) as f64,
             None => (steps * self.step_bytes()) as f64 * 1e3 / nanoseconds.max(1) as f64,
         }
     }
 
-    /// What the primary metric's windows say besides, by metric.
+    /// A second metric, computed from the primary metric's windows.
     pub(crate) fn derived(&self, values: &[f64]) -> Option<(&'static str, Vec<f64>)> {
         match self {
             Self::ParallelLists(lists) => {
@@ -184,7 +184,7 @@ impl Load {
         }
     }
 
-    /// The pages its memory lies in.
+    /// The pages that its memory lies in.
     #[must_use]
     pub fn granted(&self) -> Granted {
         match self {
@@ -197,7 +197,7 @@ impl Load {
         }
     }
 
-    /// How its lines were chosen by bank, where they were.
+    /// How its lines were chosen by bank. `None` where they were not.
     #[must_use]
     pub fn placed(&self) -> Option<Placed> {
         match self {

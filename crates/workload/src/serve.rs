@@ -1,16 +1,20 @@
-//! What a runner speaks with a generator in a child process, one line each way:
+//! The protocol between a runner and a generator in a child process, one line each way:
 //!
 //! | runner | generator |
 //! |---|---|
 //! | | `ready`: memory taken, touched, laid out |
-//! | `go WARMUP_NS DURATION_NS` | runs; after the measured span `result {…}` (a [`quell_record::measurement::Measurement`] as JSON); runs on |
+//! | `go WARMUP_NS DURATION_NS` | runs; after the measured span `result {…}`; runs on |
 //! | `go …` again, after a result | another span |
-//! | `stop`, or the end of its input | ends, at the latest two milliseconds after it next gets to run; one that sleeps between its work (`periodic`, `frames-…`) within 100 ms |
+//! | `stop`, or the end of its input | ends |
 //!
-//! One thread: a second one would disturb what is measured (`frames-call` has a second one, its
-//! peer at the other end of the network). The input is polled once a millisecond, about 0.1 % of
-//! the time, and less often by those that sleep. Between the measured span and `result` the load
-//! rests while the line is written.
+//! - `{…}` is a [`quell_record::measurement::Measurement`] as JSON.
+//! - After `stop` a generator ends at the latest two milliseconds after it next gets to run. One
+//!   that sleeps between its work (`periodic`, `frames-…`) ends within 100 ms.
+//! - There is one thread: a second one would disturb what is measured. (`frames-call` has a second
+//!   one, its peer at the other end of the network.)
+//! - The input is polled once a millisecond, about 0.1 % of the time. Generators that sleep poll it
+//!   less often.
+//! - Between the measured span and `result` the load rests while the line is written.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -29,11 +33,11 @@ use crate::{affinity, pressure, procfs};
 /// How a generator is served.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// The CPUs it is pinned to before it takes memory; absent: where it was born.
+    /// The CPUs to which it is pinned before it takes memory. `None`: where it was started.
     pub cpus: Option<CpuSet>,
-    /// The length of a window.
+    /// The length of each window in a span.
     pub window: Nanos,
-    /// Keep an account of every unit: where its time went by the kernel's clocks.
+    /// Whether to account for every unit: where its time went by the kernel's clocks.
     pub account: bool,
 }
 
@@ -47,7 +51,7 @@ impl Default for ServeOptions {
     }
 }
 
-/// A line of the runner.
+/// A line of the runner, parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
     Go { warmup: Nanos, duration: Nanos },
@@ -88,7 +92,7 @@ struct Input<'a> {
 }
 
 impl Input<'_> {
-    /// Whether a line (or the end) is there, without waiting.
+    /// Whether a line (or the end) has arrived, without waiting.
     fn arrived(&mut self) -> bool {
         // An error counts as an arrival: `next` meets it again and reports it.
         self.complete() || self.fill(Some(&Timespec::default())).is_err() || self.complete()
@@ -115,7 +119,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// The next command, waiting for it; the end of the input is `stop`.
+    /// Waits for the next command. The end of the input is `stop`.
     fn next(&mut self) -> Result<Command, Error> {
         while !self.complete() {
             self.fill(None)?;
@@ -134,12 +138,11 @@ impl Input<'_> {
     }
 }
 
-/// Serves `workload` to the runner behind `stdin` and `stdout` until it says `stop` or closes its
+/// Serves `workload` to the runner behind `stdin` and `stdout`, until it sends `stop` or closes its
 /// end.
 ///
 /// # Errors
-/// When the CPUs or the memory are not to be had, on a line that is no command, and when the runner
-/// does not read.
+/// When the CPUs or the memory cannot be had, a line is no command, or the runner does not read.
 pub fn serve(
     workload: &ResolvedWorkload,
     options: &ServeOptions,
@@ -148,7 +151,7 @@ pub fn serve(
 ) -> Result<(), Error> {
     let _pinned = options.cpus.as_ref().map(affinity::pin).transpose()?;
     let mut generator = generator(workload)?;
-    // What was asked for in an experiment is what is measured, or nothing.
+    // An experiment measures what it asked for, or nothing.
     generator.granted().whole()?;
     if options.account
         && let Some(sampler) = Sampler::open(procfs::live())?
@@ -179,7 +182,7 @@ pub fn serve(
         let measured = generator.span(span, &mut || input.arrived())?;
         match measured {
             Some(mut measured) => {
-                // Four decimals say all that was measured, in a line half as long.
+                // Four decimals hold all that was measured, in a line half as long.
                 for value in measured.metrics.values_mut().flatten() {
                     *value = (*value * 1e4).round() / 1e4;
                 }

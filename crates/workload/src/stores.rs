@@ -1,8 +1,9 @@
-//! Stores word by word, one every `stride` bytes, through a buffer and round again. At a stride of
-//! a line (the default) a store of eight bytes moves a whole line twice, to the core and back: the
-//! most traffic an instruction can cause, and the write stream of IsolBench's `bandwidth`. Below
-//! that lines are filled by several stores; beyond, only every n-th line is visited, which crowds
-//! them into few sets of a cache.
+//! Stores word by word, one every `stride` bytes, through a buffer again and again.
+//!
+//! At a stride of a line (the default) a store of eight bytes moves a whole line twice, to the core
+//! and back. That is the most traffic an instruction can cause, and the write stream of IsolBench's
+//! `bandwidth`. At smaller strides several stores fill a line. At larger strides only every n-th
+//! line is visited, so the lines share few sets of a cache.
 
 use std::ptr;
 
@@ -17,24 +18,24 @@ use crate::memory::{Buffer, Granted};
 const LINE: usize = LINE_BYTES as usize;
 const WORD: usize = size_of::<u64>();
 
-/// Stores into `visits` lines, the first at `to`, `step` bytes from one to the next, and makes a
-/// request about each.
+/// Stores into `visits` lines, the first at `to` and one every `step` bytes, and makes a request
+/// about each.
 ///
 /// # Safety
 /// All of them must be lines of ours.
 type Visit = unsafe fn(to: *mut u8, visits: usize, step: usize, then: Option<Maker>);
 
-/// A buffer, how it is stored into, and how far that is.
+/// A buffer, how it is stored into, and the progress.
 #[derive(Debug)]
 pub struct Stores {
     buffer: Buffer,
     visit: Visit,
     then: Option<Maker>,
-    /// Bytes from one line visited to the next.
+    /// Bytes from one visited line to the next.
     step: usize,
-    /// Lines visited in a round.
+    /// How many lines a round visits.
     round: usize,
-    /// Program bytes left in each.
+    /// Program bytes stored into each line.
     bytes: u64,
     at: usize,
 }
@@ -43,8 +44,8 @@ impl Stores {
     /// Takes a buffer of `size` bytes. `stride` is 8, 16, 32 or a multiple of 64 bytes.
     ///
     /// # Errors
-    /// As [`Buffer::new`]; when the processor does not have the operation, or the buffer is smaller
-    /// than the stride.
+    /// Those of [`Buffer::new`]. Also when the processor lacks the operation, or the buffer is
+    /// smaller than the stride.
     pub fn new(operation: Store, stride: Bytes, size: Bytes, pages: Pages) -> Result<Self, Error> {
         let bytes = line_bytes(stride);
         let words = bytes / WORD as u64;
@@ -91,8 +92,8 @@ impl Stores {
         let mut left = usize::try_from(steps).unwrap_or(usize::MAX);
         while left > 0 {
             let visits = left.min(self.round - self.at);
-            // SAFETY: `at + visits` ≤ `round`, and `round` steps lie in the buffer; nobody else
-            // knows it.
+            // SAFETY: `at + visits` ≤ `round`, and `round` steps lie in the buffer. No other code
+            // refers to it.
             unsafe {
                 let to = self.buffer.start().add(self.at * self.step);
                 (self.visit)(to, visits, self.step, self.then);
@@ -108,7 +109,7 @@ impl Stores {
         self.bytes
     }
 
-    /// The pages it lies in.
+    /// The pages that the buffer lies in.
     #[must_use]
     pub fn granted(&self) -> Granted {
         self.buffer.granted()
@@ -157,7 +158,8 @@ unsafe fn visit<const WORDS: usize, const PAST: bool>(
 }
 
 /// # Safety
-/// `to` must be a word of ours. Past the caches: `kernels::settle` before others read it.
+/// `to` must be a word of ours. Past the caches: call `kernels::settle` before another thread reads
+/// it.
 #[inline(always)]
 unsafe fn store<const PAST: bool>(to: *mut u64) {
     const HALF: u32 = 0x5a5a_5a5a;

@@ -1,4 +1,4 @@
-//! A stream through a buffer, line after line, round and round: read, write, copy (one half of the
+//! A stream over a buffer, line after line, again and again: read, write, copy (one half of the
 //! buffer to the other) or non-temporal stores. Program bytes: 64 a line, 128 for a copied one.
 
 use quell_policy::workload::{Operation, Pages};
@@ -10,17 +10,17 @@ use crate::memory::{Buffer, Granted};
 
 const LINE: usize = LINE_BYTES as usize;
 
-/// What is streamed how.
+/// What a stream does to its lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// An experiment's operation.
+    /// An operation that experiments use.
     Operation(Operation),
-    /// Load from one half, store past the caches to the other: part of a machine's peak.
+    /// Loads from one half and stores past the caches to the other: part of a machine's peak.
     CopyNonTemporal,
 }
 
 impl Way {
-    /// Its name in results.
+    /// The name that results use.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ impl Way {
         }
     }
 
-    /// Its inner loop.
+    /// The inner loop for this way of streaming.
     fn kernel(self) -> Result<Kernel, Error> {
         let kernel = match self {
             Self::Operation(operation) => kernels::kernel(operation),
@@ -65,7 +65,7 @@ impl Way {
     }
 }
 
-/// A buffer and where the stream stands in it.
+/// A buffer, and the progress of the stream in it.
 #[derive(Debug)]
 pub struct Stream {
     buffer: Buffer,
@@ -78,10 +78,10 @@ impl Stream {
     /// Takes a buffer of `size` bytes.
     ///
     /// # Errors
-    /// As [`Buffer::new`]; when the processor does not have the operation.
+    /// Those of [`Buffer::new`]. Also when the processor lacks the operation.
     pub fn new(operation: Operation, size: Bytes, pages: Pages) -> Result<Self, Error> {
         let way = Way::Operation(operation);
-        // Before the memory: a refusal costs nothing.
+        // Done before memory is taken: a refusal costs nothing.
         let kernel = way.kernel()?;
         Ok(Self {
             buffer: Buffer::new(size, pages)?,
@@ -91,10 +91,10 @@ impl Stream {
         })
     }
 
-    /// Goes on in the same buffer another way.
+    /// Continues in the same buffer another way.
     ///
     /// # Errors
-    /// When the processor does not have the operation.
+    /// When the processor lacks the operation.
     pub fn change(&mut self, way: Way) -> Result<(), Error> {
         self.kernel = way.kernel()?;
         self.way = way;
@@ -102,22 +102,22 @@ impl Stream {
         Ok(())
     }
 
-    /// Lines until it is back at the beginning.
+    /// How many lines a round has.
     fn round(&self) -> usize {
         let lines = self.buffer.len() / LINE;
         if self.way.copies() { lines / 2 } else { lines }
     }
 
-    /// Does exactly `steps` lines.
+    /// Handles exactly `steps` lines.
     pub fn run(&mut self, steps: u64) {
         let round = self.round();
         let mut left = usize::try_from(steps).unwrap_or(usize::MAX);
         while left > 0 {
             let lines = left.min(round - self.at);
             let second = if self.way.copies() { round } else { 0 };
-            // SAFETY: `at + lines` ≤ `round`, and the buffer holds `round` lines from its start
-            // and, where the way copies, `round` more behind them; it is aligned to 2 MiB and
-            // nobody else knows it.
+            // SAFETY: `at + lines` ≤ `round`, and the buffer holds `round` lines from its start.
+            // Where the way copies, `round` more follow. It is aligned to 2 MiB, and no other code
+            // refers to it.
             unsafe {
                 let from = self.buffer.start().add(self.at * LINE);
                 (self.kernel)(from.add(second * LINE), from, lines);
@@ -133,7 +133,7 @@ impl Stream {
         self.way.step_bytes()
     }
 
-    /// The pages it lies in.
+    /// The pages that the buffer lies in.
     #[must_use]
     pub fn granted(&self) -> Granted {
         self.buffer.granted()

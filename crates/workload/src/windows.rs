@@ -1,4 +1,4 @@
-//! The windows of a span ([`quell_types::windows`]) with the account of each unit, where one is
+//! The windows of a span ([`quell_types::windows`]), with the account of each unit where one is
 //! kept.
 
 use quell_record::attribution::Account;
@@ -15,7 +15,7 @@ pub struct Windows<'s> {
 }
 
 impl<'s> Windows<'s> {
-    /// As [`quell_types::windows::Windows::new`].
+    /// Makes the windows, see [`quell_types::windows::Windows::new`].
     #[must_use]
     pub fn new(duration: u64, window: u64, cut: Cut) -> Self {
         Self {
@@ -24,9 +24,9 @@ impl<'s> Windows<'s> {
         }
     }
 
-    /// Keeps an account of every unit, where that does not disturb the measurement. What it takes
-    /// lies between units, which therefore end where the clocks are read, for rates as well
-    /// ([`Cut::AtLook`]). Not for streams that keep a pace.
+    /// Accounts for every unit, where that does not disturb the measurement. The readings happen
+    /// between units. So units end where the clocks are read, for rates as well ([`Cut::AtLook`]).
+    /// It is not for streams that keep a pace.
     #[must_use]
     pub fn accounted(mut self, sampler: &'s mut Sampler) -> Self {
         if sampler.prepare(self.windows.count(), self.windows.length()) {
@@ -36,7 +36,7 @@ impl<'s> Windows<'s> {
         self
     }
 
-    /// Starts the grid, where the work's counter stands at `units`.
+    /// Starts the grid. `units`: the value of the work's counter now.
     pub fn begin(&mut self, now: u64, units: u64) {
         self.windows.begin(now, units);
         if let Some(sampler) = &mut self.sampler {
@@ -44,7 +44,8 @@ impl<'s> Windows<'s> {
         }
     }
 
-    /// A look at the clock: enters `value(units, nanoseconds)` for every window that has passed.
+    /// Takes in a reading of the clock: enters `value(units, nanoseconds)` for every window that
+    /// has passed.
     pub fn look(&mut self, now: u64, units: u64, value: impl Fn(u64, u64) -> f64) {
         let entered = self.windows.look(now, units, value);
         if let (Some(entered), Some(sampler)) = (entered, &mut self.sampler) {
@@ -53,7 +54,7 @@ impl<'s> Windows<'s> {
         }
     }
 
-    /// Whether windows are left to be entered: a span is not over before.
+    /// Whether windows are still open. A span is not over before they are entered.
     #[must_use]
     pub fn open(&self) -> bool {
         self.windows.open()
@@ -65,15 +66,15 @@ impl<'s> Windows<'s> {
         self.windows.length()
     }
 
-    /// The account of the span, if one was kept.
+    /// The account of the span. `None` where none was kept.
     ///
     /// # Errors
-    /// As [`Sampler::finish`].
+    /// Those of [`Sampler::finish`].
     pub fn account(&mut self) -> Result<Option<Account>, Error> {
         self.sampler.as_mut().map(|s| s.finish()).transpose()
     }
 
-    /// The entries made, in order of time.
+    /// The values of all windows, in order of time.
     #[must_use]
     pub fn into_values(self) -> Vec<f64> {
         self.windows.into_values()

@@ -87,8 +87,8 @@ fn a_span_is_measured_and_the_load_stays_up_until_stop() {
     assert!(values.iter().all(|v| *v > 0.0));
     assert!(first.duration_ns >= 30_000_000);
     assert_eq!(first.bytes % 64, 0);
-    // Bytes and windows tell the same story: nanoseconds per line over the span is a weighted mean
-    // of the windows.
+    // Bytes and windows agree: nanoseconds per line over the span is a weighted mean of the
+    // windows.
     assert_between(values, first.duration_ns as f64 / (first.bytes / 64) as f64);
 
     thread::sleep(Duration::from_millis(5));
@@ -106,12 +106,12 @@ fn a_stream_counts_its_bytes() {
     child.say("go 0 20000000\n");
     let result = child.result();
     assert_eq!(result.metrics["bandwidth_mb_s"].len(), 20);
-    // Windows of 1 ms at so many bytes per microsecond. What was done after the last boundary is in
-    // none of them.
+    // Windows of 1 ms with so many bytes per microsecond. What was done after the last boundary is
+    // in no window.
     let in_windows = result.metrics["bandwidth_mb_s"].iter().sum::<f64>() * 1e3;
     let bytes = result.bytes as f64;
     assert!(in_windows <= 1.0001 * bytes, "{in_windows} of {bytes}");
-    // A stall at the end, longer than a fiftieth of the span, says nothing of what lies behind it.
+    // A stall at the end, longer than a fiftieth of the span, hides what follows it.
     let late = result.duration_ns as f64 / 20e6 - 1.0;
     assert!(
         late > 0.02 || in_windows >= 0.96 * bytes,
@@ -138,7 +138,7 @@ fn lists_side_by_side_report_their_latency_and_their_bandwidth() {
         &result.metrics["bandwidth_mb_s"],
     );
     assert_eq!((latency.len(), rate.len()), (20, 20));
-    // A line read and written per access.
+    // Each access reads and writes a line.
     for (ns, mb_s) in latency.iter().zip(rate) {
         assert!(
             (ns * mb_s / 128e3 - 1.0).abs() < 1e-3,
@@ -158,7 +158,7 @@ fn the_end_of_input_ends_it_even_before_anything_began() {
 
 #[test]
 fn stop_in_the_middle_of_a_long_span_ends_it_without_a_result() {
-    // Paced slowly, so that it mostly sleeps: that must not delay the end either.
+    // At a slow pace, so that it mostly sleeps. That must not delay the end either.
     for workload in [list(), stream(Some(Rate(1_000_000)))] {
         let mut child = start(workload);
         assert_eq!(child.hear(), "ready\n");
@@ -167,7 +167,7 @@ fn stop_in_the_middle_of_a_long_span_ends_it_without_a_result() {
         let begin = Instant::now();
         child.say("stop\n");
         child.thread.join().unwrap().unwrap();
-        // An hour was asked for; the bound in the contract is 10 ms, the rest is for a busy test
+        // An hour was asked for. The bound in the contract is 10 ms; the rest is for a busy test
         // machine.
         assert!(begin.elapsed() < Duration::from_secs(10));
         assert_eq!(child.from.lines().count(), 0);

@@ -1,5 +1,5 @@
-//! The generators against witnesses that know nothing of them: cachegrind's model of a cache counts
-//! the lines they touch, and their times must order as the memory they reach.
+//! The generators against independent witnesses: cachegrind's model of a cache counts the lines
+//! that they touch, and their times must order as the memory that they reach.
 #![allow(
     clippy::unwrap_used,
     reason = "a test: helpers outside test functions, too"
@@ -24,7 +24,7 @@ fn resolved(spec: &str) -> ResolvedWorkload {
 const SPEC: &str = "QUELL_WITNESS_SPEC";
 const STEPS: &str = "QUELL_WITNESS_STEPS";
 
-/// Not a test of its own: what runs under cachegrind.
+/// Not a test of its own: this runs under cachegrind.
 #[test]
 #[ignore = "no test: the program that bytes_are_lines_that_cachegrind_counts runs under valgrind"]
 fn under_cachegrind() {
@@ -70,8 +70,8 @@ fn misses(spec: &str, steps: u64) -> (u64, u64) {
     (of("DLmr") + of("DLmw"), bytes)
 }
 
-/// In a buffer sixteen times the modelled cache every visit to a line is a miss, whatever is done
-/// to it. The difference between two runs leaves the set-up out.
+/// In a buffer sixteen times the modelled cache every visit to a line is a miss, whatever the
+/// operation. The difference between two runs excludes the set-up.
 #[test]
 fn bytes_are_lines_that_cachegrind_counts() {
     if Command::new("valgrind").arg("--version").output().is_err() {
@@ -102,7 +102,7 @@ fn bytes_are_lines_that_cachegrind_counts() {
     }
 }
 
-/// The best window of a short run: noise only adds.
+/// The best window of a short run, since noise only adds.
 fn best(spec: &str) -> f64 {
     let options = BenchOptions {
         warmup: Nanos::millis(5),
@@ -114,7 +114,7 @@ fn best(spec: &str) -> f64 {
 
 #[test]
 fn a_list_in_the_first_level_is_many_times_faster_than_one_in_memory() {
-    // 1-2 ns against some 100: 4 to 5 cycles against a trip to memory.
+    // 1-2 ns against some 100: 4 to 5 cycles against an access to memory.
     let ratio = best("latency:size=128MiB") / best("latency:size=16KiB");
     assert!(ratio > 4.0, "{ratio}");
 }
@@ -123,6 +123,6 @@ fn a_list_in_the_first_level_is_many_times_faster_than_one_in_memory() {
 fn eight_lists_take_less_time_per_access_than_one() {
     let one = best("parallel-lists:lists=1,size=128MiB");
     let eight = best("parallel-lists:lists=8,size=128MiB");
-    // Cores of today keep ten and more misses under way.
+    // Today's cores keep ten and more misses outstanding.
     assert!(one / eight > 1.7, "{one} and {eight} ns");
 }

@@ -1,5 +1,5 @@
-//! Cells side by side on machines that are alike: nothing that is found, said or recorded tells how
-//! many there were.
+//! Cells side by side on machines that are alike. Neither result, messages nor record depend on the
+//! number of machines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,8 +8,7 @@ use std::time::Duration;
 use super::*;
 use quell_record::backend::Backend;
 
-/// What is measured depends on the cell's number, and how long that takes is different from cell to
-/// cell.
+/// What is measured depends on the cell's number. How long it takes differs from cell to cell.
 fn numbered() -> Fake {
     let mut fake = Fake::new();
     let drift = |scene: &Scene<'_>| 1.0 + (scene.number % 97) as f64 * 0.001;
@@ -41,7 +40,7 @@ fn alike(
     )
 }
 
-/// Every file of a record.
+/// Every file of a record, by its path.
 fn files(record: &Path) -> BTreeMap<String, String> {
     let in_samples = fs::read_dir(record.join("samples")).unwrap();
     let all = fs::read_dir(record).unwrap().chain(in_samples);
@@ -76,7 +75,7 @@ fn the_record_is_the_same_on_one_machine_on_two_and_on_five() {
         assert_eq!(&first.1, &other.1);
         assert_eq!(&first.2, &other.2);
     }
-    // And the same as on a machine that is the only one.
+    // The same as on a single machine.
     let mut heard = Heard::default();
     let options = options(3, Some(runs.path()));
     let out = attempt(&mut numbered(), &options, &mut heard).unwrap();
@@ -97,7 +96,7 @@ fn what_a_cell_gives_does_not_depend_on_what_else_is_run() {
     }
 }
 
-/// Wants to stop once so many cells are done.
+/// Asks to stop once so many cells are done.
 struct Until(u32, Heard);
 
 impl Progress for Until {

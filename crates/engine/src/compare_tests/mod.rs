@@ -1,6 +1,8 @@
-//! Whole experiments on the scripted machine: what they share. [`result`] is about what is found
-//! and said, [`running`] about what is done, also where something goes wrong, and the record of it,
-//! [`beside`] about several machines.
+//! Whole experiments on the scripted machine: what the tests share.
+//!
+//! - [`result`]: what is found and reported.
+//! - [`running`]: what is done, also after failures, and the record of it.
+//! - [`beside`]: several machines.
 #![expect(clippy::cast_sign_loss, reason = "rates are positive")]
 
 use quell_control::config::Regulation;
@@ -22,7 +24,7 @@ mod running;
 
 const PEAK: f64 = 10e9;
 
-/// A planner in miniature: confines groups that name CPUs, regulates or limits as asked.
+/// A planner in miniature: confines groups that name CPUs, and regulates or limits on request.
 fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
     let mut plan = Plan {
         policy: policy.name.clone(),
@@ -138,13 +140,13 @@ fn steady(scene: &Scene<'_>, metric: &str, value: f64, bytes_per_s: f64) -> Meas
     }
 }
 
-/// A machine on which a neighbour at full rate makes a list of 15 ns take 150, and the whole drifts
-/// from cell to cell.
+/// A machine on which a neighbour at full rate turns 15 ns of a list into 150. It drifts from cell
+/// to cell.
 fn fake() -> Fake {
     drifting(0.01)
 }
 
-/// The same with a drift of so much from cell to cell.
+/// The same machine with this drift from cell to cell.
 fn drifting(part: f64) -> Fake {
     let mut fake = Fake::new();
     fake.generator("victim", move |scene| {
@@ -187,7 +189,7 @@ impl Progress for Heard {
     }
 }
 
-/// The built-in experiment as written.
+/// The built-in experiment, as written.
 fn text() -> &'static str {
     Experiment::builtin("neighbour").unwrap()
 }

@@ -1,4 +1,4 @@
-//! What an experiment finds, and how it is told.
+//! What an experiment finds, and how the result reports it.
 
 use super::*;
 
@@ -56,9 +56,9 @@ fn the_result_reads_back_as_the_published_type() {
 
 #[test]
 fn the_canary_alone_decides_what_is_shared() {
-    // Two configurations of one cell each and solo's two: four cells a round, two probes a cell. In
-    // the first cell of the first round one probe says no, in that of the second one cannot tell;
-    // all others say yes.
+    // Two configurations of one cell each and two cells of solo: four cells a round, two probes a
+    // cell. One probe of the first cell says no. One of the first cell of the second round gives no
+    // answer. All other probes say yes.
     let only = ["none".to_owned(), "cores".to_owned()];
     let mut fake = fake();
     fake.shared = vec![Some(0.9); 16];
@@ -77,8 +77,8 @@ fn the_canary_alone_decides_what_is_shared() {
         .iter()
         .map(|c| c.rounds_shared.unwrap())
         .sum();
-    // Three configurations in two rounds, and one cell spoilt in each round, whichever
-    // configuration it was.
+    // Three configurations in two rounds. In each round one cell is spoilt, of whichever
+    // configuration.
     assert_eq!(shared, 3 * 2 - 2);
     let mut spoilt = heard.cells[0].split(", ").skip(1);
     let hit = of(&result, spoilt.next().unwrap());

@@ -1,4 +1,4 @@
-//! What is done in which order, where it goes on and where it ends, and the record of it.
+//! What is done in which order, where it resumes and ends, and the record of it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -205,14 +205,13 @@ fn the_real_planner_confines_groups_to_where_their_subjects_run() {
     }
 }
 
-/// The machine without drift: what is measured depends on the cell alone, not on how many were
-/// measured before.
+/// The machine without drift. A measurement depends on the cell alone, not on how many came before.
 fn steady_fake() -> Fake {
     drifting(0.0)
 }
 
-/// The folder of a run that a signal ended in the second of its two rounds: 13 cells a round take
-/// some 9 s.
+/// The folder of a run that a signal ended in the second of two rounds. A round has 13 cells and
+/// takes some 9 s.
 fn cut(runs: &Path) -> PathBuf {
     let mut fake = steady_fake();
     fake.stop_at(Nanos::secs(12), 2);
@@ -231,7 +230,7 @@ fn an_interrupted_run_goes_on_where_it_ended_and_comes_to_the_same() {
         &mut whole,
     )
     .unwrap();
-    // 13 cells a round in some 9 s: the signal comes in the second round.
+    // A round has 13 cells and takes some 9 s: the signal comes in the second round.
     let mut fake = steady_fake();
     fake.stop_at(Nanos::secs(12), 2);
     let mut first = Heard::default();
@@ -262,7 +261,7 @@ fn an_interrupted_run_goes_on_where_it_ended_and_comes_to_the_same() {
         assert_eq!(ours.values, theirs.values);
     }
     assert_eq!(again_read.spans.len(), there.spans.len());
-    // One clock over both runs: a later round is later in the record.
+    // One clock for both runs: a later round has later times.
     for two in again_read.spans.windows(2) {
         let begun = |span: &Span| span.at_ns.as_ref().unwrap()[0];
         if two[0].round < two[1].round {
@@ -281,7 +280,7 @@ fn an_interrupted_run_goes_on_where_it_ended_and_comes_to_the_same() {
 fn a_run_that_was_killed_goes_on_from_its_partial_folder() {
     let runs = tempfile::tempdir().unwrap();
     let folder = cut(runs.path());
-    // As a kill leaves it: under the name with a dot, without result, a line half written.
+    // As a kill leaves it: a name with a leading dot, no result, a line half written.
     let partial = crate::resume::partial(&folder);
     fs::rename(&folder, &partial).unwrap();
     for name in ["cells.jsonl", "events.jsonl"] {

@@ -1,5 +1,5 @@
-//! What the test program does inside the guest: touch memory in known ways, and ask the kernel what
-//! came of it.
+//! What the test program does inside the guest: it touches memory in known ways, and reads from the
+//! kernel what resulted.
 
 use std::fs;
 use std::io::{Read, Seek, Write};
@@ -10,7 +10,7 @@ mod touch;
 
 use touch::{LINE, Memory, count, counter};
 
-/// A role with its arguments, as words.
+/// Plays a role, given with its arguments as words.
 pub fn play(role: &str) {
     let words: Vec<&str> = role.split(' ').collect();
     let size = |n: usize| words[n].parse::<usize>().unwrap();
@@ -36,9 +36,9 @@ fn tell(text: impl std::fmt::Display) {
     println!("ROLE {text}");
 }
 
-/// Goes through memory by two rows of 8 KiB at a time, a line of each in turn: rows of one bank,
-/// then of two. Cycles per access. In a large page the last 21 bits of an address are the physical
-/// ones.
+/// Accesses memory by two rows of 8 KiB at a time, a line of each in turn: rows of one bank, then
+/// rows of two. Prints cycles per access. In a large page the last 21 bits of an address are the
+/// physical ones.
 fn banks(size: usize) {
     const CYCLES: u64 = 0;
     let memory = Memory::new(size);
@@ -57,7 +57,7 @@ fn banks(size: usize) {
     tell(format!("{one} {two}"));
 }
 
-/// This thread becomes part of a resource group.
+/// Moves this thread into a resource group.
 fn join(group: &str) {
     // SAFETY: no arguments.
     let thread = unsafe { libc::gettid() };
@@ -66,7 +66,7 @@ fn join(group: &str) {
     writeln!(tasks, "{thread}").unwrap();
 }
 
-/// Of all domains of a group, which has one.
+/// An event of a group, in its only domain.
 struct Monitor(fs::File);
 
 impl Monitor {
@@ -83,10 +83,10 @@ impl Monitor {
     }
 }
 
-/// Reads memory so many times as a member of the groups; what the last one occupies.
+/// Reads memory so many times as a member of the groups. Prints what the last one occupies.
 fn walk(size: usize, times: usize, groups: &[&str]) {
     let memory = Memory::new(size);
-    // What made the memory has it in the cache, as nobody's.
+    // Making the memory has cached its lines, for no group. This evicts them.
     Memory::new(64 << 20);
     let mut occupancy = Monitor::new(groups[groups.len() - 1], "llc_occupancy");
     groups.iter().for_each(|group| join(group));
@@ -94,9 +94,9 @@ fn walk(size: usize, times: usize, groups: &[&str]) {
     tell(format!("occupancy {size} {}", occupancy.read()));
 }
 
-/// Walks through lines in an order of no pattern, once to have them and then so many times; lines
-/// from memory per access of those times. Before each, the members of `beside` have brought in
-/// twice the cache: however the host divides its time.
+/// Walks through lines without a pattern, once to cache them and then so many times. Prints lines
+/// from memory per access of these times. Before each walk, the members of `beside` have fetched
+/// twice the cache, however the host divides its time.
 fn list(size: usize, times: usize, group: &str, beside: Option<&str>) {
     const TWICE: u64 = 16 << 20;
     let memory = Memory::new(size);
@@ -105,7 +105,7 @@ fn list(size: usize, times: usize, group: &str, beside: Option<&str>) {
     let mut beside = beside.map(|group| Monitor::new(group, "mbm_total_bytes"));
     let (mut came, root) = (0, Path::new(group).parent().unwrap().to_str().unwrap());
     for time in 0..=times {
-        // Waiting is not the list's.
+        // Waiting must not count for the list's group.
         join(root);
         if let Some(beside) = &mut beside {
             let from = beside.read();
@@ -127,7 +127,7 @@ fn list(size: usize, times: usize, group: &str, beside: Option<&str>) {
     tell(came as f64 / (times * lines) as f64);
 }
 
-/// Bytes per second of a stream, as a member of a group.
+/// Prints the bytes per second of a stream, as a member of a group.
 fn rate(size: usize, group: &str) {
     let memory = Memory::new(size);
     let mut bytes = Monitor::new(group, "mbm_total_bytes");
@@ -144,12 +144,12 @@ fn instructions(times: u64) {
     const INSTRUCTIONS: u64 = 1;
     let mut counter = counter(INSTRUCTIONS, 0);
     let before = count(&mut counter);
-    // SAFETY: one register.
+    // SAFETY: the code uses one register.
     unsafe { std::arch::asm!("2: dec {0}", "jnz 2b", inout(reg) times => _) };
     tell(count(&mut counter) - before);
 }
 
-/// Samples last-level misses: how many there were, and how many records the overflows left.
+/// Samples last-level misses. Prints how many there were, and how many records the overflows left.
 fn sample(period: u64) {
     const CACHE_MISSES: u64 = 3;
     const PAGE: usize = 4096;
@@ -158,7 +158,7 @@ fn sample(period: u64) {
     const RECORD: u64 = 16;
     let memory = Memory::new(16 << 20);
     let mut counter = counter(CACHE_MISSES, period);
-    // SAFETY: the ring of this event: a page that tells, and a power of two of pages.
+    // SAFETY: the ring of this event: a control page, and a power of two of pages.
     let ring = unsafe {
         use std::os::fd::AsRawFd;
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -175,9 +175,9 @@ fn sample(period: u64) {
     let before = count(&mut counter);
     (0..8).for_each(|_| memory.read());
     let misses = count(&mut counter) - before;
-    // Late ones.
+    // For late interrupts.
     std::thread::sleep(Duration::from_millis(100));
-    // SAFETY: `data_head` of the page that tells.
+    // SAFETY: `data_head` of the control page.
     let head = unsafe { ring.cast::<u8>().add(HEAD).cast::<u64>().read_volatile() };
     tell(format!("misses {misses}"));
     tell(format!("samples {}", head / RECORD));

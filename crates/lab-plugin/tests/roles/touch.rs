@@ -1,5 +1,5 @@
-//! Memory that is touched in known ways, and the kernel's counters of what came of it: for the
-//! programs that play a role in the guest.
+//! Memory that is touched in known ways, and the kernel's counters of the effects: for programs
+//! that play a role in the guest.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -18,7 +18,7 @@ pub struct Memory {
 impl Memory {
     pub fn new(size: usize) -> Self {
         const LARGE: usize = 2 << 20;
-        // SAFETY: a fresh mapping, aligned by hand, which is never given back.
+        // SAFETY: a fresh mapping, aligned by hand, which is never unmapped.
         let start = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let all = libc::mmap(
@@ -61,7 +61,7 @@ impl Memory {
     }
 }
 
-/// An event counter of this thread, user mode only.
+/// An event counter of this thread, in user mode only.
 pub fn counter(config: u64, period: u64) -> fs::File {
     // The first 112 bytes of `struct perf_event_attr`: type, size, config, period, sample type,
     // read format, flags, ….
@@ -72,14 +72,14 @@ pub fn counter(config: u64, period: u64) -> fs::File {
     attributes[3] = u64::from(period > 0);
     const EXCLUDE_KERNEL: u64 = 1 << 5;
     attributes[5] = EXCLUDE_KERNEL;
-    // SAFETY: the attributes are as long as they say; this thread, any CPU.
+    // SAFETY: the attributes are as long as they say. The call concerns this thread, on any CPU.
     let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), 0, -1, -1, 0) };
     assert!(
         fd >= 0,
         "perf_event_open: {}",
         std::io::Error::last_os_error()
     );
-    // SAFETY: just opened, nobody else has it.
+    // SAFETY: the descriptor was just opened and has no other owner.
     unsafe { fs::File::from_raw_fd(i32::try_from(fd).unwrap()) }
 }
 

@@ -1,11 +1,12 @@
-//! The caches: first levels per core, second levels per core or per few, third levels per socket,
-//! each behind a lock of its own that is held only for a look into it.
+//! The caches: first levels per core, second levels per core or per few cores, third levels per
+//! socket. Each has its own lock, which is held only for one lookup.
 //!
-//! A miss fills all levels on the way in; a changed line that leaves one is written to the next.
-//! Fills into the second level obey the mask of the running class, fills into the third, too. A
-//! line of the third level belongs to the monitoring id that ran when it was filled. What comes
-//! from memory and what is written back counts as bandwidth: a line that comes in to who asked, one
-//! that goes out to whom it belonged.
+//! A miss fills all levels on the way in. A modified line that leaves one level is written to the
+//! next. Fills into the second and the third level obey the mask of the running class. A line of
+//! the third level belongs to the monitoring id that ran when it was filled.
+//!
+//! Lines from memory and lines written back count as bandwidth. A line that comes in counts for the
+//! monitoring id that asked, one that goes out for the id it belonged to.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,46 +20,46 @@ use super::{Kind, Topology, lock};
 use crate::Error;
 use crate::profile::{LINE, Profile, Shape};
 
-/// What came to a last level and went on from there, in lines.
+/// Lines that were asked of a last level, and that went on to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Traffic {
-    /// Asked for.
+    /// Lines that were asked for.
     pub references: u64,
-    /// Not there: came from memory.
+    /// Lines that were not there and came from memory.
     pub misses: u64,
-    /// Written back to memory.
+    /// Lines that were written back to memory.
     pub writebacks: u64,
 }
 
-/// What a bank of memory was asked for, in lines: read, or written back.
+/// Lines that were read from or written back to a bank of memory, by what they found there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Bank {
-    /// Their row was open.
+    /// Lines with their row open.
     pub hits: u64,
-    /// No row was open.
+    /// Lines with no row open.
     pub misses: u64,
-    /// Another row was.
+    /// Lines with another row open.
     pub conflicts: u64,
 }
 
-/// Who had it.
+/// Where a line was found after the first level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// The second level.
+    /// In the second level.
     Second,
-    /// The third.
+    /// In the third level.
     Third,
-    /// Nobody; what it found in its bank, where there are banks.
+    /// In memory, with the state of its bank. `None`: the profile has no banks.
     Memory(Option<Row>),
 }
 
-/// Masks by class.
+/// The fill masks of a cache, by class.
 #[derive(Clone, Debug)]
 pub struct Masks {
-    /// As the registers hold them: a class's data mask at twice its number and its code mask beside
-    /// it where they are told apart, else its one mask at its number.
+    /// As the registers hold them. With separate masks a class has its data mask at twice its
+    /// number, and its code mask next to it. Else its one mask is at its number.
     pub registers: Vec<u64>,
-    /// Code and data are told apart.
+    /// Whether code and data have separate masks.
     pub apart: bool,
 }
 
@@ -71,7 +72,7 @@ impl Masks {
         }
     }
 
-    /// What a class may fill. A class there is no register for is as the last one there is.
+    /// The ways that a class may fill. A class without a register uses that of the last class.
     #[inline]
     fn of(&self, class: usize, fetch: bool) -> u64 {
         let at = if self.apart {
@@ -90,14 +91,14 @@ struct First {
     code: Cache,
 }
 
-/// A level that can be allocated.
+/// A cache with ways that can be allocated.
 #[derive(Debug)]
 pub struct Shared {
     cache: Cache,
     pub masks: Masks,
-    /// The third level only: percent of delay by class.
+    /// Percent of delay by class. Used in the third level only.
     pub delays: Vec<u64>,
-    /// By monitoring id.
+    /// Traffic by monitoring id.
     pub ids: Vec<Traffic>,
     by_class: Vec<Traffic>,
 }
@@ -118,7 +119,8 @@ impl Shared {
         u8::try_from(id).map_or(0, |id| self.cache.counts(id).lines * LINE)
     }
 
-    /// Takes a changed line from the level before; who had to leave changed for it.
+    /// Takes a modified line from the level before. Returns the modified line that had to leave for
+    /// it.
     fn take(&mut self, line: Victim, owner: u8) -> Option<Victim> {
         if self.cache.mark_dirty(line.address) {
             return None;
@@ -129,7 +131,8 @@ impl Shared {
         }
     }
 
-    /// Looks a line up and brings it in if it is not there; whether it was, and who left changed.
+    /// Looks a line up, and fills it in if it is not there. Returns whether it was there, and the
+    /// modified line that left.
     fn look(
         &mut self,
         address: u64,
@@ -150,7 +153,7 @@ impl Shared {
         }
     }
 
-    /// Counts what an access came to.
+    /// Counts an access and the lines it wrote back.
     fn account(&mut self, class: usize, id: u8, missed: bool, out: [Option<Victim>; 2]) {
         let last = self.by_class.len() - 1;
         for to in [
@@ -167,29 +170,29 @@ impl Shared {
     }
 }
 
-/// How fast a CPU asks beyond its core's caches: so many requests are timed together.
+/// So many requests of a CPU beyond its core's caches are timed together.
 const BATCH: u32 = 4096;
 
-/// A CPU's requests since a batch began, for delays. Of threads of one core each is in a class of
-/// its own.
+/// The requests of a CPU since a batch began, for delays. It is per CPU, because the threads of a
+/// core may be in different classes.
 #[derive(Debug)]
 struct Pace {
     began: Instant,
     requests: u32,
 }
 
-/// All of them.
+/// All caches of the machine.
 #[derive(Debug)]
 pub struct Caches {
     first: Vec<Mutex<First>>,
     second: Vec<Mutex<Shared>>,
     third: Vec<Mutex<Shared>>,
-    /// Cores of a second level, of a socket.
+    /// How many cores share a second level, and how many a socket has.
     cores: [usize; 2],
-    /// What is behind the last level, where the profile has banks.
+    /// The banks of memory behind the last level. `None`: the profile has none.
     rows: Option<Mutex<OpenRows>>,
     paces: Vec<Mutex<Pace>>,
-    /// The shortest that a batch of any CPU ever took, ns: what is not delayed.
+    /// The shortest time that a batch of any CPU ever took, in ns: that of a CPU without delay.
     fastest: AtomicU64,
     delayed: bool,
 }
@@ -242,7 +245,7 @@ impl Caches {
         &self.second[core / socket * socket.div_ceil(shared) + of_socket]
     }
 
-    /// The third level of a core, where there is one.
+    /// The third level of a core. `None` where there is none.
     pub fn third(&self, core: usize) -> Option<&Mutex<Shared>> {
         self.third.get(core / self.cores[1])
     }
@@ -258,8 +261,8 @@ impl Caches {
         }
     }
 
-    /// What the first level did not have is looked for further out and brought in; how long the
-    /// core is to be held up.
+    /// Searches the further levels for a line that the first level did not have, and fills it in.
+    /// Returns where it was, and how long to delay the core.
     pub fn beyond(
         &self,
         cpu: usize,
@@ -333,8 +336,8 @@ impl Caches {
         (served, delay)
     }
 
-    /// A line that comes from memory, and those that are written back after it: what the first
-    /// found in its bank.
+    /// Accesses memory for a line that is read, and then for those that are written back. Returns
+    /// what the first one found in its bank.
     fn memory<const N: usize>(&self, asked: Option<u64>, out: [Option<Victim>; N]) -> Option<Row> {
         let rows = self.rows.as_ref()?;
         if asked.is_none() && out.iter().all(Option::is_none) {
@@ -348,9 +351,9 @@ impl Caches {
         found
     }
 
-    /// Counts a request; at the end of a batch, what it took less than a CPU that is delayed by
-    /// `percent` takes at least. The request rate of a CPU that asks as fast as any ever did goes
-    /// down to what `percent` leaves.
+    /// Counts a request. At the end of a batch, returns how much sooner it ended than a CPU delayed
+    /// by `percent` would have. So a CPU that asks as fast as any ever did is slowed to the rate
+    /// that `percent` leaves.
     fn pace(&self, cpu: usize, percent: u64) -> Duration {
         let mut pace = lock(&self.paces[cpu]);
         pace.requests += 1;
@@ -362,7 +365,7 @@ impl Caches {
         let fastest = self.fastest.fetch_min(took.max(1), Relaxed).min(took);
         let due = fastest * 100 / (100 - percent.min(99));
         let delay = Duration::from_nanos(due.saturating_sub(took));
-        // What is slept is not the next batch's.
+        // The sleep does not count for the next batch.
         *pace = Pace {
             began: now + delay,
             requests: 0,
@@ -370,7 +373,7 @@ impl Caches {
         if percent == 0 { Duration::ZERO } else { delay }
     }
 
-    /// Everything leaves all caches that a core sees (`WBINVD`).
+    /// Empties all caches that a core sees (`WBINVD`).
     pub fn flush(&self, core: usize) {
         let empty = |cache: &mut Cache| -> Vec<Victim> {
             let lines: Vec<u64> = cache.lines().map(|(_, line)| line.address).collect();
@@ -399,13 +402,13 @@ impl Caches {
         }
     }
 
-    /// By last-level cache, by class.
+    /// The traffic by last-level cache, then by class.
     pub fn classes(&self) -> Vec<Vec<Traffic>> {
         let last = self.last().iter();
         last.map(|cache| lock(cache).by_class.clone()).collect()
     }
 
-    /// By bank, what accesses found there.
+    /// What accesses found, by bank.
     pub fn banks(&self) -> Vec<Bank> {
         let bank = |of: &RowCounts| Bank {
             hits: of.hits,
@@ -416,7 +419,7 @@ impl Caches {
         rows.map_or(Vec::new(), |rows| rows.counts().iter().map(bank).collect())
     }
 
-    /// By last-level cache, by monitoring id.
+    /// The traffic by last-level cache, then by monitoring id.
     pub fn ids(&self) -> Vec<Vec<Traffic>> {
         let last = self.last().iter();
         last.map(|cache| lock(cache).ids.clone()).collect()

@@ -1,30 +1,30 @@
-//! What `CPUID` says beyond what the processor model that QEMU emulates does: its caches (leaf 4),
-//! its counters (0xA), monitoring (0xF) and allocation (0x10).
+//! What `CPUID` reports in addition to the processor model that QEMU emulates: caches (leaf 4),
+//! counters (0xA), monitoring (0xF) and allocation (0x10).
 
 use super::{Machine, pmu};
 use crate::profile::{Allocation, LINE, Shape};
 
-/// An answer.
+/// An answer to `CPUID`, relative to the model's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// EAX, EBX, ECX, EDX instead of the model's.
+    /// EAX, EBX, ECX, EDX replace those of the model.
     Instead([u32; 4]),
-    /// These bits beside the model's.
+    /// These bits are added to those of the model.
     Beside([u32; 4]),
 }
 
-/// What one unit of occupancy and traffic is, in bytes.
+/// The unit of occupancy and traffic, in bytes.
 pub(super) const UNIT: u32 = LINE as u32;
-/// Counters of traffic are 24 bits wide and so many more.
+/// Counters of traffic are 24 bits wide, plus so many more.
 const WIDER: u32 = 20;
 
-/// Bits that tell so many apart.
+/// How many bits distinguish `n` values.
 fn width(n: u32) -> u32 {
     n.next_power_of_two().trailing_zeros()
 }
 
 impl Machine {
-    /// The answer to a leaf and sub-leaf, where it differs from the model's.
+    /// The answer to a leaf and sub-leaf. `None` where it is that of the model.
     #[must_use]
     pub fn cpuid(&self, leaf: u32, sub: u32) -> Option<Answer> {
         let profile = &self.profile;
@@ -41,7 +41,7 @@ impl Machine {
             }
             (0xa, _) => {
                 let pmu = profile.pmu.as_ref()?;
-                // Seven events could be told; those of branches cannot be counted.
+                // Seven events could be reported. Those of branches cannot be counted.
                 let eax = 2 | pmu.general << 8 | pmu::WIDTH << 16 | 7 << 24;
                 Some(Answer::Instead([eax, 0b110_0000, 0, 3 | pmu::WIDTH << 5]))
             }

@@ -1,16 +1,17 @@
-//! The emulated processor, driven by whoever runs the guest: what `CPUID` and model-specific
-//! registers say ([`registers`]), the caches that obey them ([`caches`]), the performance counters
-//! ([`pmu`]). The registers are those of Intel's manual (SDM volume 3, chapters "Resource Director
-//! Technology" and "Performance Monitoring").
+//! The emulated processor, driven by the code that runs the guest: what `CPUID` and model-specific
+//! registers report ([`registers`]), the caches that obey them ([`caches`]), the performance
+//! counters ([`pmu`]). The registers are those of Intel's manual (SDM volume 3, chapters "Resource
+//! Director Technology" and "Performance Monitoring").
 //!
-//! Every call names the CPU on which it happens, and each CPU calls from one thread at a time;
-//! different CPUs may call at once. Nothing here waits but for another CPU's access to the same
-//! cache.
+//! Every call names the CPU on which it happens. Each CPU calls from one thread at a time, and
+//! different CPUs may call at once. A call waits only for another CPU's access to the same cache.
 //!
-//! Deviations from hardware: no prefetcher; what the processor itself reads (page tables) and what
-//! devices move is not seen; no coherence between cores (a line may be in two of them, changed in
-//! both); the third level does not take lines from the nearer ones when it evicts them. A wrong
-//! value written to a register is dropped where a processor would fault.
+//! Deviations from hardware:
+//! - There is no prefetcher.
+//! - Reads of page tables by the processor, and accesses of devices, are not seen.
+//! - There is no coherence between cores: a line may be in two of them, modified in both.
+//! - The third level does not remove evicted lines from nearer levels.
+//! - A wrong value written to a register is dropped, where a processor would fault.
 
 mod caches;
 mod identity;
@@ -30,71 +31,71 @@ use caches::{Caches, Served};
 pub use identity::Answer;
 use pmu::{Event, Pmu};
 
-/// How many CPUs there are and how they hang together.
+/// How many CPUs there are, and which of them share a core or socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Topology {
-    /// Sockets, each with a third level of its own.
+    /// How many sockets there are, each with its own third level.
     pub sockets: u32,
-    /// Cores of each.
+    /// How many cores each socket has.
     pub cores: u32,
-    /// Hardware threads of each core.
+    /// How many hardware threads each core has.
     pub threads: u32,
 }
 
 impl Topology {
-    /// All hardware threads.
+    /// The number of hardware threads in all.
     #[must_use]
     pub fn cpus(&self) -> u32 {
         self.sockets * self.cores * self.threads
     }
 }
 
-/// What an access is.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A load.
+    /// A load of data.
     Read,
-    /// A store.
+    /// A store of data.
     Write,
-    /// An instruction fetch.
+    /// A fetch of instructions.
     Fetch,
 }
 
 /// What the caller has to do after an access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct After {
-    /// Interrupt this CPU: a counter ran over.
+    /// Whether to interrupt this CPU: a counter overflowed.
     pub interrupt: bool,
-    /// Hold this CPU up for so long: its class is delayed.
+    /// How long to delay this CPU, because its class is throttled.
     pub delay: Duration,
 }
 
-/// Of one CPU, what only its own thread writes.
+/// State of one CPU that only its own thread writes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Cpu {
     core: usize,
-    /// The line of the last data access, as [`Machine::repeats`] has it.
+    /// The line of the last data access, in the form that [`Machine::repeats`] uses.
     last: AtomicU64,
     /// The line of the last fetch.
     fetched: AtomicU64,
-    /// `IA32_PQR_ASSOC`: monitoring id low, class high.
+    /// `IA32_PQR_ASSOC`: the monitoring id is low, the class high.
     association: AtomicU64,
-    /// Instructions, in user and kernel mode, and cycles beyond one per instruction likewise, that
-    /// the counters have not had yet.
+    /// Instructions in user and in kernel mode that the counters have not taken in yet. `stalls`:
+    /// likewise the cycles beyond one per instruction.
     instructions: [AtomicU64; 2],
     stalls: [AtomicU64; 2],
-    /// The counters want them at so many instructions and stalls together.
+    /// At so many instructions and stalls together the counters have to take them in.
     due: AtomicU64,
-    /// All data accesses, all fetches of a line.
+    /// All data accesses so far. `fetches`: all fetches of a line.
     accesses: AtomicU64,
     fetches: AtomicU64,
-    /// `IA32_QM_EVTSEL`.
+    /// The value of `IA32_QM_EVTSEL`.
     select: AtomicU64,
     pmu: Mutex<Pmu>,
 }
 
-/// The processor.
+/// The emulated processor, shared by all CPUs' threads.
 #[derive(Debug)]
 pub struct Machine {
     profile: Profile,
@@ -105,26 +106,26 @@ pub struct Machine {
     refused: AtomicU64,
 }
 
-/// What happened, as JSON: the plugin writes it when the guest ends.
+/// What happened, as JSON. The plugin writes it when the guest ends.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Report {
-    /// Data accesses that reached the plugin, repeats of a CPU's last line left out.
+    /// Data accesses that reached the plugin, without repeats of a CPU's last line.
     pub accesses: u64,
-    /// Fetches of a line, likewise.
+    /// Fetches of a line, without such repeats.
     pub fetches: u64,
     /// Register writes that a processor would have refused.
     pub refused: u64,
-    /// By socket, by class: what came to the last level and went to memory.
+    /// By socket, by class: what was asked of the last level and went to memory.
     pub classes: Vec<Vec<Traffic>>,
-    /// By socket, by monitoring id, those that had any.
+    /// By socket, by monitoring id, for those that had any traffic.
     pub ids: Vec<std::collections::BTreeMap<usize, Traffic>>,
-    /// By bank of memory, where the profile has them: those of the first rank of the first channel
-    /// first.
+    /// By bank of memory, the first rank of the first channel first. Empty where the profile has no
+    /// banks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub banks: Vec<Bank>,
 }
 
-/// Adds where nobody else writes.
+/// Adds without an atomic operation, since no other thread writes.
 #[inline]
 fn add(to: &AtomicU64, n: u64) -> u64 {
     let sum = to.load(Relaxed).wrapping_add(n);
@@ -132,7 +133,7 @@ fn add(to: &AtomicU64, n: u64) -> u64 {
     sum
 }
 
-/// Locks; a thread that panicked left nothing half done that would matter.
+/// Locks. A thread that panicked left nothing half done that would matter.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()
@@ -140,10 +141,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Machine {
-    /// With empty caches, everything allowed, nothing counted.
+    /// A machine with empty caches, everything allowed, and nothing counted.
     ///
     /// # Errors
-    /// For caches that cannot be.
+    /// For impossible caches.
     pub fn new(profile: Profile, topology: Topology) -> Result<Self, Error> {
         let threads = topology.threads.max(1) as usize;
         let cpu = |n: usize| Cpu {
@@ -163,8 +164,8 @@ impl Machine {
         })
     }
 
-    /// Whether this is the line the CPU's last data access was to (and a store if this is one):
-    /// such an access changes nothing. By virtual addresses, since a CPU's address space does not
+    /// Whether the CPU's last data access was to this line (and a store if this is one). Then the
+    /// access changes nothing. It compares virtual addresses, since a CPU's address space does not
     /// change without other accesses in between.
     #[inline]
     pub fn repeats(&self, cpu: usize, address: u64, write: bool) -> bool {
@@ -178,7 +179,7 @@ impl Machine {
         false
     }
 
-    /// A data access to a physical address.
+    /// Handles a data access to a physical address.
     #[inline]
     pub fn data(&self, cpu: usize, address: u64, write: bool, user: bool) -> After {
         add(&self.cpus[cpu].accesses, 1);
@@ -189,7 +190,8 @@ impl Machine {
         self.beyond(cpu, address, kind, user)
     }
 
-    /// A run of `instructions` begins whose code is in `lines` lines from a physical address on.
+    /// Handles the begin of a run of `instructions`. Its code is in `lines` lines from a physical
+    /// address on.
     #[inline]
     pub fn run(&self, n: usize, address: u64, lines: u64, instructions: u64, user: bool) -> After {
         let cpu = &self.cpus[n];
@@ -219,7 +221,7 @@ impl Machine {
         self.cpus[cpu].core
     }
 
-    /// An access that the first level did not have.
+    /// Handles an access that the first level did not have.
     fn beyond(&self, n: usize, address: u64, kind: Kind, user: bool) -> After {
         let cpu = &self.cpus[n];
         let association = cpu.association.load(Relaxed);
@@ -241,7 +243,7 @@ impl Machine {
             },
         };
         add(&cpu.stalls[usize::from(user)], u64::from(stall));
-        // A second level that is the last one is what the events of the last one tell of.
+        // Without a third level, the events of the last level are those of the second.
         let last = self.profile.l3.is_none() || served != Served::Second;
         let interrupt = last && self.profile.pmu.is_some() && {
             let mut pmu = lock(&cpu.pmu);
@@ -251,7 +253,7 @@ impl Machine {
         After { interrupt, delay }
     }
 
-    /// Gives the counters what they have not had yet; whether one ran over.
+    /// Lets the counters take in what they have not yet. Returns whether one overflowed.
     fn settle(&self, n: usize) -> bool {
         let cpu = &self.cpus[n];
         let mut pmu = lock(&cpu.pmu);
@@ -303,7 +305,7 @@ fn class(association: u64) -> usize {
     (association >> 32) as usize
 }
 
-/// The monitoring id in it.
+/// The monitoring id in an association.
 fn id(association: u64) -> usize {
     (association & 0x3ff) as usize
 }

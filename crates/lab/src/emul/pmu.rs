@@ -1,39 +1,39 @@
 //! A CPU's performance counters: version 2 of Intel's architectural ones (SDM volume 3,
-//! "Architectural Performance Monitoring"), with the events that the model knows: instructions,
-//! cycles, references to the last level and misses there.
+//! "Architectural Performance Monitoring"). The model has these events: instructions, cycles,
+//! references to the last level and misses there.
 //!
-//! Deviations: nothing freezes when a counter runs over; edge, inversion and counter masks of an
+//! Deviations: counters do not freeze when one overflows. Edge, inversion and counter masks of an
 //! event are ignored.
 
 use crate::profile::Counters;
 
-/// What can be counted.
+/// The events that can be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Cycles of the model ([`crate::profile::Cycles`]); reference cycles are the same.
+    /// Cycles of the model ([`crate::profile::Cycles`]). Reference cycles are the same.
     Cycles,
-    /// Instructions begun.
+    /// Instructions that were begun.
     Instructions,
-    /// Asked of the last level.
+    /// Requests to the last level.
     References,
-    /// Not found there.
+    /// Requests that the last level missed.
     Misses,
 }
 
-/// Width of every counter, bits.
+/// The width of every counter in bits.
 pub const WIDTH: u32 = 48;
 const FULL: u64 = (1 << WIDTH) - 1;
-/// Fixed ones: instructions, cycles, reference cycles.
+/// The fixed counters: instructions, cycles, reference cycles.
 const FIXED: [Event; 3] = [Event::Instructions, Event::Cycles, Event::Cycles];
 
-/// Never more than so many instructions and stalls late, if something counts them.
+/// An overflow is noticed at most so many instructions and stalls late.
 const LATEST: u64 = 4096;
 
 /// The counters of one CPU.
 #[derive(Clone, Debug, Default)]
 pub struct Pmu {
     selects: Vec<u64>,
-    /// General ones, then fixed ones.
+    /// The general counters, then the fixed ones.
     counters: Vec<u64>,
     fixed: u64,
     enabled: u64,
@@ -41,7 +41,7 @@ pub struct Pmu {
 }
 
 impl Pmu {
-    /// All off.
+    /// Counters that are all off.
     pub fn new(shape: Option<&Counters>) -> Self {
         let general = shape.map_or(0, |s| s.general as usize);
         let all = shape.map_or(0, |_| general + FIXED.len());
@@ -62,8 +62,8 @@ impl Pmu {
         }
     }
 
-    /// What a counter counts: the event; in user mode, in kernel mode; whether it interrupts. None
-    /// if it is off.
+    /// What a counter counts: the event, whether in user mode, whether in kernel mode, and whether
+    /// it interrupts. `None` if it is off.
     fn setting(&self, counter: usize) -> Option<(Event, bool, bool, bool)> {
         if self.enabled & self.bit(counter) == 0 {
             return None;
@@ -88,7 +88,7 @@ impl Pmu {
         (setting & 3 != 0).then(|| (FIXED[n], bit(1), bit(0), bit(3)))
     }
 
-    /// Counts; whether an interrupt is due.
+    /// Counts an event. Returns whether an interrupt is due.
     pub fn count(&mut self, event: Event, user: bool, n: u64) -> bool {
         let mut interrupt = false;
         if n == 0 || self.enabled == 0 {
@@ -111,7 +111,7 @@ impl Pmu {
         interrupt
     }
 
-    /// After how many instructions and stalls something has to be looked at.
+    /// After how many instructions and stalls the counters have to be updated.
     pub fn due(&self) -> u64 {
         let counters = 0..self.counters.len();
         let left = counters.filter_map(|n| {
@@ -122,7 +122,7 @@ impl Pmu {
         left.min().map_or(u64::MAX, |left| left.min(LATEST))
     }
 
-    /// Reads a register; None if it is none of these.
+    /// Reads a register. `None` if it is not one of these.
     pub fn read(&self, register: u32) -> Option<u64> {
         if self.counters.is_empty() {
             return None;
@@ -142,14 +142,14 @@ impl Pmu {
         })
     }
 
-    /// Writes one; whether it is one of these.
+    /// Writes a register. Returns whether it is one of these.
     pub fn write(&mut self, register: u32, value: u64) -> bool {
         if self.counters.is_empty() {
             return false;
         }
         let general = self.selects.len();
         let n = |base: u32| (register - base) as usize;
-        // The upper bits of a general counter are copies of bit 31 of what is written, except by
+        // The upper bits of a general counter are copies of bit 31 of the written value, except by
         // its full-width name.
         #[expect(
             clippy::cast_possible_truncation,
@@ -172,7 +172,7 @@ impl Pmu {
         true
     }
 
-    /// `RDPMC`: bit 30 chooses the fixed ones.
+    /// `RDPMC`: bit 30 chooses the fixed counters.
     pub fn rdpmc(&self, number: u32) -> Option<u64> {
         let general = self.selects.len();
         let n = (number & 0xffff) as usize;
@@ -247,7 +247,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the counts come, as many run over as went through the counter.
+        /// However the counts come, the overflows fit the sum that was counted.
         #[test]
         fn nothing_is_lost_when_a_counter_runs_over(steps in prop::collection::vec(1u64..500, 1..200), period in 500u64..5000) {
             let mut pmu = pmu();
@@ -261,7 +261,7 @@ mod tests {
                 if pmu.count(Event::Cycles, false, n) {
                     over += 1;
                     pmu.write(0x390, 1);
-                    // As perf does it: the next period less what has run past.
+                    // As perf does it: the next period, less what was counted beyond.
                     let past = pmu.read(0xc1).unwrap();
                     pmu.write(0x4c1, (start + past) & FULL);
                 }

@@ -1,4 +1,4 @@
-//! The model-specific registers: which class a CPU is in, what classes may do, what is counted.
+//! The model-specific registers: a CPU's class, what classes may do, what is counted.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,11 +14,11 @@ const PQR_ASSOC: u32 = 0xc8f;
 const L3_MASKS: u32 = 0xc90;
 const L2_MASKS: u32 = 0xd10;
 const DELAYS: u32 = 0xd50;
-/// In `QM_CTR`: there is no such counter.
+/// The bit of `QM_CTR` for a counter that does not exist.
 const NO_COUNTER: u64 = 1 << 63;
 
 impl Machine {
-    /// `RDMSR`; none if the register is none of ours.
+    /// `RDMSR`. `None` if the register is not emulated here.
     #[must_use]
     pub fn read(&self, cpu: usize, register: u32) -> Option<(u64, After)> {
         if let Some(value) = self.read_resource(cpu, register) {
@@ -36,7 +36,7 @@ impl Machine {
         Some((pmu.read(register)?, after))
     }
 
-    /// `RDPMC`; none if there is no such counter.
+    /// `RDPMC`. `None` if there is no such counter.
     #[must_use]
     pub fn rdpmc(&self, cpu: usize, number: u32) -> Option<(u64, After)> {
         self.profile.pmu.as_ref()?;
@@ -49,7 +49,7 @@ impl Machine {
         Some((pmu.rdpmc(number)?, after))
     }
 
-    /// `WRMSR`; none if the register is none of ours.
+    /// `WRMSR`. `None` if the register is not emulated here.
     pub fn write(&self, cpu: usize, register: u32, value: u64) -> Option<After> {
         if let Some(allowed) = self.write_resource(cpu, register, value) {
             self.refused.fetch_add(u64::from(!allowed), Relaxed);
@@ -68,7 +68,7 @@ impl Machine {
         })
     }
 
-    /// `WBINVD`.
+    /// `WBINVD`: empties the caches that the CPU sees.
     pub fn flush(&self, cpu: usize) {
         self.caches.flush(self.core(cpu));
     }
@@ -114,7 +114,7 @@ impl Machine {
         }
     }
 
-    /// None: not one of these; whether a processor would have taken the value.
+    /// `None`: not one of these registers. Else whether a processor would have accepted the value.
     fn write_resource(&self, cpu: usize, register: u32, value: u64) -> Option<bool> {
         let core = self.core(cpu);
         let state = &self.cpus[cpu];
@@ -161,7 +161,7 @@ impl Machine {
         self.profile.monitoring.is_some() || self.profile.classes() > 1
     }
 
-    /// Which class's delay a register holds.
+    /// The class whose delay a register holds.
     fn delay_number(&self, register: u32) -> Option<usize> {
         let mba = self.profile.mba.as_ref()?;
         (register - DELAYS < mba.classes).then_some((register - DELAYS) as usize)
@@ -172,7 +172,7 @@ fn mask(masks: &Masks, n: u32) -> Option<u64> {
     masks.registers.get(n as usize).copied()
 }
 
-/// Sets mask number `n`, or without one whether code and data are told apart.
+/// Sets mask number `n`, or without one whether code and data have separate masks.
 fn set(cache: &mut Shared, shape: &Shape, n: Option<u32>, value: u64) -> bool {
     let Some(n) = n else {
         if value <= 1 {

@@ -1,5 +1,5 @@
-//! The processor as a kernel sees it: identified by `CPUID`, set by registers, its caches filled by
-//! accesses.
+//! The processor as a kernel sees it: identified by `CPUID`, set by registers, with caches that
+//! accesses fill.
 
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ fn instead(machine: &Machine, leaf: u32, sub: u32) -> [u32; 4] {
     }
 }
 
-/// Occupancy in bytes as a kernel reads it.
+/// Occupancy in bytes, as a kernel reads it.
 fn occupancy(machine: &Machine, cpu: usize, id: u64) -> u64 {
     machine.write(cpu, 0xc8d, id << 32 | 1).unwrap();
     machine.read(cpu, 0xc8e).unwrap().0 * 64
@@ -37,7 +37,7 @@ fn associate(machine: &Machine, cpu: usize, class: u64, id: u64) {
     machine.write(cpu, 0xc8f, class << 32 | id).unwrap();
 }
 
-/// Walks over memory, so many times; the misses of the last time, as a class of the socket.
+/// Reads memory line by line, so many times.
 fn walk(machine: &Machine, cpu: usize, from: u64, size: u64, times: u32) {
     for _ in 0..times {
         for line in 0..size / 64 {
@@ -55,7 +55,7 @@ fn cpuid_tells_what_the_profile_has() {
     );
     assert_eq!(m.cpuid(7, 1), None);
     assert_eq!(instead(&m, 0x10, 0)[1], 0b1010);
-    // 16 ways, no bit shareable, code and data apart, no holes, 16 classes.
+    // 16 ways, no bit shareable, separate code and data, no holes, 16 classes.
     assert_eq!(instead(&m, 0x10, 1), [15, 0, 4, 15]);
     assert_eq!(instead(&m, 0x10, 3), [89, 0, 4, 7]);
     assert_eq!(instead(&m, 0xf, 1), [20, 64, 63, 7]);
@@ -116,7 +116,7 @@ fn a_part_of_ways_keeps_a_stream_out() {
     );
     m.write(0, 0xc91, 0x00ff).unwrap();
     m.write(0, 0xc92, 0xff00).unwrap();
-    // A line stays where it is until it is evicted, in the stream's ways, too.
+    // A line remains until it is evicted, even in the stream's ways.
     pass(&m, true);
     pass(&m, true);
     assert_eq!(pass(&m, true), 0, "with parts of their own");
@@ -126,7 +126,7 @@ fn a_part_of_ways_keeps_a_stream_out() {
 fn code_and_data_have_masks_of_their_own() {
     let m = machine("icelake", ICELAKE);
     m.write(0, 0xc81, 1).unwrap();
-    // Class 1: data one way, code two.
+    // Class 1: data has one way, code has two.
     m.write(0, 0xc92, 0x1).unwrap();
     m.write(0, 0xc93, 0x6).unwrap();
     associate(&m, 0, 1, 3);
@@ -186,7 +186,7 @@ fn wrong_values_are_dropped_and_counted() {
     );
 }
 
-/// A thread that is delayed goes on being delayed beside one of its core's that is not.
+/// A delayed thread is delayed even if the other thread of its core is not.
 #[test]
 fn threads_of_a_core_are_delayed_each_by_its_class() {
     let m = machine("icelake", ICELAKE);
@@ -233,12 +233,12 @@ fn instructions_and_misses_reach_the_counters() {
     }
     assert_eq!(m.rdpmc(0, 1 << 30).unwrap().0, 10_000);
     walk(&m, 0, 1 << 30, 1 << 20, 1);
-    // One is that of the code's only line.
+    // One of them is the miss of the code's only line.
     assert_eq!(m.rdpmc(0, 0).unwrap().0, (1 << 20) / 64 + 1);
     let stalled = m.rdpmc(0, 1 << 30 | 1).unwrap().0;
     let cycles = m.profile.cycles.memory;
     assert_eq!(stalled, 10_000 + u64::from(cycles) * ((1 << 20) / 64 + 1));
-    // An overflow is found once it is due, at most 4096 instructions later.
+    // An overflow is noticed once it is due, at most 4096 instructions later.
     m.write(0, 0x309, (1 << 48) - 5000).unwrap();
     let late = (0..)
         .find(|_| m.run(0, 4096, 1, 10, true).interrupt)
@@ -249,8 +249,8 @@ fn instructions_and_misses_reach_the_counters() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whoever runs and whatever is set: occupancy is all there is, and never more than the ways
-    /// allowed to anybody.
+    /// Whatever runs and is set: all occupancy is at most what was accessed, and that of a class at
+    /// most the ways it may fill.
     #[test]
     fn occupancy_adds_up(steps in prop::collection::vec((0usize..4, 0u64..4, 0u64..64, 1u64..16), 1..40)) {
         let m = machine("icelake", ICELAKE);
@@ -269,20 +269,20 @@ proptest! {
     }
 }
 
-/// A profile with eight banks, whose rows are 8 KiB long.
+/// A profile with eight banks, with rows of 8 KiB.
 fn with_banks(profile: &str) -> Machine {
     const BANKS: &str = "[dram]\ncolumn = ['6-12']\nbank = [[13, 17], [14, 18], 15]\nrow = ['16-29']\n\
                          hit = 150\nmiss = 200\nconflict = 250\n";
     let profile = toml::to_string(&Profile::load(profile).unwrap()).unwrap();
     let profile = Profile::parse("banks", &format!("{profile}{BANKS}")).unwrap();
-    // As the lab hands it on.
+    // Written and read again, as the lab hands it on.
     let again = toml::to_string(&profile).unwrap();
     Machine::new(Profile::parse("again", &again).unwrap(), ICELAKE).unwrap()
 }
 
 #[test]
 fn streams_in_one_bank_close_each_others_rows() {
-    // Two rows side by side: conflicts, and what the cycle counter has of one stream.
+    // Two rows in turn: conflicts, and the cycle counter of one stream.
     let beside = |other: u64| {
         let m = with_banks("icelake");
         m.write(0, 0x38d, 0b11 << 4).unwrap();
@@ -300,8 +300,7 @@ fn streams_in_one_bank_close_each_others_rows() {
 }
 
 proptest! {
-    /// Every line that a last level asks memory for, and every one that it writes back, is one of a
-    /// bank's.
+    /// Every line that a last level reads from memory or writes back is an access to a bank.
     #[test]
     fn banks_see_what_goes_to_memory(
         profile in prop::sample::select(vec!["icelake", "goldmont"]),
@@ -310,7 +309,7 @@ proptest! {
         let m = with_banks(profile);
         for (from, write, cpu, lines) in accesses {
             for n in 0..lines {
-                // Strides of 64 KiB keep to few sets, so that there is something to evict.
+                // Strides of 64 KiB use few sets, so that lines are evicted.
                 m.data(cpu, from + n * (64 << 10), write, true);
             }
         }

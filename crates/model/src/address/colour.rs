@@ -1,10 +1,12 @@
 //! Page colours: what the choice of page frames can decide.
 //!
-//! A page holds all values of its offset bits, so a function that uses one of them takes both
-//! values within every page and decides nothing. What remains are the *combinations* of functions
+//! A page holds all values of its offset bits. So a function that uses one of them takes both
+//! values within every page, and decides nothing. What remains are the *combinations* of functions
 //! in which the offset bits cancel: the subspace of the span that avoids them. Its dimension is the
-//! number of colour bits. (Counting only the functions as written undercounts: of `12^20` and
-//! `12^21` with 8 KiB pages, neither avoids bit 12, but their sum `20^21` does.)
+//! number of colour bits.
+//!
+//! Counting only the functions as written undercounts. Of `12^20` and `12^21` with 8 KiB pages,
+//! neither avoids bit 12, but their sum `20^21` does.
 
 use super::function::Functions;
 use super::gf2::{Solutions, Space};
@@ -17,23 +19,24 @@ pub struct Colours {
     of_address: Functions,
 }
 
-/// How two kinds of colour, of banks and of cache sets say, go together.
+/// How two kinds of colour relate, for example those of banks and of cache sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Joint {
     /// Colour bits that both have: choosing them for one chooses them for the other.
     pub shared: u32,
-    /// Colour bits of both together.
+    /// Colour bits of both kinds together.
     pub together: u32,
-    /// Groups that can be kept apart in both respects with every frame in use: two to the power of
-    /// `shared`.
+    /// How many groups can be separated in both respects with every frame in use: two to the power
+    /// of `shared`.
     pub partitions: u64,
-    /// Groups that can be kept apart in both respects when frames may lie idle: each takes one
-    /// colour of both kinds, and the frames of mixed colours belong to nobody.
+    /// How many groups can be separated in both respects when frames may be idle. Each group takes
+    /// one colour of both kinds, and the frames of mixed colours are unused.
     pub at_most: u64,
 }
 
 impl Colours {
-    /// What `functions` (masks over physical addresses) leave to pages of 2^`page_shift` bytes.
+    /// The colours that `functions` (masks over physical addresses) leave to pages of
+    /// 2^`page_shift` bytes.
     #[must_use]
     pub fn new(functions: &[u64], page_shift: u32) -> Self {
         let outside = u64::MAX.checked_shl(page_shift).unwrap_or(0);
@@ -52,20 +55,20 @@ impl Colours {
         }
     }
 
-    /// How many colours, as a power of two.
+    /// log2 of the number of colours.
     #[must_use]
     pub fn bits(&self) -> u32 {
         self.space.rank()
     }
 
-    /// How many colours; `u64::MAX` for 2^64.
+    /// The number of colours; `u64::MAX` for 2^64.
     #[must_use]
     pub fn count(&self) -> u64 {
         1u64.checked_shl(self.bits()).unwrap_or(u64::MAX)
     }
 
-    /// The functions that tell the colours apart, in reduced form, colour bit 0 first. Where the
-    /// functions given were single address bits these are the same bits in ascending order.
+    /// The functions that define the colours, in reduced form, colour bit 0 first. Where the given
+    /// functions were single address bits, these are the same bits in ascending order.
     #[must_use]
     pub fn functions(&self) -> &[u64] {
         self.space.rows()
@@ -78,8 +81,8 @@ impl Colours {
         self.of_address.of(frame << self.page_shift)
     }
 
-    /// The frames of `colour` among the first 2^`frame_bits` frames, ascending; `None` if no such
-    /// colour exists there.
+    /// The frames of `colour` among the first 2^`frame_bits` frames, ascending. `None` if there is
+    /// no such colour.
     #[must_use]
     pub fn frames(&self, colour: u64, frame_bits: u32) -> Option<Solutions> {
         if self.bits() < 64 && colour >> self.bits() != 0 {
@@ -95,7 +98,7 @@ impl Colours {
         Solutions::of(&functions, colour, within)
     }
 
-    /// How these colours go together with `other` ones of the same page size.
+    /// How these colours relate to `other` ones of the same page size.
     #[must_use]
     pub fn joint(&self, other: &Self) -> Joint {
         let shared = self.space.intersection(&other.space).rank();
@@ -108,9 +111,9 @@ impl Colours {
         }
     }
 
-    /// The colours with which partitioning leaves `other` whole: a group of one such colour still
-    /// reaches every colour of `other`. (On a cache whose index holds that of a smaller private
-    /// cache: the colours that do not shrink the latter.)
+    /// The colours by which partitioning leaves `other` whole: a group of one such colour still
+    /// reaches every colour of `other`. On a cache with an index that includes that of a smaller
+    /// private cache, these colours do not shrink the private one.
     #[must_use]
     pub fn sparing(&self, other: &Self) -> Self {
         let shared = self.space.intersection(&other.space);

@@ -6,17 +6,17 @@ pub fn bits(low: u32, high: u32) -> Vec<u64> {
     (low..=high).map(|bit| 1 << bit).collect()
 }
 
-/// Functions evaluated together.
+/// Functions that together give a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Functions {
     masks: Vec<u64>,
     way: Evaluation,
 }
 
-/// Both ways give the same number; which is faster depends on how many address bits the masks use.
+/// Both ways give the same number. Which is faster depends on how many address bits the masks use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Evaluation {
-    /// The XOR of shifted fields: a plain field is one term, a field XORed with another is two.
+    /// The XOR of shifted fields. A plain field is one term, a field XORed with another is two.
     Diagonals(Vec<Diagonal>),
     /// Bit by bit, for hashes that use most of the address.
     Parities,
@@ -31,8 +31,8 @@ struct Diagonal {
 }
 
 impl Functions {
-    /// From masks, least significant output bit first. More than 64 masks cannot be told in a
-    /// number: the rest is ignored.
+    /// From masks, least significant output bit first. A number has 64 bits, so further masks are
+    /// ignored.
     #[must_use]
     pub fn new(mut masks: Vec<u64>) -> Self {
         masks.truncate(64);

@@ -1,16 +1,17 @@
-//! Linear algebra over GF(2) on 64-bit vectors: bit i of a word is coordinate i, addition is XOR.
+//! Linear algebra over GF(2) on 64-bit vectors: bit i of a word is coordinate i, and addition is
+//! XOR.
 //!
-//! Method: Gauss-Jordan elimination. A [`Space`] is kept in reduced row echelon form, which is
-//! unique, so that equal spaces compare equal.
+//! Method: Gauss-Jordan elimination. A [`Space`] is kept in reduced row echelon form. That form is
+//! unique, so equal spaces compare equal.
 
 /// A linear subspace of GF(2)^64.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// Ascending by leading bit; the leading bit of a row occurs in no other row.
+    /// Ascending by leading bit. The leading bit of a row occurs in no other row.
     rows: Vec<u64>,
 }
 
-/// The highest set bit of a vector that is not zero, alone.
+/// The highest set bit of a nonzero vector, as a mask.
 fn leading(v: u64) -> u64 {
     1 << (63 - v.leading_zeros())
 }
@@ -26,7 +27,7 @@ impl Space {
         space
     }
 
-    /// Adds a vector; false if the space had it already.
+    /// Adds a vector. False if the space already contained it.
     pub fn insert(&mut self, vector: u64) -> bool {
         let rest = self.reduce(vector);
         if rest == 0 {
@@ -43,7 +44,7 @@ impl Space {
         true
     }
 
-    /// The dimension.
+    /// The dimension of the space.
     #[must_use]
     pub fn rank(&self) -> u32 {
         u32::try_from(self.rows.len()).expect("invariant: at most 64 rows")
@@ -55,8 +56,8 @@ impl Space {
         &self.rows
     }
 
-    /// What is left of `vector` with all leading bits of the basis cleared: zero exactly for
-    /// members; the smallest vector of its coset.
+    /// `vector` with all leading bits of the basis cleared. The result is the smallest vector of
+    /// its coset, and zero exactly for members.
     #[must_use]
     pub fn reduce(&self, vector: u64) -> u64 {
         self.rows.iter().fold(
@@ -71,13 +72,13 @@ impl Space {
         self.reduce(vector) == 0
     }
 
-    /// The smallest space that holds both.
+    /// The smallest space that contains both.
     #[must_use]
     pub fn sum(&self, other: &Self) -> Self {
         Self::spanned(self.rows.iter().chain(&other.rows).copied())
     }
 
-    /// What both have in common.
+    /// The vectors that both spaces contain.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         // The complement of a sum is the intersection of the complements.
@@ -151,12 +152,12 @@ pub struct Solutions {
 }
 
 impl Solutions {
-    /// The vectors x within `bits` with `parity(x & functions[i])` = bit i of `value`; `None` if
+    /// The vectors x within `bits` with `parity(x & functions[i])` = bit i of `value`. `None` if
     /// there are none.
     #[must_use]
     pub fn of(functions: &[u64], value: u64, bits: u64) -> Option<Self> {
-        // Each row an equation: coordinates and right-hand side; pivots are cleared from all other
-        // rows.
+        // Each row is an equation: coordinates and right-hand side. Pivots are cleared from all
+        // other rows.
         let mut rows: Vec<(u64, bool)> = Vec::with_capacity(functions.len());
         for (i, &function) in functions.iter().enumerate() {
             let mut new = (function & bits, value >> i & 1 == 1);
@@ -190,13 +191,13 @@ impl Solutions {
         })
     }
 
-    /// The number of solutions is two to this power.
+    /// log2 of the number of solutions.
     #[must_use]
     pub fn log2_count(&self) -> u32 {
         self.directions.rank()
     }
 
-    /// The n-th solution in ascending order, from 0.
+    /// The n-th solution in ascending order, from 0. `None` beyond the last.
     #[must_use]
     pub fn nth(&self, n: u64) -> Option<u64> {
         if self.log2_count() < 64 && n >> self.log2_count() != 0 {
@@ -210,7 +211,7 @@ impl Solutions {
         ))
     }
 
-    /// All of them, ascending.
+    /// All solutions in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         (0..).map_while(|n| self.nth(n))
     }

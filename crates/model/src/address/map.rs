@@ -7,11 +7,11 @@ use crate::Invalid;
 /// A part of a DRAM location, for [`Fields::plain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
-    /// Channel.
+    /// The memory channel of a line.
     Channel,
     /// Rank within the channel.
     Rank,
-    /// Bank within the rank; its lowest bits are the bank group.
+    /// Bank within the rank. Its lowest bits are the bank group.
     Bank,
     /// Row within the bank.
     Row,
@@ -19,24 +19,25 @@ pub enum Field {
     Column,
 }
 
-/// The functions behind each part: masks over physical addresses, least significant output bit
-/// first.
+/// The functions of each part of a location: masks over physical addresses, least significant
+/// output bit first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fields {
-    /// log2 of the line size in bytes: address bits below it choose a byte within the line.
+    /// log2 of the line size in bytes. Address bits below it choose a byte within the line.
     pub line_shift: u32,
-    /// Channel.
+    /// The memory channel of a line.
     pub channel: Vec<u64>,
     /// Rank within the channel.
     pub rank: Vec<u64>,
-    /// Bank within the rank; its lowest bits are the bank group.
+    /// Bank within the rank. Its lowest bits are the bank group.
     pub bank: Vec<u64>,
     /// Row within the bank.
     pub row: Vec<u64>,
     /// Column within the row, in lines.
     pub column: Vec<u64>,
-    /// Two or more: lines go to so many channels in turn, `channel` must be empty, and the other
-    /// functions take the line number divided by it. For controllers with three or six channels.
+    /// 0 or 1: `channel` chooses the channel. From 2 on, lines go to so many channels in turn, as
+    /// with controllers of three or six channels. Then `channel` must be empty, and the other
+    /// functions take the line number divided by this.
     pub channels_in_turn: u64,
 }
 
@@ -86,14 +87,14 @@ impl Fields {
     }
 }
 
-/// Where a line is.
+/// Where a line lies in DRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Location {
-    /// Channel.
+    /// The memory channel, from 0.
     pub channel: u32,
     /// Rank within the channel.
     pub rank: u32,
-    /// Bank within the rank; its lowest bits are the bank group.
+    /// Bank within the rank. Its lowest bits are the bank group.
     pub bank: u32,
     /// Row within the bank.
     pub row: u32,
@@ -118,8 +119,8 @@ pub struct AddressMap {
     reason = "widths are checked when the map is made"
 )]
 impl AddressMap {
-    /// Checks the functions: none uses the line offset, all are independent, no part is wider than
-    /// 32 bits.
+    /// Checks the functions: none uses the line offset, all are independent, and no part is wider
+    /// than 32 bits.
     ///
     /// # Errors
     /// Names the function at fault.
@@ -176,32 +177,32 @@ impl AddressMap {
         })
     }
 
-    /// The functions.
+    /// The functions that the map is made of.
     #[must_use]
     pub fn fields(&self) -> &Fields {
         &self.fields
     }
 
-    /// Number of channels.
+    /// How many channels there are.
     #[must_use]
     pub fn channels(&self) -> u32 {
         self.channels as u32
     }
 
-    /// Ranks per channel.
+    /// How many ranks a channel has.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         1 << self.fields.rank.len()
     }
 
-    /// Banks per rank.
+    /// How many banks a rank has.
     #[must_use]
     pub fn banks(&self) -> u32 {
         1 << self.fields.bank.len()
     }
 
-    /// Address bits that some function uses or that lie within a line: addresses beyond wrap
-    /// around.
+    /// The address bits that some function uses or that lie within a line, as a size. Addresses
+    /// beyond it wrap around.
     #[must_use]
     pub fn reach(&self) -> u64 {
         self.fields.masks().fold(
@@ -210,7 +211,7 @@ impl AddressMap {
         )
     }
 
-    /// Where `address` lies.
+    /// The location of the line that contains `address`.
     #[inline]
     #[must_use]
     pub fn locate(&self, address: u64) -> Location {
@@ -230,7 +231,7 @@ impl AddressMap {
         }
     }
 
-    /// The lowest address of `location`; `None` where a part is out of range.
+    /// The lowest address of `location`. `None` where a part is out of range.
     #[must_use]
     pub fn address(&self, location: Location) -> Option<u64> {
         let n = self.fields.channels_in_turn;

@@ -1,16 +1,16 @@
 //! Physical addresses: which set, slice, channel, rank, bank, row and column an address selects,
 //! and what follows from that for partitioning by page.
 //!
-//! Method: every output bit is the parity of some address bits, `parity(address & mask)`, as
-//! published for Intel, AMD and Arm memory controllers and for last-level caches with a power of
-//! two of slices (DRAMA, Pessl et al., USENIX Security 2016; Maurice et al., RAID 2015). Such
-//! functions are vectors over GF(2), so questions about partitions are questions of linear algebra,
-//! answered in [`gf2`]: how many colours a page size leaves, which bits bank and cache colours
-//! share, which frames have a colour.
+//! Method: every output bit is the parity of some address bits, `parity(address & mask)`. That form
+//! is published for Intel, AMD and Arm memory controllers, and for last-level caches with a power
+//! of two of slices (DRAMA, Pessl et al., USENIX Security 2016; Maurice et al., RAID 2015). Such
+//! functions are vectors over GF(2). So linear algebra ([`gf2`]) answers questions of partitioning:
+//! how many colours a page size leaves, which bits bank and cache colours share, which frames have
+//! a colour.
 //!
-//! Left out: the non-linear slice hashes of processors whose number of slices is not a power of
-//! two. A number of sets or channels that is not a power of two is taken as a plain remainder,
-//! which spreads as evenly but not in the same order.
+//! Left out: the non-linear slice hashes of processors that have another number of slices than a
+//! power of two. Any other number of sets or channels is taken as a plain remainder. That spreads
+//! as evenly, but not in the same order.
 
 pub mod gf2;
 

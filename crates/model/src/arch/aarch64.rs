@@ -1,4 +1,4 @@
-//! 64-bit Arm. Advanced SIMD belongs to every such processor that Rust's target is for.
+//! 64-bit Arm. Every processor of Rust's target has Advanced SIMD.
 
 use std::arch::aarch64::{
     vaddvq_u16, vandq_u16, vceqq_u32, vcombine_u16, vdupq_n_u32, vld1q_u16, vld1q_u32, vmovn_u32,
@@ -20,7 +20,7 @@ pub(super) fn prefetch<T>(wanted: &T) {
     }
 }
 
-/// A bit for each lane: whether it is `wanted`.
+/// A bit for each lane: whether it equals `wanted`.
 #[inline]
 pub(super) fn equal(lanes: &[u32; LANES], wanted: u32) -> u8 {
     const BITS: [u16; LANES] = [1, 2, 4, 8, 16, 32, 64, 128];

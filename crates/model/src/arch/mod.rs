@@ -1,4 +1,4 @@
-//! The machine this runs on: what it does faster than plain code. All that depends on the
+//! What the machine that this runs on does faster than plain code. All code that depends on the
 //! processor's architecture is below this module, one file for each.
 
 #[cfg(target_arch = "aarch64")]
@@ -18,8 +18,8 @@ use portable as here;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as here;
 
-/// Has the host fetch `slice[index]` into its cache, since it is needed soon; no effect on anything
-/// but time.
+/// Has the host fetch `slice[index]` into its cache, since it is needed soon. This only affects
+/// time.
 #[inline]
 pub fn hint<T>(slice: &[T], index: usize) {
     if let Some(wanted) = slice.get(index) {
@@ -27,11 +27,11 @@ pub fn hint<T>(slice: &[T], index: usize) {
     }
 }
 
-/// Numbers that [`position`] compares at a time.
+/// How many numbers [`position`] compares at a time.
 pub const LANES: usize = 8;
 
-/// Where in `row`, a whole number of [`LANES`], `wanted` is; it may be there once at most. All are
-/// compared: where it is cannot be guessed, and a loop that ends there costs more.
+/// The index of `wanted` in `row`, a whole number of [`LANES`] in which it occurs at most once. All
+/// are compared: its place cannot be predicted, and a loop that ends there costs more.
 #[inline]
 #[must_use]
 pub fn position(row: &[u32], wanted: u32) -> Option<usize> {

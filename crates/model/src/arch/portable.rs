@@ -2,11 +2,11 @@
 
 use super::LANES;
 
-/// No hint is known.
+/// Does nothing: no hint is known.
 #[inline]
 pub(super) fn prefetch<T>(_: &T) {}
 
-/// A bit for each lane: whether it is `wanted`.
+/// A bit for each lane: whether it equals `wanted`.
 #[inline]
 pub(super) fn equal(lanes: &[u32; LANES], wanted: u32) -> u8 {
     lanes

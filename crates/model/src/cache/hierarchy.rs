@@ -1,15 +1,17 @@
 //! Several caches between cores and memory.
 //!
-//! Method: an access looks its line up level by level. Where it is found, or from memory, it is
-//! filled into the levels nearer to the core; who leaves one level goes to the next as that one's
-//! kind of [`Inclusion`] says; what leaves the last level dirty is written to memory. An inclusive
-//! level remembers for each of its lines which cores have asked for it (as the core-valid bits of
-//! Nehalem's last-level cache do: they are never cleared on a silent eviction) and takes an evicted
-//! line from those cores' caches, too.
+//! Method:
+//! - An access searches level by level. The line is filled into the levels nearer to the core than
+//!   where it was found.
+//! - A line that leaves one level goes to the next as that level's [`Inclusion`] says. A dirty line
+//!   that leaves the last level is written to memory.
+//! - An inclusive level remembers for each of its lines which cores have asked for it. The
+//!   core-valid bits of Nehalem's last-level cache do the same: they are never cleared on a silent
+//!   eviction. An evicted line is removed from those cores' caches, too.
 //!
-//! Deviations from hardware: no coherence. A line written by one core and read by another is right
-//! only in levels that both share, so give the cores memory of their own or read-only memory in
-//! common. Instruction fetches are not modelled.
+//! Deviations from hardware: there is no coherence. A line that one core writes and another reads
+//! is right only in levels that both share. So give each core its own memory, or read-only memory
+//! in common. Instruction fetches are not modelled.
 
 use super::{Cache, Counts, Fill, Geometry, Place, Policy, Victim};
 use crate::Invalid;
@@ -17,37 +19,37 @@ use crate::Invalid;
 /// What a level holds with regard to the levels nearer to the cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inclusion {
-    /// Everything that they hold: what leaves here leaves there, too.
+    /// Contains all their lines: a line that leaves here leaves there, too.
     Inclusive,
-    /// Filled on the way in, but what leaves here may stay there.
+    /// Filled on the way in, but a line that leaves here may remain there.
     NonInclusive,
-    /// What they evicted: filled by evictions only, a hit moves the line back.
+    /// Contains what they evicted: filled by evictions only, and a hit moves the line back.
     Exclusive,
 }
 
-/// One level.
+/// One level of a hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Level {
     /// The shape of each cache of this level.
     pub geometry: Geometry,
-    /// Who leaves a full set.
+    /// Which line leaves a full set.
     pub policy: Policy,
-    /// With regard to the levels nearer to the cores; without effect at the first.
+    /// With regard to the levels nearer to the cores. It has no effect at the first level.
     pub inclusion: Inclusion,
-    /// For each core, which cache of this level it uses, numbered from 0 without gaps.
+    /// For each core, the cache of this level that it uses, numbered from 0 without gaps.
     pub cache_of: Vec<usize>,
 }
 
-/// One cache and what its level knows of the lines in it.
+/// One cache, and what its level knows of the lines in it.
 #[derive(Clone, Debug)]
 struct Node {
     cache: Cache,
     inclusion: Inclusion,
-    /// Of an inclusive level.
+    /// Which cores asked for each line. Only for an inclusive level.
     askers: Option<Askers>,
 }
 
-/// By slot, the cores that asked for the line: a bit each, in as few bytes as they take.
+/// By slot, the cores that asked for the line: a bit each, in as few bytes as that takes.
 #[derive(Clone, Debug)]
 struct Askers {
     bytes: Vec<u8>,
@@ -76,7 +78,7 @@ impl Askers {
             .fold(0, |all, &byte| all << 8 | u64::from(byte))
     }
 
-    /// Only `core` from now on; who it was.
+    /// Leaves only `core` at the slot. Returns the cores that were there.
     #[inline]
     fn replace(&mut self, slot: usize, core: usize) -> u64 {
         let before = self.of(slot);
@@ -86,7 +88,7 @@ impl Askers {
     }
 }
 
-/// More levels no processor has.
+/// No processor has more levels.
 const MOST_LEVELS: usize = 4;
 
 /// Levels of caches, nearest to the cores first.
@@ -94,22 +96,22 @@ const MOST_LEVELS: usize = 4;
 pub struct Hierarchy {
     /// All caches, level by level.
     nodes: Vec<Node>,
-    /// By core, which of them it uses at each level.
+    /// By core: the index of its cache at each level.
     paths: Vec<[usize; MOST_LEVELS]>,
     levels: usize,
-    /// Where each level's begin in there, and where the last one's end.
+    /// Where each level's caches begin in `nodes`, and where the last level's end.
     begins: Vec<usize>,
-    /// Some level is exclusive.
+    /// Whether some level is exclusive.
     exclusive: bool,
     writebacks: Vec<u64>,
 }
 
 impl Hierarchy {
-    /// Empty caches for `requesters` (the owners of lines: groups, classes of service or cores),
-    /// numbered from 0.
+    /// Empty caches for `requesters`, numbered from 0. Requesters own lines: groups, classes of
+    /// service or cores.
     ///
     /// # Errors
-    /// Names the level that cannot be.
+    /// Names the level that is impossible.
     pub fn new(levels: &[Level], requesters: usize) -> Result<Self, Invalid> {
         let cores = levels.first().map_or(0, |level| level.cache_of.len());
         if !(1..=64).contains(&cores) {
@@ -171,9 +173,9 @@ impl Hierarchy {
         })
     }
 
-    /// One access of `core` on behalf of `requester`. Returns the level that had the line, from 0;
-    /// the number of levels means memory, from which the line has to be read. What the access
-    /// pushed out to memory is in [`Hierarchy::writebacks`] until the next one.
+    /// One access of `core` on behalf of `requester`. Returns the level that had the line, from 0.
+    /// The number of levels means memory, from which the line has to be read.
+    /// [`Hierarchy::writebacks`] has what the access pushed out to memory, until the next access.
     #[inline]
     pub fn access(&mut self, core: usize, requester: u8, address: u64, write: bool) -> usize {
         self.writebacks.clear();
@@ -185,8 +187,8 @@ impl Hierarchy {
         self.look_beyond((0, place), core, requester, address, write)
     }
 
-    /// Fetches a line ahead of its use into the levels from `nearest` on; else as
-    /// [`Hierarchy::access`]. A line that is there is left as it is.
+    /// Fetches a line ahead of its use into the levels from `nearest` on. Else it is like
+    /// [`Hierarchy::access`]. A line that is already there is unchanged.
     pub fn prefetch(&mut self, nearest: usize, core: usize, requester: u8, address: u64) -> usize {
         self.writebacks.clear();
         let path = self.paths[core];
@@ -218,7 +220,7 @@ impl Hierarchy {
                 continue;
             };
             match node.inclusion {
-                // A locked line stays where it is locked.
+                // A locked line remains in its level.
                 Inclusion::Exclusive if node.cache.is_locked(address) => {}
                 Inclusion::Exclusive => {
                     dirty |= node.cache.remove(address).is_some_and(|line| line.dirty);
@@ -250,8 +252,8 @@ impl Hierarchy {
                     }
                 }
                 Fill::Bypassed => {
-                    // What an inclusive level cannot hold nobody nearer may hold: the access goes
-                    // past all of them.
+                    // What an inclusive level cannot hold, no nearer level may hold: the access
+                    // bypasses all of them.
                     if n == nearest || node.inclusion == Inclusion::Inclusive {
                         if dirty {
                             let line = Victim {
@@ -269,8 +271,8 @@ impl Hierarchy {
         found
     }
 
-    /// `victim` left level `n` below `core`; `askers` are the cores from which an inclusive level
-    /// must take it, too.
+    /// `victim` left level `n` below `core`. `askers` are the cores from which an inclusive level
+    /// must remove it, too.
     fn leave(&mut self, mut n: usize, core: usize, mut victim: Victim, mut askers: u64) {
         loop {
             while askers != 0 {
@@ -311,9 +313,9 @@ impl Hierarchy {
         }
     }
 
-    /// Takes the line of `address` out of all caches that `core` sees, locked or not; whether any
-    /// had it changed. For flushes and stores past the caches. (What other cores alone see they do
-    /// not share with it: programs have memory of their own.)
+    /// Removes the line of `address` from all caches that `core` sees, locked or not. Returns
+    /// whether any had it modified. It is for flushes and stores past the caches. Caches that only
+    /// other cores see are not affected: programs have memory of their own.
     pub fn flush(&mut self, core: usize, address: u64) -> bool {
         self.writebacks.clear();
         let own = self.paths[core][..self.levels].iter();
@@ -323,8 +325,8 @@ impl Hierarchy {
         })
     }
 
-    /// Has the line of `address` unchanged from now on in all caches that `core` sees, as it is
-    /// written back; whether any had it changed.
+    /// Marks the line of `address` as clean in all caches that `core` sees, as it is written back.
+    /// Returns whether any had it modified.
     pub fn write_back(&mut self, core: usize, address: u64) -> bool {
         self.writebacks.clear();
         let own = self.paths[core][..self.levels].iter();
@@ -339,7 +341,7 @@ impl Hierarchy {
         &self.writebacks
     }
 
-    /// Number of levels.
+    /// How many levels there are.
     #[must_use]
     pub fn levels(&self) -> usize {
         self.levels
@@ -351,13 +353,13 @@ impl Hierarchy {
         &self.nodes[self.paths[core][..self.levels][level]].cache
     }
 
-    /// The same, to set masks. (To lock lines use [`Hierarchy::lock`].)
+    /// The same, mutable, to set masks. To lock lines use [`Hierarchy::lock`].
     pub fn cache_mut(&mut self, level: usize, core: usize) -> &mut Cache {
         &mut self.nodes[self.paths[core][..self.levels][level]].cache
     }
 
-    /// Locks a line into `ways` of `core`'s cache at `level` ([`Cache::lock`]); what leaves for it
-    /// leaves as ever ([`Hierarchy::writebacks`]).
+    /// Locks a line into `ways` of `core`'s cache at `level` ([`Cache::lock`]). The line that
+    /// leaves for it does so as usual ([`Hierarchy::writebacks`]).
     ///
     /// # Errors
     /// Where all of `ways` in its set are locked already.
@@ -387,7 +389,7 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// The counts of `requester` at `level`, all caches of the level together.
+    /// The counts of `requester` at `level`, for all caches of the level together.
     #[must_use]
     pub fn counts(&self, level: usize, requester: u8) -> Counts {
         self.nodes[self.begins[level]..self.begins[level + 1]]

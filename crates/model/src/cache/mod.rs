@@ -1,17 +1,23 @@
-//! Set-associative caches with fill masks, locked lines and write-back; hierarchies of them in
-//! [`Hierarchy`].
+//! Set-associative caches with fill masks, locked lines and write-back. [`Hierarchy`] combines
+//! them.
 //!
-//! Method: one tag per line, and per set one word each of valid, dirty and locked ways and one for
-//! the policy. A line is looked for in *all* ways of its set; a requester's fill mask restricts
-//! only which ways a miss may *fill*, as Intel's manual describes cache allocation (SDM volume 3,
-//! "Cache Allocation Technology": a mask limits allocation, hits occur anywhere). A locked line is
-//! hit like any other and never evicted: the effect of pseudo-locking and of line locking on
-//! processors that have it. If mask and locks leave no way, the access bypasses the cache.
+//! Method:
+//! - There is one tag per line. A set has one word each for valid, dirty and locked ways, and one
+//!   for the policy.
+//! - A line is searched in *all* ways of its set. A requester's fill mask restricts only which ways
+//!   a miss may *fill*, as Intel's manual describes cache allocation (SDM volume 3, "Cache
+//!   Allocation Technology": a mask limits allocation, hits occur anywhere).
+//! - A locked line is hit like any other and never evicted. This is the effect of pseudo-locking,
+//!   and of line locking on processors that have it.
+//! - If mask and locks leave no way, the access bypasses the cache.
 //!
-//! Deviations from hardware: no timing, no miss registers (both belong to who drives the cache); no
-//! coherence traffic; a line belongs to the requester that filled it until evicted, whoever hits it
-//! (AMD and Intel document occupancy monitoring that way, but some models retag on hits);
-//! replacement policies of real last-level caches are undisclosed, see [`Policy`].
+//! Deviations from hardware:
+//! - There is no timing and there are no miss registers. Both belong to the code that drives the
+//!   cache.
+//! - There is no coherence traffic.
+//! - A line belongs to the requester that filled it until it is evicted, whichever requester hits
+//!   it. AMD and Intel document occupancy monitoring that way, but some models retag on hits.
+//! - Replacement policies of real last-level caches are undisclosed, see [`Policy`].
 
 mod hierarchy;
 mod policy;
@@ -28,7 +34,7 @@ use tags::Tags;
 /// Which set a line belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Index {
-    /// So many sets; the line number modulo that, which is plain address bits for a power of two.
+    /// The line number modulo so many sets. For a power of two these are plain address bits.
     Sets(u64),
     /// Set and slice by XOR functions of the physical address (masks, least significant bit first;
     /// see [`crate::address`]). Without slices `slice` is empty.
@@ -40,7 +46,7 @@ pub enum Index {
     },
 }
 
-/// Shape of a cache.
+/// The shape of one cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Line size in bytes, a power of two from 8 to 4096.
@@ -52,10 +58,10 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// A cache of `size` bytes with plain set index.
+    /// A cache of `size` bytes with a plain set index.
     ///
     /// # Errors
-    /// Where size is not a whole number of sets.
+    /// Where the size is no whole number of sets.
     pub fn plain(size: u64, ways: u32, line: u64) -> Result<Self, Invalid> {
         let set = line * u64::from(ways);
         if set == 0 || size == 0 || !size.is_multiple_of(set) {
@@ -71,7 +77,7 @@ impl Geometry {
         })
     }
 
-    /// Sets in all slices together.
+    /// How many sets there are in all slices together.
     #[must_use]
     pub fn sets(&self) -> u64 {
         match &self.index {
@@ -83,7 +89,7 @@ impl Geometry {
         }
     }
 
-    /// Size in bytes.
+    /// The capacity in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.sets()
@@ -134,69 +140,69 @@ enum SetIndex {
     Functions(Functions),
 }
 
-/// A line that had to leave.
+/// A line that had to leave the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// Address of its first byte.
+    /// The address of its first byte.
     pub address: u64,
-    /// It was written to since it was filled.
+    /// Whether it was written to since it was filled.
     pub dirty: bool,
-    /// Who filled it.
+    /// The requester that filled it.
     pub owner: u8,
 }
 
-/// Where a cache looks for an address and fills it.
+/// Where an address is searched and filled in a cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     set: usize,
     line: u64,
 }
 
-/// What a fill did.
+/// The outcome of a fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// The line is in; who left for it, if anybody had to, and the slot both have had.
+    /// The line is in the cache.
     Done {
-        /// Number of the slot, below [`Cache::slots`].
+        /// The number of its slot, below [`Cache::slots`].
         slot: usize,
-        /// Who left.
+        /// The line that had the slot before. `None` if the slot was free.
         victim: Option<Victim>,
     },
-    /// Mask and locked lines leave no way: nothing changed.
+    /// Mask and locked lines leave no way. Nothing changed.
     Bypassed,
 }
 
-/// Counts of one requester; monotone except `lines`.
+/// Counts of one requester. All but `lines` only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Lookups that found the line.
     pub hits: u64,
-    /// Lookups that did not.
+    /// Lookups that did not find the line.
     pub misses: u64,
-    /// Lines brought in.
+    /// Lines that were filled in.
     pub fills: u64,
-    /// Fills that mask and locks left no way for.
+    /// Fills for which mask and locks left no way.
     pub bypasses: u64,
-    /// Lines of this requester that left, for whomever.
+    /// Lines of this requester that were evicted, by any requester.
     pub evictions: u64,
-    /// Those of them that were dirty.
+    /// How many of the evicted lines were dirty.
     pub writebacks: u64,
     /// Lines of this requester now in the cache: its occupancy.
     pub lines: u64,
 }
 
-/// What is known of a set besides its tags; never across two lines of the host's cache.
+/// What is known of a set apart from its tags. It never crosses a line of the host's cache.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(32))]
 struct Set {
     valid: u64,
     dirty: u64,
     locked: u64,
-    /// The policy's.
+    /// The word of the replacement policy.
     order: u64,
 }
 
-/// One cache.
+/// One set-associative cache with its contents.
 #[derive(Clone, Debug)]
 pub struct Cache {
     index: SetIndex,
@@ -213,10 +219,10 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache that `requesters` (numbered from 0, 1 to 256) fill without restriction.
+    /// An empty cache that `requesters` (1 to 256, numbered from 0) fill without restriction.
     ///
     /// # Errors
-    /// For shapes that cannot be.
+    /// For impossible shapes.
     pub fn new(geometry: &Geometry, policy: Policy, requesters: usize) -> Result<Self, Invalid> {
         geometry.check()?;
         if !(1..=256).contains(&requesters) {
@@ -262,7 +268,7 @@ impl Cache {
         })
     }
 
-    /// The set of `address`: slices one after the other.
+    /// The set of `address`. The sets of the slices follow one another.
     #[inline]
     #[must_use]
     #[expect(
@@ -282,7 +288,7 @@ impl Cache {
         self.tags.find(set * self.row, self.row, line)
     }
 
-    /// Where `address` belongs.
+    /// The set and line number of `address`.
     #[inline]
     pub(crate) fn place_of(&self, address: u64) -> Place {
         Place {
@@ -291,7 +297,7 @@ impl Cache {
         }
     }
 
-    /// Looks `address` up for `requester`: on a hit the line becomes the most recently used, dirty
+    /// Looks `address` up for `requester`. On a hit the line becomes the most recently used, dirty
     /// if `write`, and its slot is returned. A miss is counted and changes nothing.
     #[inline]
     pub fn lookup(&mut self, address: u64, write: bool, requester: u8) -> Option<usize> {
@@ -318,8 +324,8 @@ impl Cache {
         Some(set * self.row + way)
     }
 
-    /// Brings the line of `address`, which must not be in the cache, in for `requester`: into a
-    /// free way that its mask allows or else in place of the victim among the allowed ones that are
+    /// Fills the line of `address`, which must not be in the cache, for `requester`. It takes a
+    /// free way that the mask allows, or else replaces the victim among the allowed ways that are
     /// not locked.
     pub fn fill(&mut self, address: u64, dirty: bool, requester: u8) -> Fill {
         self.fill_at(self.place_of(address), dirty, requester)
@@ -369,8 +375,8 @@ impl Cache {
         Fill::Done { slot, victim }
     }
 
-    /// [`Cache::lookup`], and on a miss [`Cache::fill`]: a cache on its own. Returns whether it
-    /// hit, and who left.
+    /// [`Cache::lookup`], and on a miss [`Cache::fill`]: a single cache. Returns whether it hit,
+    /// and the line that left.
     #[inline]
     pub fn access(&mut self, address: u64, write: bool, requester: u8) -> (bool, Option<Victim>) {
         if self.lookup(address, write, requester).is_some() {
@@ -382,7 +388,7 @@ impl Cache {
         }
     }
 
-    /// Marks the line of `address` dirty without counting as use; false if it is not in.
+    /// Marks the line of `address` dirty without counting as use. False if it is not in the cache.
     pub fn mark_dirty(&mut self, address: u64) -> bool {
         let set = self.set_of(address);
         let way = self.find(set, address >> self.line_shift);
@@ -392,8 +398,8 @@ impl Cache {
         way.is_some()
     }
 
-    /// Forgets that the line of `address` was written, as it has been written back; whether it had
-    /// been.
+    /// Marks the line of `address` clean, as it has been written back. Returns whether it was
+    /// dirty.
     pub fn clean(&mut self, address: u64) -> bool {
         let set = self.set_of(address);
         let Some(way) = self.find(set, address >> self.line_shift) else {
@@ -405,7 +411,7 @@ impl Cache {
         dirty
     }
 
-    /// Takes the line of `address` out, locked or not; returns what it was.
+    /// Removes the line of `address`, locked or not. Returns what it was.
     pub fn remove(&mut self, address: u64) -> Option<Victim> {
         let set = self.set_of(address);
         let line = address >> self.line_shift;
@@ -425,8 +431,8 @@ impl Cache {
         Some(victim)
     }
 
-    /// Restricts the ways that `requester` may fill from now on; lines already in stay, and hits
-    /// are not restricted. An empty mask makes all its misses bypass the cache.
+    /// Restricts the ways that `requester` may fill from now on. Lines in the cache remain, and
+    /// hits are not restricted. An empty mask makes all its misses bypass the cache.
     ///
     /// # Errors
     /// For ways that the cache does not have.
@@ -441,8 +447,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Locks the line of `address` into one of `ways`, bringing it in for `requester` if need be,
-    /// whatever its fill mask. Returns who had to leave.
+    /// Locks the line of `address` into one of `ways`, and fills it for `requester` if need be,
+    /// whatever its fill mask. Returns the line that had to leave.
     ///
     /// # Errors
     /// Where all of `ways` in its set are locked already.
@@ -485,7 +491,7 @@ impl Cache {
         Ok(gone)
     }
 
-    /// Unlocks the line of `address`; false if it was not locked.
+    /// Unlocks the line of `address`. False if it was not locked.
     pub fn unlock(&mut self, address: u64) -> bool {
         let set = self.set_of(address);
         let bit = self
@@ -504,7 +510,7 @@ impl Cache {
             .map(|way| set * self.row + way)
     }
 
-    /// Whether the line of `address` is in and locked.
+    /// Whether the line of `address` is in the cache and locked.
     #[must_use]
     pub fn is_locked(&self, address: u64) -> bool {
         let set = self.set_of(address);
@@ -512,7 +518,7 @@ impl Cache {
             .is_some_and(|way| self.sets[set].locked >> way & 1 == 1)
     }
 
-    /// Everything in the cache, by slot.
+    /// All lines in the cache, each with its slot.
     pub fn lines(&self) -> impl Iterator<Item = (usize, Victim)> + '_ {
         (0..self.tags.len()).filter_map(|slot| {
             let line = Victim {
@@ -524,8 +530,8 @@ impl Cache {
         })
     }
 
-    /// Slot numbers are below this. Each set begins at a multiple of eight, so that some may stand
-    /// for no way.
+    /// Slot numbers are below this. Each set begins at a multiple of eight, so some numbers may
+    /// stand for no way.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.tags.len()

@@ -1,42 +1,43 @@
-//! Who leaves a full set. A further policy is a variant of [`Policy`] and of `Replacement`, with
-//! its three answers.
+//! Which line leaves a full set. A further policy is a variant of [`Policy`] and of `Replacement`,
+//! with its three answers.
 
-/// A replacement policy.
+/// How the line that leaves a full set is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The least recently used of the allowed ways leaves.
     Lru,
-    /// A binary tree over the ways, each node pointing away from the half used last (Handy, "The
-    /// Cache Memory Book"; the policy of many first- and second-level caches, found on Intel ones
-    /// by Abel and Reineke, RTAS 2013 and later). The victim is found by following the pointers,
-    /// except where only one half holds allowed ways. Where the number of ways is no power of two,
-    /// the ways missing at the tree's end count as not allowed. How real caches combine tree and
-    /// fill mask is undisclosed: this is an assumption.
+    /// A binary tree over the ways. Each node points away from the half that was used last (Handy,
+    /// "The Cache Memory Book"). Many first- and second-level caches have this policy; Abel and
+    /// Reineke found it on Intel ones (RTAS 2013 and later).
+    ///
+    /// The victim is found by following the pointers, except where only one half has allowed ways.
+    /// Where the number of ways is no power of two, the ways missing at the tree's end count as not
+    /// allowed. How real caches combine tree and fill mask is undisclosed: this is an assumption.
     TreePlru,
-    /// Any of the allowed ways leaves, drawn by a generator with a fixed seed: the same run after
-    /// run.
+    /// Any of the allowed ways leaves. The choice comes from a generator with a fixed seed, so it
+    /// is the same in every run.
     Random,
-    /// Least recently used, but a line that is brought in is the next to leave until it is hit; one
-    /// of 32 is brought in as the most recently used, so that a new working set can settle (bimodal
-    /// insertion: Qureshi et al., "Adaptive Insertion Policies for High Performance Caching", ISCA
-    /// 2007). What is streamed through such a cache displaces little, and part of a loop that is
-    /// too large for it stays.
+    /// Least recently used, but a line that is filled in is the next to leave until it is hit. One
+    /// of 32 lines is filled in as the most recently used, so that a new working set can settle.
+    /// This is bimodal insertion (Qureshi et al., "Adaptive Insertion Policies for High Performance
+    /// Caching", ISCA 2007). Streamed lines displace little in such a cache. Of a loop that is too
+    /// large for it, part remains in the cache.
     Bimodal,
 }
 
-/// A policy's memory, beside one word per set that the cache keeps with the rest of the set.
+/// A policy's state, in addition to one word per set that the cache keeps with the rest of the set.
 #[derive(Clone, Debug)]
 pub(super) enum Replacement {
     /// The ways, the most recently used first.
     Lru(Order),
-    /// One bit per node, node n's children being 2n and 2n + 1, the root 1: set if the victim is on
-    /// the right.
+    /// One bit per node, set if the victim is on the right. Node n has the children 2n and 2n + 1,
+    /// and the root is 1.
     TreePlru { leaves: usize, used: Vec<Path> },
-    /// The state of the generator: xorshift64 with 13, 7, 17 (Marsaglia, "Xorshift RNGs", 2003).
-    /// One of its own, not that of `quell-types`: this crate depends on no other, and figures of
-    /// simulated machines with such caches rest on its sequence.
+    /// The state of the generator: xorshift64 with 13, 7, 17 (Marsaglia, "Xorshift RNGs", 2003). It
+    /// is not that of `quell-types`: this crate depends on no other one, and figures of simulated
+    /// machines rely on its sequence.
     Random { state: u64 },
-    /// As `Lru`, and how many lines were brought in.
+    /// The order of `Lru`, and how many lines were filled in.
     Bimodal { order: Order, filled: u32 },
 }
 
@@ -48,14 +49,14 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Of the way at this leaf.
+    /// The path of the way at this leaf.
     fn new(leaf: usize) -> Self {
         let mut path = Self { keep: !0, set: 0 };
         let mut node = leaf;
         while node > 1 {
             let parent = node / 2;
             path.keep &= !(1 << parent);
-            // Used on the right: points left.
+            // Used on the right: the node points left.
             path.set |= (!node as u64 & 1) << parent;
             node = parent;
         }
@@ -63,12 +64,12 @@ impl Path {
     }
 }
 
-/// The ways of each set in an order.
+/// An order of the ways of each set.
 #[derive(Clone, Debug)]
 pub(super) enum Order {
     /// Up to sixteen ways: four bits each in the set's word, the first place lowest.
     Word { ways: usize },
-    /// More: a byte each, set after set.
+    /// More than sixteen ways: a byte each, set after set.
     Bytes { order: Vec<u8>, ways: usize },
 }
 
@@ -87,7 +88,7 @@ impl Order {
         }
     }
 
-    /// Moves `way` to the first place; those before it go back by one.
+    /// Moves `way` to the first place. Those before it move back by one.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "at most 64 ways")]
     fn bring_forward(&mut self, word: &mut u64, set: usize, way: usize) {
@@ -109,7 +110,7 @@ impl Order {
         }
     }
 
-    /// Moves `way` to the last place; those behind it come forward by one.
+    /// Moves `way` to the last place. Those behind it move forward by one.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "at most 64 ways")]
     fn put_back(&mut self, word: &mut u64, set: usize, way: usize) {
@@ -133,7 +134,7 @@ impl Order {
         }
     }
 
-    /// The last of `allowed`, which is not empty.
+    /// The last way of `allowed`, which is not empty.
     #[inline]
     fn last(&self, word: u64, set: usize, allowed: u64) -> usize {
         match self {
@@ -156,11 +157,11 @@ impl Order {
     }
 }
 
-/// At which bit the place of `way` begins.
+/// The bit at which the place of `way` begins.
 #[inline]
 fn place(word: u64, way: usize) -> u32 {
     let differs = word ^ (way as u64 * LOW_BITS);
-    // The highest bit of each place that is zero, and maybe of some above the first such.
+    // The highest bit of each place that is zero, and maybe of some above the first such place.
     let equal = differs.wrapping_sub(LOW_BITS) & !differs & (LOW_BITS << 3);
     equal.trailing_zeros() & 0x3c
 }
@@ -184,7 +185,7 @@ impl Replacement {
         }
     }
 
-    /// What the word of a set is at first.
+    /// The first value of a set's word.
     pub(super) fn first(policy: Policy) -> u64 {
         match policy {
             Policy::Lru | Policy::Bimodal => IN_ORDER,
@@ -192,7 +193,7 @@ impl Replacement {
         }
     }
 
-    /// `way` was used.
+    /// Records that `way` was used.
     #[inline]
     pub(super) fn touch(&mut self, word: &mut u64, set: usize, way: usize) {
         match self {
@@ -205,7 +206,7 @@ impl Replacement {
         }
     }
 
-    /// A line was brought into `way`.
+    /// Records that a line was filled into `way`.
     #[inline]
     pub(super) fn filled(&mut self, word: &mut u64, set: usize, way: usize) {
         let Self::Bimodal { order, filled } = self else {
@@ -219,15 +220,14 @@ impl Replacement {
         }
     }
 
-    /// A line is brought in where one leaves that is in `allowed`, which is not empty; in which
-    /// way.
+    /// Fills a line in and returns its way: one of `allowed`, which is not empty.
     #[inline]
     pub(super) fn replace(&mut self, word: &mut u64, set: usize, allowed: u64) -> usize {
         if let Self::Lru(Order::Word { ways }) = self {
             let last = 4 * (*ways - 1);
             let way = (*word >> last & 15) as usize;
             if allowed >> way & 1 == 1 {
-                // The last comes first, all others go back by one.
+                // The last way becomes the first, and all other ways move back by one.
                 let beyond = *word & (!0 << last) << 4;
                 *word = beyond | (*word ^ beyond) << 4 & !((!0 << last) << 4) | way as u64;
                 return way;
@@ -238,7 +238,7 @@ impl Replacement {
         way
     }
 
-    /// Who leaves among `allowed`, which is not empty.
+    /// The way that is replaced: one of `allowed`, which is not empty.
     #[inline]
     fn victim(&mut self, word: u64, set: usize, allowed: u64) -> usize {
         match self {
@@ -282,7 +282,7 @@ impl Replacement {
 mod tests {
     use super::*;
 
-    /// What is packed into a word does as bytes do, for every number of ways that fits.
+    /// Orders packed into a word behave as those in bytes, for every number of ways that fits.
     #[test]
     fn a_word_of_places_is_a_row_of_bytes() {
         let mut random = 1u64;

@@ -2,10 +2,10 @@
 
 use crate::arch::{self, LANES};
 
-/// Per set a row of tags, padded to whole [`LANES`].
+/// For each set a row of tags, padded to whole [`LANES`].
 ///
-/// 32 bits hold every line number of 256 GiB of addresses, so that a set of sixteen ways is one
-/// line of the host's cache. The first longer one (a trace of virtual addresses) makes all of them
+/// 32 bits hold every line number of 256 GiB of addresses. So a set of sixteen ways is one line of
+/// the host's cache. The first longer number (in a trace of virtual addresses) makes all of them
 /// wide.
 #[derive(Clone, Debug)]
 pub(super) enum Tags {
@@ -13,18 +13,18 @@ pub(super) enum Tags {
     Wide(Vec<u64>),
 }
 
-/// No line: line numbers are shorter than an address.
+/// Marks a slot without a line: line numbers are shorter than an address.
 const NONE: u64 = u64::MAX;
 const NARROW_NONE: u32 = u32::MAX;
 
-/// The line number in 32 bits, if it fits.
+/// The line number in 32 bits. `None` if it does not fit.
 #[inline]
 fn narrow(line: u64) -> Option<u32> {
     u32::try_from(line).ok().filter(|&tag| tag != NARROW_NONE)
 }
 
 impl Tags {
-    /// Of `sets` sets of `ways` ways, all empty. Slots are numbered `set * row + way`.
+    /// Empty tags for `sets` sets of `ways` ways. Slots are numbered `set * row + way`.
     pub(super) fn new(sets: usize, ways: usize) -> Self {
         Self::Narrow(vec![NARROW_NONE; sets * Self::row(ways)])
     }
@@ -34,7 +34,7 @@ impl Tags {
         ways.next_multiple_of(LANES)
     }
 
-    /// The way of the row from slot `base` on that holds `line`.
+    /// The way that holds `line`, in the row from slot `base` on.
     #[inline]
     pub(super) fn find(&self, base: usize, row: usize, line: u64) -> Option<usize> {
         match self {
@@ -43,7 +43,7 @@ impl Tags {
         }
     }
 
-    /// The line in a slot.
+    /// The line number in a slot. `None` for an empty slot.
     #[inline]
     pub(super) fn get(&self, slot: usize) -> Option<u64> {
         match self {

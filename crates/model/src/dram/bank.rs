@@ -1,29 +1,29 @@
-//! What JEDEC allows when: per bank which row is open and from when each command may come, per rank
-//! and bank group what commands elsewhere in the rank and data on the bus demand. Every time here
-//! is "not before".
+//! What JEDEC allows when. Per bank: which row is open, and from when on each command may come. Per
+//! rank and bank group: what commands elsewhere in the rank, and data on the bus, demand. Every
+//! time here means "not before".
 
 use super::choice::MOST_BANKS;
 use super::timing::{Config, Timing};
 use crate::Picos;
 
-/// The row of a closed bank.
+/// The row number of a closed bank.
 pub(super) const CLOSED: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bank {
     rank: u16,
-    /// Rank and group in one: `rank * groups + group`.
+    /// Rank and bank group in one number: `rank * groups + group`.
     class: u16,
     pub(super) row: u32,
-    /// May be activated, once closed.
+    /// From when on it may be activated, once closed.
     pub(super) activate: Picos,
-    /// May be closed.
+    /// From when on it may be closed.
     pub(super) precharge: Picos,
-    /// May be read or written, once open.
+    /// From when on it may be read or written, once open.
     pub(super) column: Picos,
 }
 
-/// The timing as times.
+/// The timing parameters in picoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Times {
     rcd: Picos,
@@ -31,30 +31,31 @@ struct Times {
     ras: Picos,
     rrd: [Picos; 2],
     faw: Picos,
-    /// From a READ or WRITE to the end of its data.
+    /// From a READ, and from a WRITE, to the end of its data.
     data: [Picos; 2],
-    /// And to the bank's PRECHARGE.
+    /// From a READ, and from a WRITE, to the bank's PRECHARGE.
     close: [Picos; 2],
     rfc: Picos,
 }
 
-/// How a column command's bank lies to another's.
+/// The relation of a column command's bank to another bank.
 const NEAR: usize = 0;
 const SAME_RANK: usize = 1;
 const OTHER_RANK: usize = 2;
 
-/// Kinds of command for which ranks and bank groups have a floor of their own.
+/// Kinds of command for which ranks and bank groups have separate floors.
 pub(super) const ACTIVATE: usize = 0;
 pub(super) const READ: usize = 1;
 pub(super) const WRITE: usize = 2;
-/// Added to READ or WRITE: the same as if ranks could follow each other on the bus without a gap:
-/// who is older decides.
+/// Added to READ or WRITE: the same as if ranks could follow each other on the bus without a gap,
+/// so that the age of requests decides.
 pub(super) const FAIR: usize = 2;
-/// READ, WRITE, and both without gaps.
+/// READ and WRITE, and both without gaps.
 const COLUMNS: usize = 4;
-/// Places per rank and group: the above after ACTIVATE, and a power of two.
+/// Places per rank and group: the kinds above in addition to ACTIVATE, rounded up to a power of
+/// two.
 const KINDS: usize = (1usize + COLUMNS).next_power_of_two();
-/// Banks there can be, and groups.
+/// The most banks, and the most groups.
 pub(super) const PLACES: usize = MOST_BANKS as usize;
 const FLOORS: usize = KINDS * PLACES;
 
@@ -65,12 +66,13 @@ pub(super) struct Constraints {
     groups: usize,
     /// A fixed number, so that no index has to be checked.
     banks: [Bank; PLACES],
-    /// From a READ or WRITE at least to each kind of column command, by how the other bank lies.
+    /// The least time from a READ or WRITE to each kind of column command, by the relation of the
+    /// other bank.
     after: [[[Picos; COLUMNS]; 3]; 2],
-    /// By rank and bank group, then kind: not before, for any bank there.
+    /// By rank and bank group, then kind: the earliest time for any bank there.
     floors: [Picos; FLOORS],
     least_activate: Picos,
-    /// Of each rank, when each of the last four activations leaves the window.
+    /// For each rank: when each of the last four activations leaves the window.
     windows: Vec<([Picos; 4], usize)>,
 }
 
@@ -119,7 +121,7 @@ impl Constraints {
         &self.banks[bank % PLACES]
     }
 
-    /// Where the floor of a `kind` of command to `bank` is kept.
+    /// The index of the floor of a `kind` of command to `bank`.
     #[inline]
     pub(super) fn floor_of(&self, kind: usize, bank: usize) -> u16 {
         self.bank(bank).class * KINDS as u16 + kind as u16
@@ -130,7 +132,7 @@ impl Constraints {
         self.floors[usize::from(place) % FLOORS]
     }
 
-    /// Before this no bank can be activated.
+    /// No bank can be activated before this time.
     #[inline]
     pub(super) fn least_activate(&self) -> Picos {
         self.least_activate
@@ -159,7 +161,7 @@ impl Constraints {
         self.least_activate = all.map(|floors| floors[ACTIVATE]).min().unwrap_or(0);
     }
 
-    /// The bank closes at `at`, which is not before its `precharge`.
+    /// Closes the bank at `at`, which is not before its `precharge`.
     pub(super) fn close(&mut self, bank: usize, at: Picos) {
         let state = &mut self.banks[bank % PLACES];
         state.row = CLOSED;
@@ -171,7 +173,7 @@ impl Constraints {
         self.bank(bank).activate.max(close + self.t.rp)
     }
 
-    /// A read or write at `at`; returns when its data is over.
+    /// Issues a read or write at `at`. Returns when its data is over.
     pub(super) fn column(&mut self, bank: usize, write: bool, at: Picos) -> Picos {
         let write = usize::from(write);
         let state = &mut self.banks[bank % PLACES];
@@ -181,7 +183,7 @@ impl Constraints {
         let rank = first..first + self.groups;
         let classes = self.floors.chunks_exact_mut(KINDS);
         for (other, floors) in classes.take(self.windows.len() * self.groups).enumerate() {
-            // NEAR, SAME_RANK or OTHER_RANK, without a branch to guess.
+            // NEAR, SAME_RANK or OTHER_RANK, without a branch to predict.
             let how = usize::from(other != class) + usize::from(!rank.contains(&other));
             for (floor, &after) in floors[READ..].iter_mut().zip(&self.after[write][how]) {
                 *floor = (*floor).max(at + after);
@@ -190,8 +192,8 @@ impl Constraints {
         at + self.t.data[write]
     }
 
-    /// Closes the rank's open banks from `due` on, as early as each allows, telling `closed` of
-    /// bank and time, and refreshes; returns when.
+    /// Closes the rank's open banks from `due` on, as early as each allows, and refreshes the rank.
+    /// Calls `closed` with bank and time. Returns the time of the refresh.
     pub(super) fn refresh(
         &mut self,
         rank: usize,
@@ -216,8 +218,8 @@ impl Constraints {
     }
 }
 
-/// What lies at least between a READ or WRITE and each kind of column command to a bank that lies
-/// so.
+/// The least time between a READ or WRITE and each kind of column command to a bank with this
+/// relation.
 fn after(t: &Timing, write: bool, how: usize) -> [Picos; COLUMNS] {
     let time = |cycles| t.cycles(cycles).cast_signed();
     let end = time(t.burst + if write { t.cwl } else { t.cl });
@@ -246,8 +248,8 @@ fn after(t: &Timing, write: bool, how: usize) -> [Picos; COLUMNS] {
                 read = read.max(end + time(wtr));
             }
         }
-        // Less than nothing where what follows is longer on its way to the bus, but it is not
-        // decided on before this.
+        // Negative where the following command takes longer to reach the bus. But it is not decided
+        // before this one.
         all[READ - 1 + kinds] = read.max(0).cast_unsigned();
         all[WRITE - 1 + kinds] = written.max(0).cast_unsigned();
     }

@@ -1,5 +1,4 @@
-//! One channel: its queues, whether it reads or writes, and what becomes of the command that was
-//! chosen.
+//! One channel: its queues, whether it reads or writes, and the effects of the chosen command.
 
 use super::bank::Constraints;
 use super::choice::{Choice, Proposal};
@@ -8,14 +7,14 @@ use super::timing::Config;
 use super::{Command, Kind};
 use crate::{Invalid, Picos};
 
-/// A line to read or write.
+/// A line to be read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The caller's name for it.
+    /// The caller's number for it.
     pub id: u64,
-    /// A write.
+    /// Whether it writes; otherwise it reads.
     pub write: bool,
-    /// Rank.
+    /// Rank within the channel.
     pub rank: u32,
     /// Bank within the rank.
     pub bank: u32,
@@ -28,49 +27,49 @@ pub struct Request {
 /// What became of a request that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
-    /// It waits; a read will complete.
+    /// It waits. A read will complete.
     Queued,
-    /// A read of what a waiting write holds: done, no completion follows.
+    /// It reads the data of a waiting write: done, and no completion follows.
     Forwarded,
-    /// A write to what a waiting write holds: done.
+    /// It writes to the line of a waiting write: done.
     Merged,
 }
 
-/// The queue that a request belongs to is full.
+/// An error: the queue that a request belongs to is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the DRAM queue is full")]
 pub struct Full;
 
-/// A read whose time is known.
+/// A read for which the time of its data is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The request's id.
+    /// The id of the request.
     pub id: u64,
     /// When its last data leaves the bus.
     pub at: Picos,
 }
 
-/// What a bank has done.
+/// What a bank has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// READ commands.
+    /// How many READ commands were issued.
     pub reads: u64,
-    /// WRITE commands.
+    /// How many WRITE commands were issued.
     pub writes: u64,
-    /// ACTIVATE commands: column commands beyond these hit an open row.
+    /// ACTIVATE commands. Column commands beyond this number hit an open row.
     pub activates: u64,
-    /// Rows closed because a request wanted another.
+    /// Rows closed because a request wanted another one.
     pub conflicts: u64,
 }
 
-/// One channel.
+/// One channel with its queues and banks.
 #[derive(Clone, Debug)]
 pub struct Channel {
     config: Config,
     now: Picos,
     reads: Queue,
     writes: Queue,
-    /// Writes are drained, down to `until`.
+    /// Whether writes are drained, down to `until`.
     draining: bool,
     until: usize,
     flush: bool,
@@ -86,10 +85,10 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// An idle channel at time zero, all rows closed.
+    /// An idle channel at time zero, with all rows closed.
     ///
     /// # Errors
-    /// For parameters that cannot be.
+    /// For impossible parameters.
     pub fn new(config: &Config) -> Result<Self, Invalid> {
         config.check()?;
         let banks = (config.ranks * config.banks) as usize;
@@ -117,11 +116,11 @@ impl Channel {
         })
     }
 
-    /// Hands a request over at `now`, up to which [`Channel::advance`] must have been called. A
-    /// write is done with that.
+    /// Takes a request at `now`, up to which [`Channel::advance`] must have been called. A write is
+    /// done with that.
     ///
     /// # Errors
-    /// Its queue is full.
+    /// When the queue of the request is full.
     pub fn enqueue(&mut self, request: Request, now: Picos) -> Result<Accepted, Full> {
         debug_assert!(
             now >= self.now && self.next.is_none_or(|(at, _)| at >= now),
@@ -152,7 +151,7 @@ impl Channel {
         if request.write == self.draining && !self.choice.keeps(bank, &self.constraints, self.now) {
             let before = self.choice.standing(bank);
             self.propose(bank);
-            // Mostly the bank proposes what it did.
+            // Mostly the bank's proposal is the same as before.
             if self.choice.standing(bank) != before {
                 self.pick();
             }
@@ -166,27 +165,26 @@ impl Channel {
         !if write { &self.writes } else { &self.reads }.is_full()
     }
 
-    /// Reads and writes that wait.
+    /// How many reads and how many writes wait.
     #[must_use]
     pub fn waiting(&self) -> (usize, usize) {
         (self.reads.len(), self.writes.len())
     }
 
-    /// From now on, no writes are left waiting below the low watermark while no reads wait.
+    /// From now on, writes below the low watermark are also drained while no reads wait.
     pub fn flush(&mut self) {
         self.flush = true;
         self.turn();
     }
 
-    /// When something will happen next if nothing is enqueued before. Call [`Channel::advance`]
-    /// with it.
+    /// When the next event is, if nothing is enqueued before. Call [`Channel::advance`] with it.
     #[must_use]
     pub fn next_event(&self) -> Option<Picos> {
         self.next.map(|(at, _)| at)
     }
 
-    /// Does all that happens up to and including `now`; appends the reads whose time has become
-    /// known. Their time is that of their last data and may be later than `now`.
+    /// Handles all events up to and including `now`. Appends the reads for which the time has
+    /// become known. That is the time of their last data, and may be later than `now`.
     pub fn advance(&mut self, now: Picos, done: &mut Vec<Completion>) {
         loop {
             let next = self.next.map_or(Picos::MAX, |(at, _)| at);
@@ -206,7 +204,7 @@ impl Channel {
         self.log.get_or_insert_default();
     }
 
-    /// Takes the log so far.
+    /// Takes the log so far, and empties it.
     pub fn take_log(&mut self) -> Vec<Command> {
         self.log.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -217,7 +215,7 @@ impl Channel {
         &self.counts
     }
 
-    /// REFRESH commands so far.
+    /// How many REFRESH commands were issued so far.
     #[must_use]
     pub fn refreshes(&self) -> u64 {
         self.refreshes
@@ -245,7 +243,7 @@ impl Channel {
         }
     }
 
-    /// Changes between reads and writes where it is time to; true if it did.
+    /// Changes between reads and writes where it is time to. True if it did.
     fn turn(&mut self) -> bool {
         let (reads, writes) = (self.reads.len(), self.writes.len());
         let (high, low, idle) = (
@@ -260,7 +258,7 @@ impl Channel {
         } else if writes >= high {
             self.until = low;
         } else if reads == 0 && writes > idle {
-            // Deeper than the watermark, so that a write and a turnaround do not alternate.
+            // Lower than the watermark, so that a write and a turnaround do not alternate.
             self.until = idle / 2;
         } else if reads == 0 && writes > 0 && self.flush {
             self.until = 0;
@@ -276,7 +274,7 @@ impl Channel {
         true
     }
 
-    /// A row that was to be closed by now has been.
+    /// Closes the row of a bank if that was due by now.
     #[inline]
     fn settle(&mut self, bank: usize) {
         if self.choice.closes_by(bank, self.now) {
@@ -300,7 +298,7 @@ impl Channel {
         self.counts[bank].conflicts += 1;
     }
 
-    /// Finds out what `bank` would do next from now on.
+    /// Determines what `bank` would do next from now on.
     fn propose(&mut self, bank: usize) {
         self.settle(bank);
         let queue = if self.draining {
@@ -312,7 +310,7 @@ impl Channel {
             .propose(bank, queue, self.draining, &self.constraints, self.now);
     }
 
-    /// Finds out which bank's command is next.
+    /// Determines which bank's command is next.
     fn pick(&mut self) {
         self.next = self.choice.pick(&self.constraints, self.now);
     }
@@ -365,7 +363,7 @@ impl Channel {
         }
     }
 
-    /// The refresh that is due next.
+    /// Issues the refresh that is due next.
     fn refresh(&mut self) {
         let due = self.next_refresh;
         let Some(rank) = self.refresh_due.iter().position(|&at| at == due) else {

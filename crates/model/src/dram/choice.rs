@@ -1,72 +1,72 @@
-//! Which command of a channel is next: what each bank proposes, and which of the proposals goes
-//! first.
+//! Which command of a channel is next: what each bank proposes, and which proposal goes first.
 //!
-//! The method is that of [`super`]. Decisions are kept from one command to the next, because what
-//! comes between changes few of them.
+//! The method is that of [`super`]. Decisions are kept from one command to the next, because the
+//! events in between change few of them.
 
 use super::bank::{self, CLOSED, Constraints, PLACES};
 use super::queue::{END, Queue};
 use super::timing::Config;
 use crate::Picos;
 
-/// Banks of a channel fit in a word of bits.
+/// The most banks of a channel, so that they fit into a word of bits.
 pub(super) const MOST_BANKS: u32 = 64;
 
-/// What a bank proposes.
+/// The command that a bank proposes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Proposal {
-    /// An ACTIVATE of `row`; else a column command.
+    /// Whether it is an ACTIVATE of `row`; otherwise it is a column command.
     pub(super) activate: bool,
     pub(super) row: u32,
-    /// When the row that is open is closed first; [`Picos::MAX`] if none is.
+    /// When the open row is closed first. [`Picos::MAX`] if no row is closed.
     pub(super) close: Picos,
     /// The place before the request in its list.
     pub(super) before: u16,
 }
 
-/// What decides between proposals, apart from them because all are compared for every command.
+/// What decides between proposals. It is stored separately, because all claims are compared for
+/// every command.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
-    /// Not before, as far as the bank alone is concerned.
+    /// The earliest time as far as the bank alone is concerned.
     ready: Picos,
-    /// Order of arrival.
+    /// The request's order of arrival.
     order: u64,
-    /// Where the floor of the rest of the channel is kept.
+    /// The index of the floor that the rest of the channel demands.
     floor: u16,
-    /// Where the same without gaps between ranks is kept, of column commands.
+    /// For column commands: the index of that floor without gaps between ranks.
     fair: u16,
 }
 
-/// What the banks of a channel propose.
+/// The proposals of all banks of a channel.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
-    /// [`Config::streak`].
+    /// The limit of [`Config::streak`] for `streaks`.
     most_streak: u32,
-    /// [`Config::rank_streak`].
+    /// The limit of [`Config::rank_streak`] for `overtakes`.
     most_overtakes: u32,
     ranks: u32,
-    /// Of each bank; a fixed number, so that no index has to be checked.
+    /// One per bank. A fixed number, so that no index has to be checked.
     proposals: [Proposal; PLACES],
     claims: [Claim; PLACES],
-    /// Banks that propose something.
+    /// A bit for each bank that proposes something.
     active: u64,
-    /// Those of them that propose a column command.
+    /// A bit for each of them that proposes a column command.
     columns: u64,
-    /// Of reads and of writes, per bank, how many requests have overtaken the oldest one.
+    /// For reads and for writes, per bank: how many requests have overtaken the oldest one.
     streaks: [[u32; PLACES]; 2],
-    /// How many column commands have gone before an older one because it was on another rank.
+    /// How many column commands in a row have gone before an older one on another rank.
     overtakes: u32,
-    /// The next column command does so, too.
+    /// Whether the next column command does so, too.
     overtaking: bool,
-    /// The earliest column command, and which bank's is the oldest that could come as early if
-    /// ranks could follow each other without a gap.
+    /// The earliest column command and its bank. Also the bank with the oldest command that could
+    /// come as early if ranks could follow each other without a gap.
     column: Option<((Picos, usize), usize)>,
-    /// The earliest activation.
+    /// The earliest activation, and its bank.
     activate: Option<(Picos, usize)>,
 }
 
 impl Choice {
-    /// Nothing is proposed.
+    /// A choice in which no bank proposes anything.
     pub(super) fn new(config: &Config) -> Self {
         let nothing = Proposal {
             activate: false,
@@ -96,14 +96,14 @@ impl Choice {
         }
     }
 
-    /// What `bank` proposes, where it proposes something.
+    /// What `bank` proposes. Only valid where it proposes something.
     #[inline]
     pub(super) fn proposal(&self, bank: usize) -> &Proposal {
         &self.proposals[bank % PLACES]
     }
 
-    /// What of a bank's proposal has to do with the others: as long as that stays, so does the
-    /// choice.
+    /// The part of a bank's proposal that matters for other banks. While it is unchanged, the
+    /// choice is, too.
     #[inline]
     pub(super) fn standing(&self, bank: usize) -> (u64, u64, u64) {
         (
@@ -119,24 +119,24 @@ impl Choice {
         self.active >> bank & 1 == 1 && self.proposals[bank % PLACES].close <= now
     }
 
-    /// No row of `bank` is to be closed any more; when it was.
+    /// Cancels the planned closing of `bank`'s row, and returns its time.
     #[inline]
     pub(super) fn closed(&mut self, bank: usize) -> Picos {
         std::mem::replace(&mut self.proposals[bank % PLACES].close, Picos::MAX)
     }
 
-    /// Reads and writes change places: every bank has to propose anew.
+    /// Changes between reads and writes: every bank has to propose again.
     pub(super) fn turn(&mut self) {
         (self.column, self.activate) = (None, None);
     }
 
-    /// An activation was issued.
+    /// Records that an activation was issued.
     #[inline]
     pub(super) fn activated(&mut self) {
         self.activate = None;
     }
 
-    /// The column command that `bank` proposed was issued.
+    /// Records that the column command proposed by `bank` was issued.
     #[inline]
     pub(super) fn served(&mut self, bank: usize, write: bool) {
         self.overtakes = if self.overtaking {
@@ -150,9 +150,9 @@ impl Choice {
         *streak = if first { 0 } else { *streak + 1 };
     }
 
-    /// Whether a request that has just come last cannot change what `bank` proposes, apart from
-    /// when, because it proposes a column command already, or an activation without a row being
-    /// open that it could hit.
+    /// Whether a request that has just arrived cannot change what `bank` proposes, except its time.
+    /// That is so if the bank proposes a column command already, or an activation while no row is
+    /// open that the request could hit.
     #[inline]
     pub(super) fn keeps(&mut self, bank: usize, constraints: &Constraints, now: Picos) -> bool {
         let state = constraints.bank(bank);
@@ -167,7 +167,7 @@ impl Choice {
         let claim = &mut self.claims[bank % PLACES];
         if ready != claim.ready {
             claim.ready = ready;
-            // Up to the floor it is the floor that tells when.
+            // Up to the floor, the floor alone decides the time.
             if ready > constraints.floor(claim.fair) {
                 self.forget(bank);
             }
@@ -175,7 +175,7 @@ impl Choice {
         true
     }
 
-    /// The claim of `bank` changes: what was decided because of it is open again.
+    /// The claim of `bank` changes. Decisions that depended on it are forgotten.
     #[inline]
     fn forget(&mut self, bank: usize) {
         if let Some((earliest, fair)) = self.column
@@ -189,8 +189,8 @@ impl Choice {
         }
     }
 
-    /// Finds out what `bank` would do next from `now` on, of what waits in `queue`, which is that
-    /// of `write`s or of reads.
+    /// Determines what `bank` would do next from `now` on with the requests in `queue`, which is
+    /// that of `write`s or of reads.
     pub(super) fn propose(
         &mut self,
         bank: usize,
@@ -274,9 +274,11 @@ impl Choice {
         (claim.time(constraints), claim.order) < (at, self.claims[bank % PLACES].order)
     }
 
-    /// Which bank's command is next, and when: the earliest column command (the oldest of all that
-    /// could come if ranks followed each other without a gap, once enough have gone before it), or
-    /// an activation that comes before that.
+    /// Which bank's command is next, and when.
+    ///
+    /// It is the earliest column command, or an activation that comes before that. Once enough
+    /// commands have gone before it, the oldest column command is taken that could come if ranks
+    /// followed each other without a gap.
     pub(super) fn pick(&mut self, constraints: &Constraints, now: Picos) -> Option<(Picos, usize)> {
         let (mut best, fair) = if let Some(known) = self.column {
             known
@@ -294,8 +296,7 @@ impl Choice {
         if best.1 != fair && !self.overtaking {
             best = (self.claims[fair % PLACES].time(constraints), fair);
         }
-        // Mostly the rank's window is what activations wait for: then there is no need to look at
-        // them one by one.
+        // Mostly activations wait for the rank's window. Then they need not be examined one by one.
         let activates = self.active & !self.columns;
         if activates != 0 && constraints.least_activate() < best.0 {
             let activate = match self.activate {
@@ -306,12 +307,12 @@ impl Choice {
                 best = activate;
             }
         }
-        // Fairness may have held back what could have come before now; it does not come in the
-        // past.
+        // Fairness may have delayed a command that could have come before now. It does not come in
+        // the past.
         (self.active != 0).then_some((best.0.max(now), best.1))
     }
 
-    /// Which of `banks` has the earliest claim, the oldest of equals, and when.
+    /// Which of `banks` has the earliest claim (the oldest of equal ones), and when.
     #[inline]
     fn earliest(&self, mut banks: u64, constraints: &Constraints) -> (Picos, usize) {
         let (mut best, mut which) = (u128::MAX, 0);
@@ -320,7 +321,7 @@ impl Choice {
             banks &= banks - 1;
             let claim = &self.claims[bank];
             let at = claim.time(constraints);
-            // In one number, so that no branch has to be guessed.
+            // In one number, so that there is no branch to predict.
             let key = u128::from(at) << 64 | u128::from(claim.order);
             if key < best {
                 (best, which) = (key, bank);
@@ -329,8 +330,8 @@ impl Choice {
         ((best >> 64) as Picos, which)
     }
 
-    /// The oldest of the column commands that could come by the time of the earliest if there were
-    /// no gaps between ranks.
+    /// The bank with the oldest column command that could come by the time of the earliest one if
+    /// there were no gaps between ranks.
     #[inline]
     fn oldest_by(&self, (by, earliest): (Picos, usize), constraints: &Constraints) -> usize {
         let (mut order, mut which) = (self.claims[earliest % PLACES].order, earliest);
@@ -340,7 +341,7 @@ impl Choice {
             banks &= banks - 1;
             let claim = &self.claims[bank];
             let fair = claim.ready.max(constraints.floor(claim.fair));
-            // Both sides worked out, so that no branch has to be guessed.
+            // Both sides are computed, so that there is no branch to predict.
             if (claim.order < order) & (fair <= by) {
                 (order, which) = (claim.order, bank);
             }
@@ -350,7 +351,7 @@ impl Choice {
 }
 
 impl Claim {
-    /// When it can be met.
+    /// The earliest time at which the command can be issued.
     #[inline]
     fn time(&self, constraints: &Constraints) -> Picos {
         self.ready.max(constraints.floor(self.floor))

@@ -1,26 +1,29 @@
 //! DRAM behind a memory controller: when does a line arrive.
 //!
-//! Method: one event per ACTIVATE and per column command. Each bank proposes the next command of
-//! one of its waiting requests, by FR-FCFS (Rixner et al., ISCA 2000): the oldest request to the
-//! open row, else the oldest; but after `streak` requests that overtook an older one the older
-//! one's turn has come. Among the banks the command that can be issued first is issued, column
-//! commands and then older requests first where that ties; to save gaps on the bus between ranks,
-//! at most `rank_streak` younger ones may go first. Preference for open rows thus never reaches
-//! across banks: a bank is delayed by others only on the data bus, by activation windows and by
-//! turnarounds. Reads and writes wait in queues of their own; writes are drained from the high
-//! watermark down to the low one (as gem5 does: Hansson et al., ISPASS 2014). Timing constraints
-//! are those of JEDEC's state diagrams, checked in the tests by a replay of the command log that
-//! shares no code with the scheduler.
+//! Method:
+//! - There is one event per ACTIVATE and per column command.
+//! - Each bank proposes the next command of one of its waiting requests, by FR-FCFS (Rixner et al.,
+//!   ISCA 2000). That is the oldest request to the open row, else the oldest. After `streak`
+//!   requests that overtook an older one, the older one is next.
+//! - Among the banks the command that can be issued first is issued. On a tie column commands go
+//!   first, then older requests.
+//! - To save gaps on the bus between ranks, at most `rank_streak` younger commands may go first.
+//! - So preference for open rows never reaches across banks. Other banks delay a bank only on the
+//!   data bus, by activation windows and by turnarounds.
+//! - Reads and writes have separate queues. Writes are drained from the high watermark down to the
+//!   low one, as in gem5 (Hansson et al., ISPASS 2014).
+//! - Timing constraints are those of JEDEC's state diagrams. The tests check them by a replay of
+//!   the command log that shares no code with the scheduler.
 //!
 //! Deviations from hardware:
 //! - The command bus is not modelled: commands of different banks may coincide.
 //! - Commands are not aligned to the clock: on average half a clock period early.
 //! - A PRECHARGE is issued at the earliest moment once a conflicting request is the bank's next.
-//! - Refresh is all-bank and never postponed (JEDEC allows to postpone up to eight); ranks are
+//! - Refresh is all-bank and never postponed (JEDEC allows to postpone up to eight). Ranks are
 //!   staggered.
 //! - Open page only; no power-down, no periodic calibration, no read-modify-write of ECC.
-//! - A write is done when accepted; a read of a line that waits to be written is answered at once,
-//!   a second write of it merges.
+//! - A write is done when accepted. A read of a line that waits to be written is answered at once,
+//!   and a second write of it merges.
 
 mod bank;
 mod channel;
@@ -36,36 +39,36 @@ pub use timing::{Config, Timing};
 use crate::address::AddressMap;
 use crate::{Invalid, Picos};
 
-/// What a command does.
+/// What a command of the log does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Opens a row.
+    /// Opens a row of a bank.
     Activate,
-    /// Closes a bank's row.
+    /// Closes a bank's open row.
     Precharge,
-    /// Reads a line.
+    /// Reads a line of the open row.
     Read,
-    /// Writes a line.
+    /// Writes a line of the open row.
     Write,
-    /// Refreshes a rank.
+    /// Refreshes a rank with all banks closed.
     Refresh,
 }
 
-/// A line of the command log. Within a channel lines are in the order of decision; sort by time to
+/// A line of the command log. Within a channel, lines are in the order of decision. Sort by time to
 /// replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
     /// When it is issued.
     pub at: Picos,
-    /// What.
+    /// What the command does.
     pub kind: Kind,
-    /// Rank.
+    /// Rank within the channel.
     pub rank: u32,
     /// Bank within the rank (0 for a refresh).
     pub bank: u32,
-    /// Row (the one closed, for a precharge; 0 for a refresh).
+    /// Row: for a precharge the one that is closed, for a refresh 0.
     pub row: u32,
-    /// The request served, of reads and writes.
+    /// The id of the request served, for reads and writes.
     pub id: u64,
 }
 
@@ -77,10 +80,10 @@ pub struct Dram {
 }
 
 impl Dram {
-    /// Idle channels, all alike; ranks and banks come from the map.
+    /// Idle channels, all alike. Ranks and banks come from the map.
     ///
     /// # Errors
-    /// For parameters that cannot be.
+    /// For impossible parameters.
     pub fn new(map: AddressMap, config: &Config) -> Result<Self, Invalid> {
         let config = Config {
             ranks: map.ranks(),
@@ -94,22 +97,22 @@ impl Dram {
         })
     }
 
-    /// The address map.
+    /// The map from addresses to locations.
     #[must_use]
     pub fn map(&self) -> &AddressMap {
         &self.map
     }
 
-    /// The channels.
+    /// The channels, by number.
     #[must_use]
     pub fn channels(&self) -> &[Channel] {
         &self.channels
     }
 
-    /// Hands a line's request over at `now`, up to which [`Dram::advance`] must have been called.
+    /// Takes a line's request at `now`, up to which [`Dram::advance`] must have been called.
     ///
     /// # Errors
-    /// The queue it belongs to is full: try again after an [`Dram::advance`] past
+    /// When the queue it belongs to is full. Try again after an [`Dram::advance`] past
     /// [`Dram::next_event`].
     pub fn enqueue(
         &mut self,
@@ -130,14 +133,14 @@ impl Dram {
         self.channels[at.channel as usize].enqueue(request, now)
     }
 
-    /// When something will happen next if nothing is enqueued before.
+    /// When the next event is, if nothing is enqueued before.
     #[must_use]
     pub fn next_event(&self) -> Option<Picos> {
         self.channels.iter().filter_map(Channel::next_event).min()
     }
 
-    /// Does all that happens up to and including `now`; appends what reads come back and when
-    /// (which may be after `now`).
+    /// Handles all events up to and including `now`. Appends the reads for which the time of return
+    /// has become known. That may be after `now`.
     pub fn advance(&mut self, now: Picos, done: &mut Vec<Completion>) {
         for channel in &mut self.channels {
             channel.advance(now, done);

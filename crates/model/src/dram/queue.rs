@@ -1,9 +1,9 @@
-//! Requests that wait, in order of arrival per bank: lists through a fixed pool, so that nothing
-//! allocates.
+//! Waiting requests in order of arrival per bank: lists through a fixed pool, so that nothing is
+//! allocated.
 
 pub(super) const END: u16 = u16::MAX;
 
-/// A request that waits.
+/// A waiting request, in the list of its bank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) row: u32,
@@ -14,7 +14,7 @@ pub(super) struct Waiting {
     next: u16,
 }
 
-/// Requests of one direction.
+/// The waiting requests of one direction.
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     pool: Vec<Waiting>,
@@ -25,7 +25,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// At most 4096 places.
+    /// A queue of `places` places, at most 4096.
     pub(super) fn new(places: u32, banks: usize) -> Self {
         let places = u16::try_from(places).expect("invariant: the configuration was checked");
         let pool = (1..=places)
@@ -58,7 +58,7 @@ impl Queue {
         self.pool.get(usize::from(self.heads[bank]))
     }
 
-    /// The first request to `row` and the place before it ([`END`]: it is the bank's first).
+    /// The first request to `row`, and the place before it. [`END`]: it is the bank's first.
     #[inline]
     pub(super) fn first_of_row(&self, bank: usize, row: u32) -> Option<(&Waiting, u16)> {
         let (mut before, mut at) = (END, self.heads[bank]);
@@ -84,7 +84,7 @@ impl Queue {
         false
     }
 
-    /// Appends; the queue must not be full.
+    /// Appends a request. The queue must not be full.
     pub(super) fn push(&mut self, bank: usize, row: u32, column: u32, id: u64, order: u64) {
         let at = self.free;
         let place = &mut self.pool[usize::from(at)];
@@ -104,7 +104,7 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Takes out the request after place `before` ([`END`]: the bank's first).
+    /// Removes the request after place `before`. [`END`]: the bank's first.
     pub(super) fn take(&mut self, bank: usize, before: u16) -> Waiting {
         let at = if before == END {
             self.heads[bank]

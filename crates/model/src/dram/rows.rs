@@ -1,12 +1,11 @@
-//! Open rows without time: what each bank's row buffer makes of lines that are asked for one after
-//! the other.
+//! Open rows without time: whether accesses, one after the other, hit each bank's row buffer.
 //!
-//! Method: a bank keeps the row of its last access open (open page). For who has addresses and no
-//! clock, as the lab.
+//! Method: a bank keeps the row of its last access open (open page). It serves users that have
+//! addresses but no clock, such as the lab.
 //!
-//! Deviations from hardware, beside those of [`super`]: lines come in the order in which they are
-//! asked for, since nothing waits that could be overtaken; no refresh closes a row; a write is like
-//! a read.
+//! Deviations from hardware, in addition to those of [`super`]: accesses take effect in the order
+//! of the calls, since nothing waits that could be overtaken. No refresh closes a row. A write is
+//! like a read.
 
 use crate::address::AddressMap;
 
@@ -15,20 +14,20 @@ use crate::address::AddressMap;
 pub enum Row {
     /// Its row was open.
     Hit,
-    /// No row was open: ACTIVATE.
+    /// No row was open, so it costs an ACTIVATE.
     Miss,
-    /// Another row was: PRECHARGE, ACTIVATE.
+    /// Another row was open, so it costs a PRECHARGE and an ACTIVATE.
     Conflict,
 }
 
-/// Accesses of a bank, by what they found.
+/// How many accesses of a bank found what.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowCounts {
-    /// Their row was open.
+    /// Accesses with their row open.
     pub hits: u64,
-    /// No row was open.
+    /// Accesses with no row open.
     pub misses: u64,
-    /// Another row was.
+    /// Accesses with another row open.
     pub conflicts: u64,
 }
 
@@ -41,7 +40,7 @@ pub struct OpenRows {
 }
 
 impl OpenRows {
-    /// All closed.
+    /// Row buffers that are all closed.
     #[must_use]
     pub fn new(map: AddressMap) -> Self {
         let banks = (map.channels() * map.ranks() * map.banks()) as usize;
@@ -61,7 +60,7 @@ impl OpenRows {
         (bank as usize, at.row)
     }
 
-    /// The line at an address is read or written.
+    /// Reads or writes the line at an address.
     #[inline]
     pub fn access(&mut self, address: u64) -> Row {
         let (bank, row) = self.locate(address);
@@ -82,7 +81,8 @@ impl OpenRows {
         }
     }
 
-    /// By bank: those of the first rank of the first channel, of its second rank, and so on.
+    /// By number of the bank: those of the first rank of the first channel, of its second rank, and
+    /// so on.
     #[must_use]
     pub fn counts(&self) -> &[RowCounts] {
         &self.counts
@@ -119,7 +119,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every access is one of its bank's, and found what its bank's accesses before it left.
+        /// Every access belongs to one bank, and found what that bank's earlier accesses left.
         #[test]
         fn counts_sum_to_accesses(addresses in prop::collection::vec(0u64..1 << 20, 0..300)) {
             let mut rows = rows();

@@ -1,8 +1,9 @@
 //! Timing parameters, in clock cycles as data sheets give them, each set with its origin.
 //!
 //! Public configurations disagree, so a profile names the one it uses. Known disagreements:
-//! DRAMsim3 and zsim run DDR3-1333 at 10-10-10; zsim's DDR3-1066 has tRAS and tFAW 18; Ramulator
-//! gives tRFC 360 ns for 8 Gb DDR4, DRAMsim3 350.
+//! - DRAMsim3 and zsim run DDR3-1333 at 10-10-10.
+//! - zsim's DDR3-1066 has tRAS and tFAW 18.
+//! - Ramulator gives tRFC 360 ns for 8 Gb DDR4, DRAMsim3 350.
 
 use super::choice::MOST_BANKS;
 use crate::{Invalid, Picos};
@@ -157,7 +158,7 @@ impl Timing {
         }
     }
 
-    /// Cycles as time.
+    /// So many clock cycles, in picoseconds.
     #[must_use]
     pub fn cycles(&self, cycles: u32) -> Picos {
         self.clock * u64::from(cycles)
@@ -167,36 +168,38 @@ impl Timing {
 /// A channel: its timing, shape and controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Timing parameters.
+    /// The timing parameters of its devices.
     pub timing: Timing,
-    /// Ranks.
+    /// How many ranks the channel has.
     pub ranks: u32,
     /// Banks per rank, a power of two.
     pub banks: u32,
-    /// Bank groups per rank, a power of two: a bank's group is its number modulo this. 1 for DDR3.
+    /// Bank groups per rank, a power of two; 1 for DDR3. A bank's group is its number modulo this.
     pub groups: u32,
-    /// Places in the read queue.
+    /// How many reads can wait.
     pub reads: u32,
-    /// Places in the write queue.
+    /// How many writes can wait.
     pub writes: u32,
-    /// Writes waiting at which they are drained.
+    /// Writes are drained when so many wait.
     pub high: u32,
-    /// Writes waiting down to which they are drained while reads wait.
+    /// While reads wait, writes are drained until so many are left.
     pub low: u32,
-    /// Writes waiting that are left alone while no reads wait; of more, half as many are left.
+    /// Without waiting reads, so many writes may wait. Of more, all but half of this number are
+    /// drained.
     pub idle: u32,
-    /// Requests to an open row that may overtake an older request of the same bank in a row.
+    /// How many requests in a row to an open row may overtake an older request of the same bank.
     pub streak: u32,
-    /// Requests that may go before an older one, ready as they are, in a row because it is on
-    /// another rank and would leave a gap on the data bus.
+    /// How many requests in a row may go before an older one that is ready, too. The older one is
+    /// on another rank and would leave a gap on the data bus.
     pub rank_streak: u32,
 }
 
 impl Config {
-    /// One rank of eight banks without groups (DDR3). Queues of 64, watermarks at 85 % and 50 %:
-    /// gem5's defaults for watermarks; the streak of 16 is gem5's `max_accesses_per_row`; the
-    /// streak between ranks of 2 is what comes nearest to DRAMsim3 over the patterns of
-    /// `tests/oracle` with two ranks.
+    /// One rank of eight banks without groups (DDR3), and queues of 64 places.
+    ///
+    /// The watermarks of 85 % and 50 % are gem5's defaults. The streak of 16 is gem5's
+    /// `max_accesses_per_row`. The streak between ranks of 2 comes nearest to DRAMsim3 over the
+    /// patterns of `tests/oracle` with two ranks.
     #[must_use]
     pub fn ddr3(timing: Timing) -> Self {
         Self {
@@ -214,7 +217,7 @@ impl Config {
         }
     }
 
-    /// One rank of sixteen banks in four groups (DDR4, x8), else as [`Config::ddr3`].
+    /// One rank of sixteen banks in four groups (DDR4, x8); otherwise as [`Config::ddr3`].
     #[must_use]
     pub fn ddr4(timing: Timing) -> Self {
         Self {

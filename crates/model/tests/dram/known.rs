@@ -1,5 +1,5 @@
-//! Cases whose answer is arithmetic on the data sheet, and comparisons with figures of another
-//! model.
+//! Cases with answers that follow from the data sheet by arithmetic, and comparisons with figures
+//! of another model.
 
 use quell_model::Picos;
 use quell_model::address::{AddressMap, Field, Fields};
@@ -27,8 +27,8 @@ fn read(id: u64, bank: u32, row: u32, column: u32) -> Request {
     }
 }
 
-/// The picoseconds per read of `n` reads by a requester that keeps `outstanding` of them in flight,
-/// and their mean latency.
+/// The picoseconds per read of `n` reads by a requester with `outstanding` of them in flight, and
+/// their mean latency.
 fn closed_loop(
     config: &Config,
     n: u64,
@@ -72,7 +72,7 @@ fn xorshift(seed: &mut u64) -> u64 {
     *seed
 }
 
-/// `found` is within `percent` of `expected`.
+/// Checks that `found` is within `percent` of `expected`.
 fn near(what: &str, found: f64, expected: f64, percent: f64) {
     assert!(
         (found / expected - 1.0).abs() * 100.0 <= percent,
@@ -86,7 +86,7 @@ fn a_single_read_takes_activation_column_latency_and_burst() {
         let t = &config.timing;
         let first = run(&config, &[(1000, read(0, 3, 5, 7))], false).completions[0].at - 1000;
         assert_eq!(first, t.cycles(t.rcd + t.cl + t.burst));
-        // Row open: no activation. Another row open: closed first.
+        // Row open: no activation. Another row open: it is closed first.
         let later = 10_000_000 / 8;
         let hit = run(
             &config,
@@ -113,7 +113,7 @@ fn a_single_read_takes_activation_column_latency_and_burst() {
 fn row_hits_reach_the_peak_of_the_bus_less_refresh() {
     for config in all() {
         let t = &config.timing;
-        // Over all bank groups, or tCCD_L is the bound.
+        // Over all bank groups, since otherwise tCCD_L is the bound.
         let (per_read, _) = closed_loop(&config, 200_000, 40, |id| {
             read(
                 id,
@@ -162,7 +162,7 @@ fn random_rows_of_one_bank_are_bound_by_the_row_cycle() {
 
 #[test]
 fn activations_of_a_rank_are_bound_by_their_window_and_a_second_rank_lifts_it() {
-    // tFAW of DDR3-1333 x16, where the window and not the bus is the bound: four lines per 30
+    // tFAW of DDR3-1333 x16, where the window is the bound and not the bus: four lines per 30
     // clocks instead of 16.
     let timing = Timing {
         faw: 30,
@@ -199,8 +199,8 @@ fn activations_of_a_rank_are_bound_by_their_window_and_a_second_rank_lifts_it() 
     );
 }
 
-/// The patterns and DRAMsim3's answers (same DDR3-1066 timings, reads only) recorded when the
-/// method was chosen.
+/// The patterns, with DRAMsim3's answers as recorded when the method was chosen (same DDR3-1066
+/// timings, reads only).
 #[test]
 fn patterns_known_from_another_model() {
     let config = Config::ddr3(Timing::ddr3_1066());
@@ -245,7 +245,7 @@ fn patterns_known_from_another_model() {
         8.40,
         5.0,
     );
-    // Two ranks from here on, as in that model's file: their activation windows are apart.
+    // Two ranks from here on, as in that model's file. They have separate activation windows.
     let config = Config { ranks: 2, ..config };
     let mut seed = 1;
     let mut anywhere = |id| {
@@ -271,12 +271,12 @@ fn patterns_known_from_another_model() {
     );
 }
 
-/// What bank partitioning is about, and what a preference for open rows across banks would hide.
+/// The purpose of bank partitioning, which a preference for open rows across banks would hide.
 #[test]
 fn a_bank_of_its_own_protects_from_conflicts_and_from_streams() {
     let config = Config::ddr3(Timing::ddr3_1066());
-    // A chase, one outstanding, beside three requesters with one outstanding each, all in random
-    // rows.
+    // A chase with one access outstanding. Next to it run three requesters with one outstanding
+    // each. All go to random rows.
     let victim = |attackers: &dyn Fn(u64) -> u32| {
         let mut channel = Channel::new(&config).unwrap();
         let (mut seed, mut now, mut done, mut due) =
@@ -322,8 +322,8 @@ fn a_bank_of_its_own_protects_from_conflicts_and_from_streams() {
     );
 }
 
-/// A stream of row hits in another bank, or on another rank, keeps the bus busy, but never the
-/// victim from its turn: it waits for the forty that came before it and little else.
+/// A stream of row hits in another bank, or on another rank, keeps the bus busy, but never delays
+/// the victim's turn. The victim waits for the forty requests before it and little else.
 #[test]
 fn streams_elsewhere_never_starve_a_bank() {
     let config = Config {
@@ -393,12 +393,12 @@ fn writes_wait_until_the_high_watermark_and_are_drained_to_the_low_one() {
     };
     let mut channel = Channel::new(&config).unwrap();
     let mut done = Vec::new();
-    // At or below the low watermark nothing happens, however long.
+    // At or below the low watermark nothing happens, however long it takes.
     for id in 0..32 {
         channel.enqueue(write(id), 0).unwrap();
     }
     assert_eq!(channel.next_event(), None);
-    // While reads wait, not below the high one either.
+    // While reads wait, nothing happens below the high watermark either.
     channel.enqueue(read(99, 7, 1, 60), 0).unwrap();
     for id in 32..53 {
         channel.enqueue(write(id), 0).unwrap();

@@ -1,5 +1,5 @@
-//! The DRAM model against a replay of its own command log, against arithmetic, and against what
-//! other models say.
+//! The DRAM model against a replay of its own command log, against arithmetic, and against other
+//! models.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -10,8 +10,8 @@ mod replay;
 use quell_model::Picos;
 use quell_model::dram::{Channel, Command, Completion, Config, Request};
 
-/// A run: requests with the earliest time each may be handed over, in order; a full queue holds up
-/// those behind.
+/// A run: requests in order, each with the earliest time at which it may be enqueued. A full queue
+/// delays all that follow.
 struct Run {
     log: Vec<Command>,
     completions: Vec<Completion>,

@@ -1,4 +1,4 @@
-//! Whatever is asked of the model, its commands obey the data sheet and every request is served
+//! Whatever is asked of the model, its commands obey the data sheet, and every request is served
 //! once.
 
 use std::collections::BTreeMap;
@@ -31,8 +31,8 @@ fn configs() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Requests with few rows and columns, so that hits, conflicts, merges and forwards all happen; in
-/// bursts and with gaps that let refreshes come due.
+/// Requests with few rows and columns, so that hits, conflicts, merges and forwards all happen.
+/// They come in bursts, with gaps that let refreshes become due.
 fn requests(config: &Config) -> impl Strategy<Value = Vec<(u64, Request)>> + use<> {
     let one = (
         0..config.ranks,
@@ -92,7 +92,7 @@ proptest! {
                     prop_assert_eq!(command.kind == Kind::Write, request.write);
                     prop_assert_eq!(completed.get(&request.id).copied(), (!request.write).then_some(command.at + burst));
                 }
-                // Forwarded or merged: an older write to the same line was there.
+                // Forwarded or merged: an older write to the same line was waiting.
                 None => {
                     let place = |r: &Request| (r.rank, r.bank, r.row, r.column);
                     let older = requests.iter().any(|(_, o)| o.write && o.id < request.id && place(o) == place(request));
@@ -113,9 +113,9 @@ proptest! {
         for direction in [Kind::Read, Kind::Write] {
             let order: Vec<&Request> = result.log.iter().filter(|c| c.kind == direction).map(|c| by_id[&c.id]).collect();
             for (i, request) in order.iter().enumerate() {
-                // Between the arrival of a bank's oldest request and its service only the streak
-                // passes; others may have passed those that were ahead of it, each of them with a
-                // streak of its own.
+                // Between the arrival of a bank's oldest request and its service only a streak of
+                // requests passes it. Requests that were ahead of it may have been passed, too,
+                // each by a streak of its own.
                 let ahead = order[..i].iter().filter(|o| (o.rank, o.bank) == (request.rank, request.bank) && o.id < request.id).count();
                 let passed = order[..i].iter().filter(|o| (o.rank, o.bank) == (request.rank, request.bank) && o.id > request.id).count();
                 prop_assert!(passed <= (ahead + 1) * config.streak as usize, "{request:?} was passed by {passed}");
@@ -171,7 +171,7 @@ fn the_checker_finds_what_it_is_there_for() {
         .collect();
     let log = run(&config, &requests, true).log;
     assert_eq!(check(&config, &log), Ok(()));
-    // Every command moved forward by a clock, one at a time: most are as early as they may be.
+    // Every command moved forward by a clock, one at a time: most are as early as allowed.
     let caught = (0..log.len())
         .filter(|&i| {
             let mut wrong = log.clone();

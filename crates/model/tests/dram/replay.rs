@@ -1,17 +1,17 @@
-//! An independent checker: replays a command log in order of time and holds every pair of commands
-//! against the data sheet. It shares nothing with the scheduler but the parameters, and is as slow
-//! as it is simple.
+//! An independent checker: replays a command log in order of time and compares every pair of
+//! commands with the data sheet. It shares only the parameters with the scheduler, and is slow and
+//! simple.
 
 use quell_model::dram::{Command, Config, Kind};
 
-/// What is wrong with a log, if anything.
+/// What is wrong with a log.
 pub fn check(config: &Config, log: &[Command]) -> Result<(), String> {
     let t = &config.timing;
     let c = |cycles: u32| u64::from(cycles) * t.clock;
     let rc = c(t.ras + t.rp);
     let mut log = log.to_vec();
     log.sort_by_key(|command| command.at);
-    // Rows open, replayed in order.
+    // The open rows, replayed in order.
     let mut open = vec![None; (config.ranks * config.banks) as usize];
     for (i, new) in log.iter().enumerate() {
         let bank = (new.rank * config.banks + new.bank) as usize;
@@ -100,7 +100,7 @@ pub fn check(config: &Config, log: &[Command]) -> Result<(), String> {
                 demand(activations == 4, c(t.faw), "tFAW");
             }
             if column(o) && column(n) {
-                // Data of both, on the one bus.
+                // The data of both, on the one bus.
                 let mut gap = if same_rank { 0 } else { c(t.rank_switch) };
                 if o == Read && n == Write {
                     gap = gap.max(c(t.rtw));
@@ -120,8 +120,8 @@ pub fn check(config: &Config, log: &[Command]) -> Result<(), String> {
     Ok(())
 }
 
-/// Of each rank: REFRESH commands are at most as far apart as they may be when late by the work in
-/// progress.
+/// For each rank: REFRESH commands are no further from each other than allowed, including a delay
+/// by work in progress.
 pub fn check_refresh(config: &Config, log: &[Command]) -> Result<(), String> {
     let t = &config.timing;
     let late = u64::from(t.ras + t.rp + t.rp + t.rcd + t.cwl + t.burst + t.wr) * t.clock;

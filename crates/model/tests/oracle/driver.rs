@@ -9,13 +9,13 @@ use quell_model::Picos;
 use quell_model::address::{AddressMap, Field, Fields};
 use quell_model::dram::{Completion, Config, Dram};
 
-/// Clocks that a request spends before DRAMsim3's banks see it and that its data waits for the next
-/// call: one each. They belong to its interface, not to its DRAM; here they would be part of a
-/// machine's way to memory.
+/// A request spends a clock before DRAMsim3's banks see it, and its data waits a clock for the next
+/// call. These clocks belong to DRAMsim3's interface, not to its DRAM. In this model they would be
+/// part of a machine's way to memory.
 const INTERFACE: Picos = 2;
-/// Of a row, in lines (1024 columns, bursts of 8).
+/// log2 of the lines of a row (1024 columns, bursts of 8).
 pub const COLUMN_BITS: u32 = 7;
-/// Of a bank.
+/// log2 of the rows of a bank.
 pub const ROW_BITS: u32 = 14;
 
 /// One channel with the fields, lowest first: column, bank (its group lowest), rank, row.
@@ -32,15 +32,15 @@ pub fn map(config: &Config) -> AddressMap {
     AddressMap::new(fields).unwrap()
 }
 
-/// A model behind a clock.
+/// A model that is driven clock by clock.
 pub trait Model {
-    /// Offers a request; false if there is no room.
+    /// Offers a request. False if there is no room.
     fn offer(&mut self, address: u64, write: bool) -> bool;
-    /// A clock goes by; the number of reads that came back at its beginning.
+    /// Passes a clock. Returns how many reads came back at its beginning.
     fn tick(&mut self) -> u64;
 }
 
-/// Ours.
+/// The model of this crate.
 pub struct Ours {
     dram: Dram,
     clock: Picos,
@@ -94,12 +94,12 @@ impl Model for Ours {
     }
 }
 
-/// DRAMsim3.
+/// DRAMsim3 behind its interface.
 pub struct Theirs(MemorySystem);
 
 impl Theirs {
-    /// Every key that it reads and that matters is written: what it does not find it replaces by a
-    /// default in silence.
+    /// Writes every key that it reads and that matters. DRAMsim3 silently replaces a missing key by
+    /// a default.
     pub fn new(name: &str, config: &Config, queues: Queues) -> Self {
         let t = &config.timing;
         let protocol = if config.groups > 1 { "DDR4" } else { "DDR3" };
@@ -148,7 +148,7 @@ impl Theirs {
     }
 }
 
-/// Its queues: one for reads and one for writes of so many places, then one per bank.
+/// DRAMsim3's queues: one for reads and one for writes of so many places, then one per bank.
 #[derive(Clone, Copy)]
 pub struct Queues {
     pub transactions: u32,
@@ -167,23 +167,23 @@ impl Model for Theirs {
     }
 }
 
-/// Who sends: reads in closed loop, writes among them as soon as there is room.
+/// What is sent: reads in closed loop, and writes among them as soon as there is room.
 pub struct Load<'a> {
     pub outstanding: u64,
-    /// Address and whether to write, of the n-th request.
+    /// Address, and whether to write, of the n-th request.
     pub next: Box<dyn FnMut(u64) -> (u64, bool) + 'a>,
 }
 
-/// What came of it.
+/// The outcome of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// Clocks per request, reads and writes.
+    /// Clocks per request, for reads and writes.
     pub period: f64,
-    /// Clocks from offer to data, of reads.
+    /// Clocks from offer to data, for reads.
     pub latency: f64,
 }
 
-/// Sends `n` requests.
+/// Sends `n` requests, and waits for the reads.
 pub fn drive(model: &mut dyn Model, n: u64, load: &mut Load<'_>) -> Answer {
     let (mut sent, mut flying, mut reads, mut now, mut waited) = (0, 0, 0u64, 0u64, 0u64);
     let mut pending = None;

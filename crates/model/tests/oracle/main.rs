@@ -1,19 +1,19 @@
-//! The DRAM model beside DRAMsim3, an independent and cycle-accurate one (Li et al., IEEE CAL
+//! The DRAM model against DRAMsim3, an independent and cycle-accurate one (Li et al., IEEE CAL
 //! 2020), with the same timings, address map and requests: `cargo test -p quell-model --features
 //! oracle`.
 //!
-//! What is compared is the time per request, and of reads alone their latency (by Little's law;
-//! with writes in between it depends on when the controller chooses to write). The parameters of
+//! The time per request is compared, and for reads alone their latency (by Little's law). With
+//! writes in between, latency depends on when the controller chooses to write. The parameters of
 //! the controller are DRAMsim3's, read in its source: see [`theirs`].
 //!
 //! Known deviations, each with a bound of its own in the tests:
 //! - Random rows in eight banks with writes among them: up to 15 % faster here. DRAMsim3 moves the
-//!   writes it drains into the banks' queues, where reads queue behind them and banks wait for the
-//!   bus to turn. Here, as in gem5, reads wait apart from writes. Where sixteen banks or more let
-//!   others go meanwhile, the difference is gone.
+//!   writes it drains into the banks' queues. There reads queue behind them, and banks wait for the
+//!   bus to turn. Here, as in gem5, reads have their own queue. Where sixteen banks or more leave
+//!   other work meanwhile, the difference is gone.
 //! - Random rows on two ranks, forty outstanding, a tenth of writes: up to 7 % faster here.
-//!   DRAMsim3 goes round the banks and lets an ACTIVATE or PRECHARGE delay a column command on the
-//!   command bus, which is not modelled here.
+//!   DRAMsim3 serves the banks in turn. There an ACTIVATE or PRECHARGE can delay a column command
+//!   on the command bus, which is not modelled here.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -31,10 +31,11 @@ fn xorshift(seed: &mut u64) -> u64 {
     *seed
 }
 
-/// DRAMsim3's queues and the nearest that our parameters come to its controller: 32 writes are
-/// moved to the banks when 32 wait, and what waits when more than 8 do and nothing else is to be
-/// done (`Controller::ScheduleTransaction`); a row is closed after four hits if another is wanted
-/// (`CommandQueue::ArbitratePrecharge`); reads wait in a queue of 32 and eight places per bank.
+/// DRAMsim3's queues, and the parameters of this model that come nearest to its controller:
+/// - 32 writes are moved to the banks when 32 wait. When more than 8 wait and there is nothing else
+///   to do, those that wait are moved (`Controller::ScheduleTransaction`).
+/// - A row is closed after four hits if another one is wanted (`CommandQueue::ArbitratePrecharge`).
+/// - Reads wait in a queue of 32 and eight places per bank.
 fn theirs(base: &Config, ranks: u32) -> (Config, Queues) {
     let queues = Queues {
         transactions: 32,
@@ -54,7 +55,7 @@ fn theirs(base: &Config, ranks: u32) -> (Config, Queues) {
     (config, queues)
 }
 
-/// `n` requests to both models.
+/// Sends `n` requests to both models.
 fn both<'a>(
     name: &str,
     (config, queues): &(Config, Queues),
@@ -72,7 +73,7 @@ fn both<'a>(
     )
 }
 
-/// By how many percent ours takes longer.
+/// By how many percent this model takes longer.
 fn percent(ours: f64, theirs: f64) -> f64 {
     100.0 * (ours / theirs - 1.0)
 }
@@ -103,7 +104,7 @@ fn pattern(config: &Config, shape: &Shape, writes: u64) -> Box<dyn FnMut(u64) ->
     }
 }
 
-/// The patterns, with shares of writes up to a half, one and two ranks.
+/// The patterns, with up to half writes, on one and two ranks.
 fn patterns(name: &str, base: &Config) {
     let mut beyond = Vec::new();
     for ranks in [1, 2] {

@@ -6,8 +6,7 @@ use quell_model::dram::{Config, Timing};
 use super::driver::{COLUMN_BITS, ROW_BITS, map};
 use super::{both, percent, theirs, xorshift};
 
-/// One of the requesters whose requests are mixed: runs of lines in a row, then a jump within some
-/// of the banks.
+/// One of the requesters in a mix: runs of lines in a row, then a jump within some of the banks.
 struct Requester {
     run: u64,
     left: u64,
@@ -16,7 +15,7 @@ struct Requester {
     at: Location,
 }
 
-/// A memory and what is done to it, drawn from `seed`.
+/// A memory and its load, drawn from `seed`.
 struct Mix {
     name: String,
     base: Config,

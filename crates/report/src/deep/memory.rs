@@ -1,4 +1,4 @@
-//! Rates, latency under load, cache sizes and page size.
+//! Text on rates, latency under load, cache sizes and page size.
 
 use quell_plan::deep::{
     CacheSteps, CpuRate, LevelSeen, Loaded, OperationRates, PageCost, Seen, Spread, Tail,
@@ -180,7 +180,7 @@ pub(super) fn caches_table(caches: &CacheSteps, style: Style) -> String {
     if let (Some(first), Some(last)) = (caches.points.first(), caches.points.last()) {
         let (from, to) = (size(first.size.0), size(last.size.0));
         let room = style.width.saturating_sub(from.len() + to.len() + 6).max(8);
-        // Every so many points where there is no room for all.
+        // Only every n-th point where there is no room for all.
         let step = ns.len().div_ceil(room).max(1);
         let shown: Vec<f64> = ns.iter().copied().step_by(step).collect();
         out = format!("{from} {} {to}\n", sparkline(&shown));
@@ -217,7 +217,7 @@ pub(super) fn caches_table(caches: &CacheSteps, style: Style) -> String {
     out + &table.render(style)
 }
 
-/// A ratio from here on is worth doing something about.
+/// From this ratio on, something should be done about the page size.
 const WORTH: f64 = 1.15;
 
 pub(super) fn pages_mean(pages: &[PageCost]) -> String {

@@ -1,5 +1,5 @@
-//! What `quell doctor --deep` found out, in words: for every block a plain sentence of what it
-//! means and what to do about it, and below it the figures. `docs/doctor.md` explains each.
+//! The findings of `quell doctor --deep` as text: for every block a sentence of what it means and
+//! what to do, with the figures below. `docs/doctor.md` explains each.
 
 mod memory;
 mod sharing;
@@ -14,10 +14,10 @@ use memory::{
 };
 use sharing::{sharing_means, sharing_table};
 
-/// A block: its title, what it means, and its figures.
+/// A block of findings: its title, what it means, and its figures.
 struct Block {
     title: &'static str,
-    /// The same where there is room for a word only.
+    /// The title where there is room for a word only.
     label: &'static str,
     meaning: String,
     figures: String,
@@ -25,7 +25,7 @@ struct Block {
 
 const RATES: &str = "Rates";
 
-/// Columns below which tables leave out what can be missed.
+/// On fewer columns, tables leave out what is not essential.
 const NARROW: usize = 64;
 
 fn blocks(measured: &Measured, deep: Option<&Deep>, style: Style) -> Vec<Block> {
@@ -90,7 +90,7 @@ fn blocks(measured: &Measured, deep: Option<&Deep>, style: Style) -> Vec<Block> 
     all
 }
 
-/// A sentence per block.
+/// The findings in short: a sentence per block.
 pub(crate) fn short(
     measured: &Measured,
     style: Style,
@@ -100,7 +100,7 @@ pub(crate) fn short(
         return String::new();
     };
     let mut out = style.paint(Tone::Title, "Measured") + "\n";
-    // The rates stand with the machine's shape already.
+    // The rates are already shown with the machine's shape.
     let blocks = blocks(measured, Some(deep), style);
     for block in blocks.iter().filter(|b| b.title != RATES) {
         out.push_str(&labelled(block.label, &block.meaning));
@@ -141,7 +141,7 @@ pub(crate) fn full(measured: &Measured, style: Style) -> String {
     out
 }
 
-/// A cache probe's rounds, for `quell bench canary`.
+/// A cache probe's rounds as text, for `quell bench canary`.
 #[must_use]
 pub fn canary_text(sharing: &Sharing, style: Style) -> String {
     style.wrap("", "", &sharing_means(sharing)) + &sharing_table(sharing, style)
@@ -155,7 +155,7 @@ fn head(names: &[&str]) -> Vec<String> {
     names.iter().map(|n| (*n).to_owned()).collect()
 }
 
-/// `15.3 (14.9–16.1)`.
+/// The median and the interval, as `15.3 (14.9–16.1)`.
 fn range(spread: Spread) -> String {
     format!(
         "{} ({}–{})",
@@ -190,7 +190,7 @@ fn bar(part: f64, width: usize) -> String {
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
-/// One column per value, on a logarithmic scale.
+/// A text chart with one column per value, on a logarithmic scale.
 fn sparkline(values: &[f64]) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let logs: Vec<f64> = values.iter().map(|v| v.max(1e-9).ln()).collect();
@@ -237,7 +237,7 @@ fn wakeups_mean(deep: &Deep) -> String {
 }
 
 fn wakeups_table(wakeups: &[Wakeup], style: Style) -> String {
-    /// CPUs shown; the worst of them.
+    /// How many CPUs are shown: those that are worst.
     const MOST: usize = 16;
     let mut table = Table {
         head: head(&["CPU", "µs late", "p50", "p99", "max", "stolen"]),

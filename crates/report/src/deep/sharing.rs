@@ -1,4 +1,4 @@
-//! Which CPUs share a cache, and how far the probe that tells is to be trusted.
+//! Which CPUs share a cache, and how far the probe for that can be trusted.
 
 use quell_plan::deep::{Case, Pair, Sharing};
 

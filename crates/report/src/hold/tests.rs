@@ -151,7 +151,7 @@ fn the_status_tells_time_promises_and_neighbours() {
         line(&account, s(102), 60).unwrap(),
         "held 2.0 s | 2/2 promises hold | best-effort 0.46 CPUs"
     );
-    // What does not fit is left out as a whole, and so is what was not seen of late.
+    // What does not fit is left out as a whole, as is what was not seen recently.
     assert_eq!(
         line(&account, s(102), 50).unwrap(),
         "held 2.0 s | 2/2 promises hold"

@@ -1,5 +1,5 @@
-//! Why critical subjects were late: a bar of the late time per configuration, a part per cause, and
-//! the table.
+//! Why critical subjects were late: per configuration a bar of the late time with a part per cause,
+//! and the table.
 
 use maud::html;
 use quell_record::attribution::{Attribution, Cause};
@@ -13,10 +13,10 @@ use super::table::html_table;
 
 const BAR: f64 = 15.0;
 
-/// One configuration (and subject).
+/// The bar of one configuration and subject.
 struct Row<'a> {
     name: String,
-    /// How much was late.
+    /// How much was late, as text.
     late: String,
     attribution: &'a Attribution,
 }
@@ -97,12 +97,12 @@ fn draw(rows: &[Row<'_>], width: Width) -> Svg {
     svg
 }
 
-/// Its parts side by side; those with the room for it carry their name.
+/// The parts of a bar in a row. Those with room for it carry their name.
 fn bar(svg: &mut Svg, area: &Area, attribution: &Attribution) {
     let mut x = area.left;
     for part in &attribution.parts {
         let long = (area.right - area.left) * part.share.clamp(0.0, 1.0);
-        // A gap between the parts, for those who see no difference of colour.
+        // A gap between the parts, for readers that see no difference of colour.
         let size = ((long - 1.0).max(0.4), BAR);
         svg.rect(&format!("fill {}", class(part.cause)), (x, area.top), size);
         let share = percent(part.share);
@@ -115,7 +115,7 @@ fn bar(svg: &mut Svg, area: &Area, attribution: &Attribution) {
     }
 }
 
-/// The causes that have a part in any row, and where each stands in the key.
+/// The causes that have a part in any row, each with its place in the key.
 fn keys(rows: &[Row<'_>], width: Width) -> Vec<(Cause, (f64, f64))> {
     let mut at = (0.0, 0.0);
     let parts = || rows.iter().flat_map(|r| &r.attribution.parts);

@@ -12,7 +12,7 @@ use super::page::{Page, Section};
 const ROW: f64 = 26.0;
 const BAR: f64 = 9.0;
 
-/// One subject's panel: per configuration, its bars.
+/// One subject's panel, with a bar per configuration.
 struct Panel {
     subject: String,
     tail: bool,

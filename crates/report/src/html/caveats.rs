@@ -1,4 +1,4 @@
-//! What the reader must hold against the figures: computed from the record, worst first.
+//! Caveats that the reader must know, computed from the record, worst first.
 
 use maud::html;
 use quell_plan::inventory::{Inventory, MeterKind};
@@ -15,9 +15,9 @@ use super::series::parts;
 
 /// With fewer rounds an interval says little.
 const FEW: u32 = 5;
-/// A host that takes less than this of a CPU is not worth a warning.
+/// Steal below this part of a CPU is not worth a warning.
 const LITTLE: f64 = 0.005;
-/// More findings than this are for events.jsonl.
+/// With more findings than this, the rest is only in events.jsonl.
 const MOST_FINDINGS: usize = 8;
 
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
@@ -170,34 +170,35 @@ fn surroundings(machine: &Inventory, said: &mut Vec<String>) {
     }
 }
 
-/// A finding, with those that are told together with it.
+/// A finding, with all findings that are shown together with it.
 struct Found<'r> {
     about: &'r About,
     group: Option<&'r str>,
-    /// The sentence of the first.
+    /// The sentence of the first of them.
     what: &'r str,
-    /// How many cells had begun when the first came.
+    /// How many cells had begun when the first one came.
     cell: u32,
     times: u32,
-    /// Whether some of them has another sentence.
+    /// Whether some of them have another sentence.
     differ: bool,
 }
 
 impl Found<'_> {
-    /// Whether that one says the same.
+    /// Whether the other finding says the same.
     fn repeats(&self, other: &Found<'_>) -> bool {
         self.group == other.group && self.what == other.what
     }
 
-    /// Whether that one is about the same. A mechanism may have several things to say of one cell,
-    /// which stay apart.
+    /// Whether the other finding is about the same thing. A mechanism may report several things
+    /// about one cell, which are listed separately.
     fn covers(&self, other: &Found<'_>) -> bool {
         let several = matches!(self.about, About::Mechanism { .. }) && self.cell == other.cell;
         self.group == other.group && self.about.same(other.about) && !several
     }
 }
 
-/// Most findings are told once per cell: what is about the same is told once, with how often.
+/// Most findings are recorded once per cell. Those about the same thing are shown once, with their
+/// number.
 fn findings(page: &Page<'_>, said: &mut Vec<String>) {
     let mut all: Vec<Found<'_>> = Vec::new();
     let mut cell = 0;

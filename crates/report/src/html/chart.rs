@@ -1,7 +1,7 @@
-//! What every figure is drawn with: scales with round ticks, axes, marks, labels that keep out of
-//! each other's way, and the frame that makes an SVG a figure with a caption. Every figure is drawn
-//! twice, for a page and for a phone, since an SVG that only shrinks becomes unreadable; the style
-//! sheet shows one of them.
+//! The parts of all figures: scales with round ticks, axes, marks, labels that avoid each other,
+//! and the frame that makes an SVG a figure with a caption. Every figure is drawn twice, for a page
+//! and for a phone. An SVG that only shrinks becomes unreadable. The style sheet shows one of the
+//! two.
 
 use std::fmt::Write;
 
@@ -33,7 +33,7 @@ impl Width {
         }
     }
 
-    /// Panels of which `most` are side by side on a page, one below the other on a phone.
+    /// How many panels stand in a row: `most` on a page, one on a phone.
     pub(crate) fn columns(self, most: usize) -> usize {
         match self {
             Self::Wide => most.max(1),
@@ -44,20 +44,20 @@ impl Width {
 
 /// Width of a character of the figures' text, in units: an estimate on the safe side.
 const CHARACTER: f64 = 7.6;
-/// The same of bold text.
+/// The same for bold text.
 const STRONG: f64 = 8.4;
 
-/// The room a text takes.
+/// The width that a text takes, in units.
 pub(crate) fn room(text: &str) -> f64 {
     text.chars().count() as f64 * CHARACTER
 }
 
-/// The room a bold text takes.
+/// The width that a bold text takes, in units.
 pub(crate) fn strong_room(text: &str) -> f64 {
     text.chars().count() as f64 * STRONG
 }
 
-/// A scale from values to places.
+/// A scale from values to places in the drawing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     from: f64,
@@ -78,7 +78,7 @@ impl Scale {
         }
     }
 
-    /// For values above zero.
+    /// A logarithmic scale, for values above zero.
     pub(crate) fn log(values: (f64, f64), places: (f64, f64)) -> Self {
         Self {
             log: true,
@@ -86,7 +86,7 @@ impl Scale {
         }
     }
 
-    /// Logarithmic if everything is above zero, else linear; a little wider than the values.
+    /// Logarithmic if all values are above zero, else linear. It is a little wider than the values.
     pub(crate) fn fitting(values: impl Iterator<Item = f64>, places: (f64, f64)) -> Option<Self> {
         let (low, high) = values
             .filter(|v| v.is_finite())
@@ -104,7 +104,7 @@ impl Scale {
         }
     }
 
-    /// The place of `value`; beyond the ends, the end.
+    /// The place of `value`. Beyond the ends it is the end.
     pub(crate) fn at(&self, value: f64) -> f64 {
         let part = if self.log {
             (value.max(f64::MIN_POSITIVE) / self.from).ln() / (self.to / self.from).ln()
@@ -115,7 +115,7 @@ impl Scale {
         self.start + (self.end - self.start) * part.clamp(0.0, 1.0)
     }
 
-    /// About `wanted` round values and how they are written.
+    /// About `wanted` round values, each with its text.
     pub(crate) fn ticks(&self, wanted: usize) -> Vec<(f64, String)> {
         let wanted = wanted.max(2);
         if self.log {
@@ -156,7 +156,7 @@ impl Scale {
     }
 }
 
-/// A tick's value with as many places as its step needs.
+/// A tick's value, with as many decimal places as its step needs.
 fn plain(value: f64, step: f64) -> String {
     let value = if value.abs() < step.abs() * 1e-6 {
         0.0
@@ -174,8 +174,8 @@ fn plain(value: f64, step: f64) -> String {
     if places == 0 { thousands(&text) } else { text }
 }
 
-/// Places for labels wanted at `wanted` (any order): at least `gap` apart, between `from` and `to`
-/// where they fit, as near as that allows.
+/// Places for labels that are wanted at `wanted`, in any order. They keep a distance of `gap`, lie
+/// between `from` and `to` where they fit, and are as near as that allows.
 pub(crate) fn spread(wanted: &[f64], gap: f64, (from, to): (f64, f64)) -> Vec<f64> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     let place = |index: usize| wanted.get(index).copied().unwrap_or(from);
@@ -185,7 +185,7 @@ pub(crate) fn spread(wanted: &[f64], gap: f64, (from, to): (f64, f64)) -> Vec<f6
         let least = places.last().map_or(from, |last| last + gap);
         places.push(place(*index).max(least));
     }
-    // What was pushed past the end pushes back.
+    // Labels pushed past the end push back.
     let mut most = to;
     for place in places.iter_mut().rev() {
         *place = place.min(most);
@@ -200,11 +200,11 @@ pub(crate) fn spread(wanted: &[f64], gap: f64, (from, to): (f64, f64)) -> Vec<f6
     out
 }
 
-/// Labels that hide neither marks nor each other: each goes to the first of its places that is
+/// Labels that hide neither marks nor each other. Each goes to the first of its places that is
 /// still free.
 #[derive(Debug, Default)]
 pub(crate) struct Labels {
-    /// Left, top, right, bottom of what is drawn already.
+    /// Left, top, right, bottom of what is already drawn.
     taken: Vec<[f64; 4]>,
 }
 
@@ -214,7 +214,7 @@ impl Labels {
         self.taken.push([x - 4.0, y - 4.0, x + 4.0, y + 4.0]);
     }
 
-    /// The first free place inside `area`; `None` where there is none.
+    /// The first free place inside `area`. `None` where there is none.
     pub(crate) fn place(
         &mut self,
         area: &Area,
@@ -275,7 +275,7 @@ impl Area {
     }
 }
 
-/// How a value is marked: by shape and not by colour alone, for print and for the colour-blind.
+/// How a value is marked: by shape and not only by colour, for print and for the colour-blind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     Disc,
@@ -293,7 +293,7 @@ pub(crate) enum Anchor {
     End,
 }
 
-/// A drawing.
+/// An SVG drawing under construction.
 #[derive(Debug)]
 pub(crate) struct Svg {
     out: String,
@@ -336,14 +336,14 @@ impl Svg {
         );
     }
 
-    /// A line through places. Fewer than two are nothing.
+    /// A line through places. Fewer than two draw nothing.
     pub(crate) fn line(&mut self, class: &str, places: &[(f64, f64)]) {
         if places.len() > 1 {
             let _ = writeln!(self.out, "<path class=\"{class}\" d=\"{}\"/>", path(places));
         }
     }
 
-    /// The surface inside places.
+    /// The surface inside these places.
     pub(crate) fn surface(&mut self, class: &str, places: &[(f64, f64)]) {
         if places.len() > 2 {
             let _ = writeln!(
@@ -415,8 +415,8 @@ impl Svg {
         }
     }
 
-    /// Gridlines and labels of the horizontal scale, and what it shows below them. Labels that
-    /// would touch are left out.
+    /// Gridlines and labels of the horizontal scale, with its meaning below them. Labels that would
+    /// touch are left out.
     pub(crate) fn columns(
         &mut self,
         area: &Area,
@@ -458,7 +458,7 @@ impl Svg {
     }
 }
 
-/// Text for element content and quoted attributes.
+/// Escapes text for element content and quoted attributes.
 fn escape(text: &str) -> String {
     html! { (text) }.into_string()
 }
@@ -473,12 +473,12 @@ fn path(places: &[(f64, f64)]) -> String {
 
 /// A figure: what it shows, how to read it, and the drawing for a page and for a phone.
 pub(crate) struct Figure<'f> {
-    /// Unique in the page.
+    /// The id of its element, unique in the page.
     pub(crate) id: &'f str,
     pub(crate) title: &'f str,
-    /// What it shows, in a sentence.
+    /// A sentence that says what the figure shows.
     pub(crate) shows: &'f str,
-    /// How to read it.
+    /// A sentence that says how to read it.
     pub(crate) reading: &'f str,
 }
 

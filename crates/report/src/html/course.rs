@@ -1,5 +1,5 @@
-//! What a subject met in memory over time, under every configuration, whoever looked after memory:
-//! what it had there, and what it missed.
+//! What a subject had and missed in memory over time, under every configuration, with Quell's
+//! memory control or without.
 
 use quell_record::events::{Course, Met};
 
@@ -71,7 +71,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
     names.filter_map(panel).collect()
 }
 
-/// Height of each lane, and what is above it.
+/// Height of each lane, and the room above it.
 const LANES: [f64; 2] = [90.0, 60.0];
 const ABOVE: f64 = 22.0;
 const BLOCK: f64 = 260.0;

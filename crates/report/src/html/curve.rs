@@ -10,7 +10,7 @@ use super::chart::{Anchor, Area, Figure, Mark, Scale, Svg, Width, room, spread};
 use super::page::{Page, Section};
 use super::table::html_table;
 
-/// How the curves look, in turn.
+/// Colour and mark of the curves, in turn.
 const LOOKS: [(&str, Mark); 8] = [
     ("s2", Mark::Disc),
     ("s1", Mark::Square),

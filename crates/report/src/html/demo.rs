@@ -11,7 +11,7 @@ use super::document;
 use super::page::Section;
 use super::table::html_table;
 
-/// The page. `root`: whether Quell could act.
+/// The page as HTML. `root`: whether Quell could act.
 #[must_use]
 pub fn demo_html(result: &DemoResult, root: bool) -> String {
     let title = "What hurts on this machine";
@@ -82,7 +82,7 @@ fn table(result: &DemoResult) -> Markup {
     )
 }
 
-/// What each row is about, how to have it for another program, and the page of its experiment.
+/// For each row: what it is about, how to protect another program, and the page of its experiment.
 fn details(all: &[Found]) -> Markup {
     html! {
         @for found in all {

@@ -1,11 +1,11 @@
-//! Many points on few pixels, without losing what matters: per bucket the smallest, the median and
-//! the largest value, so that no peak disappears and none is invented. Averages would hide exactly
-//! the late units a report is about.
+//! Many points on few pixels without losing the important ones. Each bucket has the smallest, the
+//! median and the largest value, so no peak disappears and none is invented. Averages would hide
+//! exactly the late units that a report is about.
 
 use quell_record::events::Stop;
 use quell_types::stats::{percentile, sorted};
 
-/// What the points of one bucket come to.
+/// What the points of one bucket are reduced to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bucket {
     /// The middle of the bucket, in the unit of the points' first coordinate.
@@ -15,7 +15,7 @@ pub(crate) struct Bucket {
     pub(crate) max: f64,
 }
 
-/// The bucket of `at` among `buckets` equal ones between `from` and `to`; `None` outside.
+/// The bucket of `at` among `buckets` equal ones between `from` and `to`. `None` outside.
 #[expect(
     clippy::cast_sign_loss,
     clippy::cast_possible_truncation,
@@ -30,7 +30,7 @@ fn bucket(at: f64, (from, to): (f64, f64), buckets: usize) -> Option<usize> {
 }
 
 /// The buckets between `from` and `to` that have points, in order. Points outside and values that
-/// are no numbers are left out.
+/// are not finite are left out.
 pub(crate) fn envelope(points: &[(f64, f64)], span: (f64, f64), buckets: usize) -> Vec<Bucket> {
     let mut filled: Vec<Vec<f64>> = vec![Vec::new(); buckets];
     for (at, value) in points.iter().filter(|(_, value)| value.is_finite()) {
@@ -54,8 +54,8 @@ pub(crate) fn envelope(points: &[(f64, f64)], span: (f64, f64), buckets: usize) 
         .collect()
 }
 
-/// The part of each of `buckets` equal stretches between two times (ns) that `stops` cover, from 0
-/// to 1. The stops are in order of time and do not overlap.
+/// For each of `buckets` equal stretches between two times (ns): the part of it that `stops` cover,
+/// from 0 to 1. The stops are in order of time and do not overlap.
 pub(crate) fn covered(stops: &[Stop], (from, to): (u64, u64), buckets: usize) -> Vec<f64> {
     let mut parts = vec![0.0; buckets];
     if buckets == 0 || to <= from {
@@ -81,7 +81,7 @@ pub(crate) fn covered(stops: &[Stop], (from, to): (u64, u64), buckets: usize) ->
             }
         }
     }
-    // Rounding may add up to a hair more than everything.
+    // Rounding may add up to slightly more than 1.
     parts.iter().map(|part| part.min(1.0)).collect()
 }
 

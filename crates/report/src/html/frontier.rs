@@ -1,4 +1,4 @@
-//! The frontier: what the protected subject keeps against what the other one keeps, at the median
+//! The frontier: what the protected subject keeps against what the paying one keeps, at the median
 //! and at the tail.
 
 use crate::frontier::{Data, Point};
@@ -14,7 +14,7 @@ use super::page::{Look, Page, Section};
 /// Which figure of a point is drawn.
 type Pick = fn(&Point) -> Option<Spread>;
 
-/// A panel: its heading, what is drawn of every point, and the configurations without caps.
+/// A panel: its heading, the figure of every point, and the configurations without caps.
 type Panel<'p> = (&'p str, Pick, Vec<(&'p Lone, Spread)>);
 
 /// A configuration outside the families with caps.
@@ -89,14 +89,14 @@ fn draw(page: &Page<'_>, data: &Data, panels: &[Panel<'_>], width: Width) -> Svg
     let height = TALL + 74.0;
     let rows = panels.len().div_ceil(columns);
     let mut svg = Svg::new(width, height * rows as f64);
-    // One scale for all panels: they are to be compared.
+    // One scale for all panels, so that they can be compared.
     let values = panels.iter().flat_map(|(_, pick, lone)| {
         let points = data.series.iter().flat_map(|s| &s.points).filter_map(pick);
         points.chain(lone.iter().map(|(_, s)| *s))
     });
     let high = values.map(|s| s.value).fold(1.0, f64::max);
     let most = if high > 1.05 { high * 1.08 } else { 1.08 };
-    // As far to the right as anybody comes, in fifths of the solo rate.
+    // As far to the right as any point, in fifths of the solo rate.
     let points = data.series.iter().flat_map(|s| &s.points).map(|p| p.kept);
     let lone = panels
         .iter()
@@ -151,7 +151,7 @@ fn whisker(svg: &mut Svg, x: f64, y: &Scale, class: &str, spread: Spread) {
     }
 }
 
-/// One drawn point: where, how it looks, and its cap or name.
+/// One drawn point: its place, its look, and its cap or name.
 struct Drawn<'p> {
     at: (f64, f64),
     look: Look,
@@ -228,8 +228,8 @@ fn panel(
             label: &lone.name,
         });
     }
-    // Names before caps: a point without its cap still has its title, a line without its name has
-    // nothing.
+    // Names before caps. A point without its cap still has its title, but a line without its name
+    // has nothing.
     for (name, look, drawn) in &series {
         let near = drawn.iter().rev().flat_map(|d| {
             let (x, y) = d.at;

@@ -1,4 +1,4 @@
-//! What comes first: what was run, what it means, and how it was measured.
+//! The beginning of a page: what was run, what it means, and how it was measured.
 
 use maud::{Markup, html};
 use quell_record::events::Record;

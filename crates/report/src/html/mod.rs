@@ -1,7 +1,7 @@
-//! One self-contained page about a record: no script, nothing loaded from anywhere, light or dark
-//! as the reader's system is, readable on a phone and on paper. It is a function of the record
-//! alone. One module per section. The verdict and one picture come first, then the result, the
-//! other pictures and the facts.
+//! One self-contained page about a record. It has no script and loads nothing. It is light or dark
+//! as the reader's system is, and readable on a phone and on paper. It is a function of the record
+//! alone. There is one module per section. The verdict and one picture come first, then the result,
+//! the other pictures and the facts.
 
 mod attribution;
 mod bars;
@@ -38,10 +38,10 @@ use page::{Page, Section};
 pub use demo::demo_html;
 pub use profile::profile_html;
 
-/// Builds a section; `None` where the record holds nothing for it.
+/// Builds a section. `None` where the record has nothing for it.
 type Build = fn(&Page<'_>) -> Option<Section>;
 
-/// The sections that are mostly a picture. The first that the record has data for follows the
+/// The sections that are mostly a picture. The first one that the record has data for follows the
 /// verdict.
 const PICTURES: &[Build] = &[
     curve::section,
@@ -65,7 +65,7 @@ const FACTS: &[Build] = &[
     repeat::section,
 ];
 
-/// The page.
+/// The page of a record as HTML.
 #[must_use]
 pub fn html(record: &Record) -> String {
     let page = Page::new(record);
@@ -78,8 +78,7 @@ pub fn html(record: &Record) -> String {
     document(&title, &head::head(&page, &title), &sections)
 }
 
-/// A page of its own: what comes first, and the sections. Links to the sections follow the first of
-/// them.
+/// A whole page: its head, and the sections. Links to the sections follow the first of them.
 fn document(title: &str, head: &Markup, sections: &[Section]) -> String {
     let page = html! {
         (DOCTYPE)

@@ -1,5 +1,5 @@
-//! What all sections share: the record seen as a comparison, and one look (colour, mark) per family
-//! of configurations, the same in every figure.
+//! What all sections share: the record as a comparison, and one colour and mark per family of
+//! configurations, the same in every figure.
 
 use maud::Markup;
 use quell_record::events::{Record, Span};
@@ -13,7 +13,7 @@ use super::chart::Mark;
 
 /// A part of the page under a heading.
 pub(crate) struct Section {
-    /// Unique in the page.
+    /// The id of its element, unique in the page.
     pub(crate) id: &'static str,
     pub(crate) title: &'static str,
     pub(crate) body: Markup,
@@ -73,10 +73,10 @@ const REGULATED: Look = Look {
     mark: Mark::Disc,
 };
 
-/// A record, looked at.
+/// A record, prepared for the sections.
 pub(crate) struct Page<'r> {
     pub(crate) record: &'r Record,
-    /// The comparison, over the rounds that the verdict is about.
+    /// The comparison, over the rounds that the verdict is about. `None` for a run.
     pub(crate) view: Option<View<'r>>,
     pub(crate) families: Vec<Family<'r>>,
 }

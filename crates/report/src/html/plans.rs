@@ -62,7 +62,7 @@ struct Under<'p> {
     plan: &'p Plan,
 }
 
-/// A promise with the steps that hold it, whatever their numbers.
+/// A promise with the steps that hold it, compared without their numbers.
 #[derive(Clone)]
 struct Promised<'p> {
     held: &'p Held,
@@ -76,7 +76,7 @@ fn reason(held: &Held) -> Option<Reason<'_>> {
     Some((&held.group, held.weakest.as_deref()?))
 }
 
-/// Two steps that do the same for the same reason, whatever their numbers.
+/// Whether two steps do the same for the same reason, whatever their numbers.
 fn same(a: &Step, b: &Step) -> bool {
     a.group == b.group && a.mechanism == b.mechanism && a.set == b.set && a.because == b.because
 }
@@ -91,7 +91,7 @@ impl Promised<'_> {
     }
 }
 
-/// Some of what plans consist of.
+/// Some of the steps, promises and notes of plans.
 #[derive(Clone, Default)]
 struct Part<'p> {
     steps: Vec<&'p Step>,
@@ -115,7 +115,7 @@ impl<'p> Part<'p> {
         }
     }
 
-    /// Keeps what the other has too, or what it has not.
+    /// Keeps what the other part has too (`shared`), or what it lacks.
     fn keep(mut self, other: &Self, shared: bool) -> Self {
         let has = |step: &&Step| other.steps.iter().any(|o| same(o, step)) == shared;
         self.steps.retain(has);
@@ -125,7 +125,7 @@ impl<'p> Part<'p> {
         self
     }
 
-    /// What all have; nothing where there is one alone, as it shares nothing.
+    /// What all parts have. Empty for a single part, which shares nothing.
     fn shared(parts: &[Self]) -> Self {
         match parts {
             [first, rest @ ..] if !rest.is_empty() => {
@@ -137,8 +137,8 @@ impl<'p> Part<'p> {
         }
     }
 
-    /// What would first break a promise to a group, where it is the same in all and each has one
-    /// promise to that group.
+    /// What would first break a promise to a group, where it is the same in all parts and each has
+    /// one promise to that group.
     fn reasons(parts: &[Self]) -> Vec<Reason<'p>> {
         let [first, rest @ ..] = parts else {
             return Vec::new();
@@ -219,7 +219,7 @@ fn family(members: &[Under<'_>], common: &Part<'_>) -> Markup {
     }
 }
 
-/// What the page says of a family before a plan of it, and so does not repeat.
+/// What the page has said of a family before a plan, and so does not repeat.
 #[derive(Default)]
 struct Said<'t> {
     reasons: &'t [Reason<'t>],
@@ -228,8 +228,8 @@ struct Said<'t> {
 }
 
 impl Said<'_> {
-    /// A step in words: in full, or how it differs from one of the first plan where that is a
-    /// number.
+    /// A step in words: in full, or how it differs from a step of the first plan where only a
+    /// number differs.
     fn step(&self, step: &Step) -> String {
         let differs = self.first.and_then(|(name, first)| {
             let mut all = first.steps.iter().filter(|other| other.group == step.group);
@@ -240,7 +240,7 @@ impl Said<'_> {
     }
 }
 
-/// The second one's budget where that is all in which two regulations differ.
+/// The second regulation's budget, if that is the only difference.
 fn other_budget(one: &Setting, other: &Setting) -> Option<String> {
     let (Setting::Regulate(one), Setting::Regulate(other)) = (one, other) else {
         return None;
@@ -250,7 +250,7 @@ fn other_budget(one: &Setting, other: &Setting) -> Option<String> {
     (alike == *other).then(|| format!("{} cache lines per {}", other.budget.0, other.period))
 }
 
-/// Steps, numbered after those `before` them, promises and notes.
+/// Steps numbered after those `before` them, promises and notes.
 fn listed(part: &Part<'_>, before: &[&Step], said: &Said<'_>) -> Markup {
     let all: Vec<&Step> = before.iter().chain(&part.steps).copied().collect();
     html! {

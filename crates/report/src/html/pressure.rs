@@ -1,5 +1,5 @@
-//! Memory over time, where somebody looked after it: what there was, what the critical groups used
-//! and how long they waited, and everything that was done, each act a mark.
+//! Memory over time under Quell's memory control: how much there was, what the critical groups
+//! used, how long they waited, and every act as a mark.
 
 use quell_record::events::{Event, Stamped, Steering};
 
@@ -9,11 +9,11 @@ use crate::view::{Cell, cells};
 use super::chart::{Anchor, Area, Figure, Mark, Scale, Svg, Width};
 use super::page::{Page, Section};
 
-/// What is drawn of one hold of a plan; the rest is counted.
+/// The most marks of one hold of a plan. The rest is counted.
 const MOST_MARKS: usize = 150;
 const MIB: f64 = 1_048_576.0;
 
-/// A look at memory, once a second.
+/// A sample of memory, once a second.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     at: u64,
@@ -71,7 +71,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     })
 }
 
-/// The first hold of each plan in which memory was looked at.
+/// The first hold of each plan in which memory was sampled.
 fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
     let record = page.record;
     let cells = cells(record);
@@ -111,7 +111,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
                 io: *io_ns as f64 / 1e9,
             };
             match seen.last_mut() {
-                // Several critical groups are told of together.
+                // Several critical groups are recorded at the same time.
                 Some(last) if last.at == one.at => {
                     last.used += one.used;
                     last.memory = last.memory.max(one.memory);
@@ -142,7 +142,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
     holds.iter().filter_map(panel).collect()
 }
 
-/// Height of each lane, and what is above it.
+/// Height of each lane, and the room above it.
 const LANES: [f64; 3] = [110.0, 60.0, 26.0];
 const ABOVE: f64 = 22.0;
 const BLOCK: f64 = 330.0;
@@ -262,8 +262,8 @@ fn lanes(
     svg.columns(&acts, &x, &x.ticks(if columns > 1 { 3 } else { 5 }), "s");
 }
 
-/// All acts, or all but those that there are too many of: a limit that moves again and again is a
-/// line already.
+/// All acts, without the kind that there are too many of. A limit that moves again and again is
+/// drawn as a line already.
 fn rarest<'r>(acts: &[&'r Stamped]) -> Vec<&'r Stamped> {
     let moves = |e: &Stamped| matches!(&e.event, Event::Steered { did, .. } if matches!(did, Steering::Limit { .. } | Steering::Protect { .. }));
     let all = acts.iter().copied();

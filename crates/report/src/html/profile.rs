@@ -17,10 +17,10 @@ use super::series::{buckets, steps};
 use super::table::html_table;
 
 const TALL: f64 = 200.0;
-/// Bins of the figure that the published ones look like.
+/// How many bins the first figure has, as in the published figures.
 const SECOND: usize = 1_000;
 
-/// The page.
+/// The page of a profile as HTML.
 #[must_use]
 pub fn profile_html(profile: &Profile) -> String {
     let title = format!("What {} asks of memory over time", profile.name);
@@ -40,7 +40,7 @@ pub fn profile_html(profile: &Profile) -> String {
     document(&title, &head, &all)
 }
 
-/// What the figures are before any of them.
+/// What the page says before its figures.
 fn said_first(profile: &Profile) -> Vec<String> {
     let mut all = measured_by(&profile.measuring);
     all.extend(sentences(profile));
@@ -61,7 +61,7 @@ fn what(profile: &Profile) -> &'static str {
     }
 }
 
-/// The same beside the scale, which is short.
+/// The same next to the scale, which is short.
 fn scale_title(profile: &Profile) -> &'static str {
     match profile.quantity() {
         Quantity::CpuTime => "CPU time (CPUs)",
@@ -69,8 +69,8 @@ fn scale_title(profile: &Profile) -> &'static str {
     }
 }
 
-/// The second that is most like the whole: whose mean is nearest to it. Of a shorter span all of
-/// it.
+/// The index of the second that is most typical: its mean is nearest to that of the whole. 0 for a
+/// shorter span.
 fn usual_second(values: &[f64]) -> usize {
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
     let whole = mean(values);
@@ -97,7 +97,7 @@ fn frame(profile: &Profile, svg: &mut Svg, area: &Area, (from, to): (f64, f64)) 
     (x, y)
 }
 
-/// The mean of the whole profile, on top of what is drawn.
+/// Draws the mean of the whole profile, on top of the rest.
 fn mean(profile: &Profile, svg: &mut Svg, area: &Area, y: &Scale) {
     let mean = y.at(profile.total.mean);
     svg.line("one", &[(area.left, mean), (area.right, mean)]);

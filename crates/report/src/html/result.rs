@@ -67,7 +67,7 @@ fn table(result: &CompareResult, subset: Subset, caption: &str) -> Option<Markup
     ))
 }
 
-/// The names of configurations that follow each other: `cores and cpu-max@10% to 70%`.
+/// The names of consecutive configurations: `cores and cpu-max@10% to 70%`.
 fn names(members: &[&ConfigurationResult]) -> String {
     let families: Vec<_> = members.chunk_by(|a, b| a.family() == b.family()).collect();
     let named = |family: &&[&ConfigurationResult]| match family {

@@ -1,5 +1,5 @@
-//! One round in time, configuration beside configuration: the protected subject's windows, what the
-//! other one got, when a regulator stopped it, and what the host took.
+//! One round in time, a panel per configuration: the protected subject's windows, what the paying
+//! one got, when a regulator stopped it, and what the host took.
 
 use quell_record::events::{CpuTimes, Span};
 use quell_types::cpuset::CpuId;
@@ -12,15 +12,15 @@ use super::chart::{Anchor, Area, Figure, Scale, Svg, Width};
 use super::envelope::{covered, envelope};
 use super::page::{Page, Section};
 
-/// Pixels per bucket.
+/// Units of the drawing per bucket.
 const BUCKET: f64 = 2.0;
-/// Accounts of a CPU's time further apart belong to different cells.
+/// Samples of a CPU's time at a larger distance belong to different cells.
 const APART_NS: u64 = 500_000_000;
 
-/// A stretch of time and the part of it, from 0 to 1.
+/// A stretch of time in ns, and the part of it that counts, from 0 to 1.
 pub(crate) type Part = (u64, u64, f64);
 
-/// The part of each stretch between two accounts that `pick` counts.
+/// The part of each stretch between two samples that `pick` counts.
 pub(crate) fn parts(times: &[(u64, CpuTimes)], pick: fn(&CpuTimes) -> u64) -> Vec<Part> {
     let stretch = |pair: &[(u64, CpuTimes)]| {
         let [(from, before), (to, after)] = pair else {
@@ -50,9 +50,9 @@ struct Story<'r> {
     pays: Option<&'r str>,
     unit: &'r str,
     other_unit: &'r str,
-    /// The CPUs of the one who pays.
+    /// The CPUs of the paying subject, on which its group is stopped.
     stopped: Vec<CpuId>,
-    /// The subjects' CPUs.
+    /// The CPUs of the subjects that are shown.
     watched: Vec<CpuId>,
 }
 
@@ -107,7 +107,7 @@ fn story<'r>(page: &Page<'r>, view: &View<'r>) -> Option<Story<'r>> {
         let mut spans = page.spans(name, subject);
         spans.find(|s| s.round == round && s.at_ns.is_some())
     };
-    // The round whose medians are nearest to the middle of all rounds.
+    // The round with medians nearest to the middle of all rounds.
     let middle = |name: &str, round| median(&span(name, view.protected, round)?.values);
     let rounds: Vec<u32> = (0..view.result.rounds)
         .filter(|r| chosen.iter().all(|name| middle(name, *r).is_some()))
@@ -168,7 +168,7 @@ fn story<'r>(page: &Page<'r>, view: &View<'r>) -> Option<Story<'r>> {
     })
 }
 
-/// Height of each lane, and what is above it.
+/// Height of each lane, and the room above it.
 const LANES: [f64; 4] = [120.0, 80.0, 50.0, 50.0];
 const ABOVE: f64 = 26.0;
 const TITLE: f64 = 20.0;
@@ -265,7 +265,7 @@ pub(crate) fn of_cpus(cpus: &[CpuId]) -> String {
     format!("CPU {}", names.join(", "))
 }
 
-/// Where the lanes for parts of time end.
+/// Where the lanes for parts of time end: at the whole.
 pub(crate) fn whole(area: &Area) -> (Scale, [(f64, String); 3]) {
     let tick = |part: f64| (part, format!("{:.0} %", part * 100.0));
     (
@@ -274,7 +274,7 @@ pub(crate) fn whole(area: &Area) -> (Scale, [(f64, String); 3]) {
     )
 }
 
-/// The same, but only up to a quarter where nothing goes higher.
+/// The same, but only up to a quarter where no value is higher.
 pub(crate) fn zoomed(area: &Area, most: f64) -> (Scale, Vec<(f64, String)>) {
     if most > 0.25 {
         let (scale, ticks) = whole(area);
@@ -375,7 +375,7 @@ pub(crate) fn steps(
     svg.surface(class, &places);
 }
 
-/// Dashes that tell CPUs apart.
+/// Line styles that distinguish CPUs.
 pub(crate) const CPU_LINES: [&str; 4] = [
     "line thin s7",
     "line thin dash s7",
@@ -405,7 +405,7 @@ fn stolen(
         }
     }
     let high = |parts: &[Part]| parts.iter().map(|p| p.2).fold(0.0, f64::max);
-    // One scale for all configurations: they are to be compared.
+    // One scale for all configurations, so that they can be compared.
     let (y, ticks) = zoomed(area, most);
     svg.rows(area, &y, &ticks, first);
     let ms = |at: u64| (at as f64 - cell.from as f64) / 1e6;

@@ -1,5 +1,5 @@
-//! Tables: the first column names the row and stays in sight while a wide table scrolls inside its
-//! frame.
+//! Tables. The first column names the row, and remains visible while a wide table scrolls inside
+//! its frame.
 
 use maud::{Markup, html};
 
@@ -39,12 +39,12 @@ pub(crate) fn html_table(table: &Table, caption: &str) -> Markup {
 /// A row of a table that folds.
 pub(crate) struct Row {
     pub(crate) cells: Vec<TableCell>,
-    /// The rows that it stands for; none for a plain row.
+    /// The rows that it stands for. Empty for a plain row.
     pub(crate) inner: Vec<Vec<TableCell>>,
 }
 
 /// A table in which a row may stand for several and opens. Its last column is aligned left. All
-/// columns but the first are equally wide, so that rows inside a row stand below the same heads.
+/// columns but the first are equally wide, so that inner rows stand below the same heads.
 pub(crate) fn folding_table(head: &[String], rows: &[Row], caption: &str) -> Markup {
     if rows.iter().all(|row| row.inner.is_empty()) {
         let table = Table {

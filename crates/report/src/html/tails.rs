@@ -1,5 +1,5 @@
-//! The distribution of the protected subject's windows, on scales that show the tail: percentiles
-//! by their distance from 100 %, as in HdrHistogram's plots, and values logarithmically.
+//! The distribution of the protected subject's windows, on scales that show the tail. Percentiles
+//! are drawn by their distance from 100 %, as in HdrHistogram's plots, and values logarithmically.
 
 use quell_record::result::ConfigurationResult;
 use quell_types::stats::Better;
@@ -10,18 +10,18 @@ use crate::text::{thousands, unit};
 use super::chart::{Anchor, Area, Axes, Figure, Scale, Svg, Width, room, spread};
 use super::page::{Page, Section};
 
-/// Points per curve.
+/// How many points a curve has.
 const POINTS: i32 = 120;
-/// Fewer windows than this beyond a point, and what is there is as much chance as law.
+/// With fewer windows than this beyond a point, its value is as much chance as law.
 const ENOUGH: f64 = 10.0;
 
 struct Curve {
     configuration: String,
     family: String,
-    /// What is written beside it.
+    /// The text at its end.
     label: String,
     class: &'static str,
-    /// Drawn in every panel, for comparison.
+    /// Whether it is drawn in every panel, for comparison.
     reference: bool,
     /// Nines → value, and whether enough windows lie beyond.
     points: Vec<(f64, f64, bool)>,

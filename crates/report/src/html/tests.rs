@@ -9,7 +9,7 @@ use quell_types::units::{Lines, Nanos, Rate, Share};
 use super::*;
 use crate::sample;
 
-/// Whether every element is closed in order; the names of all elements.
+/// Checks that every element is closed in order. Returns the names of all elements.
 fn balanced(page: &str) -> BTreeSet<String> {
     const VOID: [&str; 3] = ["meta", "br", "!DOCTYPE"];
     let (mut open, mut seen): (Vec<&str>, BTreeSet<String>) = (Vec::new(), BTreeSet::new());
@@ -32,7 +32,7 @@ fn balanced(page: &str) -> BTreeSet<String> {
     seen
 }
 
-/// The values of an attribute, wherever it stands.
+/// The values of an attribute, wherever it occurs.
 fn values<'p>(page: &'p str, attribute: &str) -> Vec<&'p str> {
     let begin = format!(" {attribute}=\"");
     page.split(&begin)
@@ -41,7 +41,7 @@ fn values<'p>(page: &'p str, attribute: &str) -> Vec<&'p str> {
         .collect()
 }
 
-/// A page that a browser shows as meant, whatever the record.
+/// Checks that a browser shows the page as meant, whatever the record.
 fn sound(page: &str) {
     balanced(page);
     for foreign in [
@@ -207,7 +207,7 @@ fn a_result_with_nothing_measured_is_still_a_page() {
     assert!(page.contains("Nothing could be measured."));
 }
 
-/// Everything alike, nothing above zero, no times, no other subject: what scales are afraid of.
+/// Everything alike, nothing above zero, no times, no other subject: the hard cases of scales.
 #[test]
 fn odd_figures_make_sound_pages() {
     let flat = |value: f64| {
@@ -279,7 +279,7 @@ fn the_record_of_a_run_makes_a_page_too() {
 #[test]
 fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
     let mut record = sample::record();
-    // Of all configurations one acts; the others are held right before and after it.
+    // Of all configurations one acts. The configurations before and after it do not.
     let at = |ms: u64, event| Stamped {
         at_ns: ms * 1_000_000,
         event,
@@ -522,7 +522,7 @@ fn what_plans_share_is_said_once() {
     }
 }
 
-/// Steps are numbered per plan; the page numbers what all plans share first.
+/// Steps are numbered per plan. The page numbers first what all plans share.
 #[test]
 fn a_promise_names_its_steps_by_their_numbers_on_the_page() {
     let mut record = sample::record();

@@ -1,5 +1,5 @@
-//! Who may fill which ways of which cache: lanes over time, with what was counted of each class and
-//! where threads were below them, what changed, and what was found.
+//! Which classes may fill which ways of which cache: lanes over time. Below them stand the counts
+//! of each class, where threads were, what changed, and what was found.
 
 use maud::{Markup, html};
 use quell_record::ways::{
@@ -16,7 +16,7 @@ use super::table::html_table;
 
 /// The colours of classes other than the root's, which is grey.
 const COLOURS: [&str; 7] = ["s2", "s1", "s4", "s5", "s3", "s6", "s7"];
-/// Threads that are drawn at most.
+/// The most threads that are drawn.
 const MOST_THREADS: usize = 10;
 const LEFT: f64 = 58.0;
 const ABOVE: f64 = 26.0;
@@ -78,7 +78,7 @@ fn found_html(found: &[Finding]) -> Markup {
     }
 }
 
-/// What changed, and the caption.
+/// A table of what changed, and its caption.
 fn told(timeline: &Timeline) -> Option<(Table, String)> {
     let row = |(at, what): &(u64, String)| {
         let at = format!("{:.2} s", *at as f64 / 1e9);
@@ -101,7 +101,7 @@ fn told(timeline: &Timeline) -> Option<(Table, String)> {
     Some((table, caption))
 }
 
-/// The style class of a class.
+/// The style-sheet class of a class of service.
 fn colour(timeline: &Timeline, class: &str) -> &'static str {
     if class == ROOT {
         return "s0";
@@ -111,12 +111,12 @@ fn colour(timeline: &Timeline, class: &str) -> &'static str {
     COLOURS[place % COLOURS.len()]
 }
 
-/// What a class had, or moved, over time.
+/// What a class occupied, or moved, over time.
 struct Line<'t> {
     class: &'t str,
-    /// Seconds and value.
+    /// Seconds, each with the value then.
     places: Vec<(f64, f64)>,
-    /// What its mask comes to, the same way; may be empty.
+    /// The value that its mask allows, over time; may be empty.
     mask: Vec<(f64, f64)>,
 }
 
@@ -166,7 +166,7 @@ fn moved<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
     timeline.classes.iter().filter_map(line).collect()
 }
 
-/// Threads in classes of their own, or on this cache's CPUs.
+/// Threads in classes other than the root's, or on this cache's CPUs.
 fn threads<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<(u32, &'t ThreadLane)> {
     let here = |lane: &ThreadLane| {
         let mut was = lane.was.iter();
@@ -187,7 +187,7 @@ fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
     let (had, moved) = (occupied(timeline, cache), moved(timeline, cache));
     let threads = threads(timeline, cache);
     let names = timeline.classes.iter().map(|c| room(called(c)));
-    // Names of lines stand beside their ends.
+    // Names of lines stand next to their ends.
     let right = width.units() - names.fold(0.0, f64::max).clamp(20.0, 120.0) - 8.0;
     let way = (180.0 / f64::from(cache.bits.max(1))).clamp(8.0, 16.0);
     let lanes = way * f64::from(cache.bits);
@@ -274,13 +274,13 @@ fn title_of_lanes(cache: &Cache, width: Width) -> String {
     }
 }
 
-/// The CPUs a thread ran on.
+/// The CPUs on which a thread ran.
 fn cpus(lane: &ThreadLane) -> String {
     let cpus: CpuSet = lane.was.iter().map(|w| w.is.cpu).collect();
     format!(", CPU {}", cpus.brief())
 }
 
-/// The ways of a block, in the colours of those who may fill them.
+/// The ways of a block, in the colours of the classes that may fill them.
 fn surface(
     svg: &mut Svg,
     timeline: &Timeline,

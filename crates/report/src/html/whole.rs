@@ -1,5 +1,5 @@
-//! The whole run in time: each cell's median, when groups were stopped, what the host took and what
-//! interrupts cost. Of the record of a single run this is the main figure.
+//! The whole run in time: each cell's median, when groups were stopped, what the host took, and
+//! what interrupts cost. For the record of a single run this is the main figure.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::envelope::{covered, envelope};
 use super::page::{Look, Page, Section};
 use super::series::{Part, buckets, parts, steps, whole, zoomed};
 
-/// CPUs that get a lane of their own at most.
+/// The most CPUs that get a lane of their own.
 const MOST_CPUS: usize = 4;
 
 /// The median of the protected subject in one cell.
@@ -27,9 +27,9 @@ struct Dot {
 }
 
 enum Lane {
-    /// Each cell's median.
+    /// Each cell's median, and what it is.
     Dots(Vec<Dot>, String),
-    /// A figure over time, and what it is.
+    /// What is shown, and its values over time.
     Line(String, Vec<(f64, f64)>),
     Stops(CpuId, Vec<Stop>),
     Taken(CpuId, Vec<Part>, Vec<Part>),
@@ -161,7 +161,7 @@ fn lanes(page: &Page<'_>) -> Vec<Lane> {
     lanes
 }
 
-/// The slowest units of every observed group, and what was left to the others for them.
+/// The slowest units of every observed group, and the rate left to best-effort groups for them.
 fn adapted(record: &Record) -> Vec<Lane> {
     let mut lines: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for stamped in &record.events {
@@ -322,7 +322,7 @@ fn lane(svg: &mut Svg, lane: &Lane, (area, x): (&Area, &Scale), (seconds, end): 
     let buckets = buckets(area.right - area.left);
     match lane {
         Lane::Dots(dots, _) => {
-            // The rounds' numbers stand below.
+            // The numbers of the rounds stand below.
             let inner = (area.bottom - 20.0, area.top + 6.0);
             let Some(y) = Scale::fitting(dots.iter().map(|d| d.value), inner) else {
                 return;

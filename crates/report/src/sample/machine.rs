@@ -1,4 +1,4 @@
-//! The machine of the samples, as it tells itself and with all that can be measured.
+//! The machine of the samples, as it reports itself and with all measurements.
 
 use std::collections::BTreeMap;
 
@@ -139,8 +139,8 @@ fn tail(value: f64) -> Tail {
     }
 }
 
-/// [`machine`], measured to the last block: its cache is taken by others, and its CPUs share less
-/// than they say.
+/// [`machine`] with all measurements. Other programs use its cache, and its CPUs share less than
+/// they report.
 pub(crate) fn measured_machine() -> Inventory {
     let mut machine = machine();
     let each = |value| {

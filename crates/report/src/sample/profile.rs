@@ -62,7 +62,7 @@ fn profile(subject: Subject, measuring: Measuring, series: Vec<Series>) -> Profi
     }
 }
 
-/// By counters, with a probe.
+/// A profile by counters, with a probe.
 pub(crate) fn bursty() -> Profile {
     let [read, written] = frames(1_000_000);
     let series = [(Quantity::Read, read), (Quantity::Written, written)];
@@ -100,7 +100,7 @@ pub(crate) fn bursty() -> Profile {
     profile
 }
 
-/// By CPU time.
+/// A profile by CPU time.
 pub(crate) fn substitute() -> Profile {
     let [used, _] = frames(900_000);
     let subject = Subject::Command {

@@ -1,4 +1,4 @@
-//! What the simulated machine is and offers, from its board.
+//! What the simulated machine is and offers: the inventory, from its board.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ use crate::access::PAGE_SHIFT;
 use crate::board::Board;
 use crate::profile::Profile;
 
-/// The counters, as `pmu/event`.
+/// The names of the counters, as `pmu/event`.
 const READ: &str = "sim/lines-read";
 const WRITTEN: &str = "sim/lines-written";
 
-/// The machine, nothing measured.
+/// The inventory of the machine, without measured rates.
 pub(super) fn inventory(board: &Board) -> Inventory {
     let (profile, levels) = (&board.profile, &board.description.levels);
     let cores = levels.first().map_or(0, |(level, _)| level.cache_of.len());
@@ -78,7 +78,8 @@ pub(super) fn inventory(board: &Board) -> Inventory {
     }
 }
 
-/// What counts: where both directions go together, as the profile says; each by itself everywhere.
+/// What the counters see. For both directions together this is what the profile says; each
+/// direction also has a counter of its own.
 fn meter(profile: &Profile, all: &CpuSet) -> MeterKind {
     let both = profile.counters.writes;
     let names: &[&str] = if both { &[READ, WRITTEN] } else { &[READ] };
@@ -129,7 +130,7 @@ fn mechanisms(profile: &Profile) -> BTreeMap<Mechanism, Availability> {
         .collect()
 }
 
-/// What the model does for each; the profile says whether the machine has it.
+/// How the model implements each mechanism; the profile says whether the machine has it.
 fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availability {
     let no = |why: &str| Availability::No {
         why: why.to_owned(),
@@ -182,7 +183,7 @@ fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availabil
     }
 }
 
-/// By what its caches, banks and controllers can be divided.
+/// How its caches, banks and controllers can be divided.
 fn partitions(profile: &Profile) -> Partitions {
     let m = &profile.mechanisms;
     let has = |mechanism| m.available.contains(&mechanism);

@@ -1,9 +1,9 @@
-//! What the simulated machine is, as its own generators measure it: the rates, by the procedure
-//! used on real machines (`quell_workload::measure`) in simulated time, and what its bandwidth
-//! allocation comes to (`quell_plan::deep::MbaCurve`).
+//! What the simulated machine can do, as measured by its own generators in simulated time. The
+//! rates are measured by the procedure for real machines (`quell_workload::measure`). The curve of
+//! its bandwidth allocation is [`MbaCurve`].
 //!
 //! Deviations from that procedure: nothing disturbs a run, so runs are short and each CPU alone
-//! runs once; every run begins on a machine freshly booted, its buffer touched.
+//! runs once. Every run begins on a freshly booted machine, with its buffer touched.
 
 use quell_plan::deep::{MbaCurve, Runs, Streams};
 use quell_plan::inventory::Measured;
@@ -18,30 +18,30 @@ use crate::pattern::{Pattern, Stream};
 
 use quell_record::backend::BackendError;
 
-/// A run under a percentage of bandwidth allocation, of which there are many.
+/// The length of a run under a percentage of bandwidth allocation. There are many of them.
 const BRIEF: Nanos = Nanos::micros(300);
-/// More than a CPU streams through in such a run.
+/// A buffer of more bytes than a CPU streams through in such a run.
 const LEAST: u64 = 16 << 20;
-/// Runs of all CPUs together.
+/// How many runs there are of all CPUs together.
 const ROUNDS: u64 = 2;
-/// Before a run is measured: until queues are as full as they stay.
+/// The load before a run is measured, until the queues are as full as they get.
 const SETTLE: Nanos = Nanos::micros(100);
-/// A run.
+/// The measured span of a run.
 const RUN: Nanos = Nanos::millis(1);
-/// CPUs measured alone: they are alike.
+/// How many CPUs are measured alone: all are alike.
 const MOST_CPUS: usize = 2;
-/// How many last-level caches a buffer is large.
+/// A buffer is so many times as large as the last-level caches.
 const CACHES: u64 = 4;
 
-/// A stream that could be the fastest.
+/// A kind of stream that could be the fastest.
 struct Way {
     operation: &'static str,
     pattern: Pattern,
-    /// Touching its memory leaves it changed, as the stream does.
+    /// Whether touching its memory leaves it modified, as the stream does.
     writes: bool,
 }
 
-/// All of them, over a buffer of so many bytes: those of Linux.
+/// All streams to try over a buffer of so many bytes: those of Linux.
 fn ways(bytes: u64) -> [Way; 5] {
     let way = |operation, pattern, writes| Way {
         operation,
@@ -63,23 +63,23 @@ fn ways(bytes: u64) -> [Way; 5] {
 /// How streams are measured.
 #[derive(Clone, Copy)]
 struct Trial {
-    /// Of their requests, which they are throttled to.
+    /// The percentage of their requests that they are throttled to; 100: not throttled.
     percent: u32,
     span: Nanos,
-    /// The caches are full of so much memory of somebody else; absent: each has gone through its
-    /// own.
+    /// So many bytes of other programs' memory fill the caches. `None`: each stream has gone
+    /// through its own.
     others: Option<u64>,
 }
 
-/// Unthrottled.
+/// A run of full length without throttling.
 const FREE: Trial = Trial {
     percent: 100,
     span: RUN,
     others: None,
 };
 
-/// Streams on `cpus` at once on a machine booted with `seed`, each over `bytes`; program bytes per
-/// second of each.
+/// Streams on `cpus` at once on a machine booted with `seed`, each over `bytes`. Returns the
+/// program bytes per second of each.
 fn run(
     board: &Board,
     cpus: &[CpuId],
@@ -131,7 +131,7 @@ fn run(
         .collect())
 }
 
-/// The rates of the machine's CPUs.
+/// The measured rates of the machine's CPUs.
 ///
 /// # Errors
 /// When its memory does not hold the buffers.
@@ -165,7 +165,7 @@ pub(super) fn rates(
     let mut measured = Measured::of_streams(&measured, all.len(), 0)
         .ok_or_else(|| BackendError("rates of no CPU were asked for".to_owned()))?;
     measured.stop_cost = Some(board.stop_cost());
-    // Every task here is a generator of some group.
+    // Every task here is a generator in some group.
     measured.rest = Some(Rate(0));
     let Some(bounds) = &board.profile.mechanisms.mba else {
         return Ok(measured);

@@ -1,12 +1,12 @@
-//! The simulated machine behind the engine: steps become settings of its operating system,
-//! generators its tasks, and waiting is what lets its time pass.
+//! The simulated machine behind the engine. Steps become settings of its operating system, and
+//! generators its tasks. Waiting lets its time pass.
 //!
-//! Every cell of an experiment begins with a fresh boot, and every hold ends with one: caches cold,
-//! memory free, page frames drawn from the seed and the cell's number. So what happens is a
-//! function of the board, the seed, the cell and the calls made in it, and of nothing else: not of
-//! which cells were before, nor on how many machines.
+//! Every cell of an experiment begins with a fresh boot, and every hold ends with one. Then caches
+//! are cold, memory is free, and page frames are drawn from the seed and the cell's number. So what
+//! happens depends on the board, the seed, the cell and the calls made in it, and on nothing else.
+//! Earlier cells and the number of machines do not matter.
 //!
-//! What it does not have is refused: commands, tasks found rather than started, the time meter,
+//! It refuses what it does not have: commands, tasks found rather than started, the time meter, and
 //! mechanisms that its profile lacks.
 
 mod generator;
@@ -60,27 +60,27 @@ impl Group {
     }
 }
 
-/// A simulated machine.
+/// A simulated machine as a backend of the engine.
 #[derive(Debug)]
 pub struct Sim {
     board: Board,
     seed: u64,
     machine: Inventory,
     os: Os,
-    /// When it was booted last.
+    /// When it was booted last, on the clock that the engine sees.
     booted: Nanos,
-    /// The cell's number.
+    /// The number of the current cell, as the engine gave it.
     cell: u64,
     groups: BTreeMap<String, Group>,
     rest: Group,
     changes: u32,
-    /// Regulated CPU and group → what the record has of its regulator.
+    /// Regulated CPU and group → what was reported of its regulator.
     regulated: BTreeMap<(CpuId, GroupId), Throttled>,
-    /// Groups whose units are told of.
+    /// The groups whose units of work are reported.
     observed: BTreeSet<GroupId>,
-    /// What is held.
+    /// The plan that is held; `None` between holds.
     plan: Option<Plan>,
-    /// What the record was told of ways.
+    /// What was recorded of cache ways.
     told: ways::Told,
     subjects: BTreeMap<SubjectId, Generator>,
     born: u32,
@@ -88,10 +88,10 @@ pub struct Sim {
 }
 
 impl Sim {
-    /// Boots `board`; everything random comes from `seed`.
+    /// Boots `board`. Everything random comes from `seed`.
     ///
     /// # Errors
-    /// When there can be no such machine.
+    /// When the board describes an impossible machine.
     pub fn new(board: Board, seed: u64) -> Result<Self, BackendError> {
         let machine = inventory::inventory(&board);
         let os = boot(&board, seed, 0)?;
@@ -115,7 +115,7 @@ impl Sim {
         })
     }
 
-    /// Boots anew; the clock goes on.
+    /// Boots again. The clock that the engine sees continues.
     fn reboot(&mut self) -> Result<(), BackendError> {
         self.booted = self.now();
         self.os = boot(&self.board, self.seed, self.cell)?;
@@ -124,8 +124,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Where a task of this group may run: within its own CPUs, off those that others have to
-    /// themselves.
+    /// Where a task of this group may run: its own CPUs, except those that another group has
+    /// exclusively.
     fn allowed(&self, group: &str) -> CpuSet {
         let own = &self.groups.get(group).unwrap_or(&self.rest).cpus;
         let others = self
@@ -256,8 +256,8 @@ impl Sim {
         Ok(id)
     }
 
-    /// What rests on a group's colours is worth nothing from now on. Where no promise does, that it
-    /// happened.
+    /// Reports that the promises resting on a group's colours are worth nothing now. Where no
+    /// promise does, reports the cause as a finding.
     fn lost(&self, group: &str, because: Cause) -> Vec<Seen> {
         let colours = |set: &Setting| matches!(set, Setting::Colour { .. });
         let plan = self.plan.iter();
@@ -283,7 +283,7 @@ impl Sim {
             .ok_or_else(|| BackendError(format!("there is no subject {}", subject.0)))
     }
 
-    /// What the regulators did since the last time.
+    /// Reports what the regulators did since the last call.
     fn account(&mut self, seen: &mut Observation) {
         let booted = self.booted;
         let mut decided: Vec<(GroupId, CpuId, Vec<Decision>)> = Vec::new();
@@ -319,7 +319,7 @@ impl Sim {
         }
     }
 
-    /// The units of observed groups that ended since the last time.
+    /// Reports the units of observed groups that ended since the last call.
     fn tell_units(&mut self, seen: &mut Observation) {
         for subject in self.subjects.values_mut() {
             let mut units = subject.fresh(&mut self.os);
@@ -428,7 +428,7 @@ impl Backend for Sim {
                 self.exists(cpus)?;
                 self.rest.cpus = cpus.clone();
             }
-            // Neither exists here.
+            // This machine has neither.
             Setting::MoveIrqs { .. } | Setting::WorkqueueMask { .. } => {}
             Setting::Regulate(regulation) => self.regulate(name, regulation)?,
             Setting::CpuMax { .. }
@@ -437,7 +437,7 @@ impl Backend for Sim {
             | Setting::Lock { .. }
             | Setting::Mba { .. }
             | Setting::MbaRate { .. } => self.divide(name, step)?,
-            // No plan for this machine has them: it does not say that it could.
+            // No plan for this machine has these steps: its inventory does not offer them.
             _ => {
                 return Err(BackendError(format!(
                     "{} is not built for simulated machines",

@@ -1,6 +1,5 @@
-//! Steps that divide caches, banks, the controller and CPU time between groups: what is set at
-//! once, and what waits for the group's programs to be started (their pages' colours, the lines to
-//! lock).
+//! Steps that divide caches, banks, the controller and CPU time between groups. Most are set at
+//! once. The colours of pages, and the lines to lock, wait until the group's programs start.
 
 use quell_model::address::Colours;
 use quell_plan::inventory::Availability;
@@ -15,12 +14,12 @@ use crate::access::PAGE_SHIFT;
 use crate::frames::{Choice, Placement};
 use crate::os::TaskId;
 
-/// What a group's programs get when they are started.
+/// What a group's programs get when they start.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Divided {
     choices: Vec<ColourChoice>,
     spill: bool,
-    /// What is still to be locked: the cache level, its ways, how much.
+    /// What is still to be locked: cache level, its ways, and bytes.
     lock: Option<(u32, Mask, Bytes)>,
 }
 
@@ -72,7 +71,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Has a group fill these ways from now on.
+    /// Restricts what a group fills from now on to these ways.
     pub(super) fn fill(&mut self, name: &str, level: u32, mask: Mask) -> Result<(), BackendError> {
         self.has(Mechanism::Ways)?;
         let class = self.os.class(name).map_err(wrong)?;
@@ -83,7 +82,7 @@ impl Sim {
     }
 
     /// # Errors
-    /// Where the profile lacks the mechanism.
+    /// When the profile lacks the mechanism.
     fn has(&self, mechanism: Mechanism) -> Result<(), BackendError> {
         match self.machine.mechanisms.get(&mechanism) {
             Some(Availability::No { why, .. }) => Err(wrong(format!("{mechanism}: {why}"))),
@@ -91,7 +90,7 @@ impl Sim {
         }
     }
 
-    /// The ways of the caches of `level` that the bits of a mask stand for.
+    /// The ways of the caches of `level` that the segments of a mask stand for.
     fn ways(&self, level: u32, mask: Mask) -> Result<u64, BackendError> {
         let profile = &self.board.profile;
         let shape = profile.mechanisms.ways.as_ref();
@@ -114,7 +113,7 @@ impl Sim {
         Ok(shape.fill_mask(mask.0, cache.ways))
     }
 
-    /// Where the pages of a program of `group` come from that wants `wanted`.
+    /// How pages are chosen for a program of `group` that wants `wanted`.
     pub(super) fn placement(
         &mut self,
         group: &str,
@@ -123,8 +122,8 @@ impl Sim {
         let large = self.board.profile.tlb.large_page;
         let share = &self.group(group)?.share;
         if share.choices.is_empty() {
-            // What is to be locked lies together, or its lines would meet in some sets and miss in
-            // others: as the kernel's own pseudo-locking takes contiguous memory.
+            // Locked memory must be contiguous, as the kernel's pseudo-locking takes it. Else its
+            // lines would crowd some sets and leave ways of other sets unused.
             let locks = share.lock.is_some_and(|(_, _, left)| left.0 > 0);
             return Ok(match wanted {
                 Placement::Plain if locks => Placement::Sequential,
@@ -152,8 +151,8 @@ impl Sim {
         })
     }
 
-    /// Locks what is still to be locked of a group's memory, of a task that has just been started
-    /// with `bytes`.
+    /// Locks what is still to be locked of a group's memory, in a task that has just started with
+    /// `bytes`.
     pub(super) fn lock(
         &mut self,
         group: &str,
@@ -172,7 +171,7 @@ impl Sim {
     }
 }
 
-/// What a large page costs in colours.
+/// Why large pages cannot be coloured, for the message.
 fn too_large(choices: &[ColourChoice], large: Bytes) -> String {
     let costs = choices.iter().map(|choice| {
         let masks: Vec<u64> = choice.functions.iter().map(|mask| mask.0).collect();

@@ -1,5 +1,5 @@
-//! What the record is told of ways: masks as they are set, and now and then what was counted of
-//! each class.
+//! What is recorded of cache ways: masks when they are set, and periodically the counts of each
+//! class.
 
 use quell_record::backend::Seen;
 use quell_record::events::Event;
@@ -10,19 +10,19 @@ use quell_types::units::Nanos;
 
 use super::Sim;
 
-/// What is counted is told no more often than this.
+/// Counts are recorded at most this often.
 const SAMPLED: Nanos = Nanos::millis(10);
 
-/// What the record was told.
+/// What has been recorded so far.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     caches: Vec<Cache>,
     state: Snapshot,
-    /// When what is counted is told again.
+    /// When counts are recorded next.
     next: Nanos,
 }
 
-/// What a group is called among classes.
+/// The name of a group's class.
 fn class_of(group: &str) -> &str {
     if group == REST { ROOT } else { group }
 }
@@ -48,7 +48,7 @@ impl Sim {
         self.sample();
     }
 
-    /// What is counted now, if that was not told just before.
+    /// Records the counts of all classes, at most once per [`SAMPLED`].
     pub(super) fn sample(&mut self) {
         let now = self.os.now();
         if now < self.told.next {
@@ -90,7 +90,7 @@ impl Sim {
         self.pending.push(Seen::Event(Event::Ways { change }));
     }
 
-    /// The caches whose ways can be divided.
+    /// The caches that can be divided by ways.
     fn divisible(&self) -> Vec<Cache> {
         let mut all = Vec::new();
         for ways in &self.machine.partitions.ways {

@@ -1,29 +1,37 @@
 //! Cores, caches and memory in one integer time.
 //!
-//! Method: the earliest of all cores, DRAM channels and messages acts next; on a tie DRAM, then
-//! messages, then cores, each in a fixed order. A core issues accesses in program order. A hit
-//! costs the level's latency if the next access depends on it, else one cycle. A miss becomes a
-//! request to DRAM after the lookups; the core goes on until an access depends on the answer or as
-//! many misses are outstanding as it can have. Before an access that begins a unit of work it waits
-//! for all misses; the unit before has ended then, and where the new one is not due the machine
-//! says until when ([`Raised::Waits`]).
+//! **Events.** The earliest of all cores, DRAM channels and messages acts next. On a tie DRAM goes
+//! first, then messages, then cores, each in a fixed order.
 //!
-//! Whoever runs programs on the cores ([`crate::os`]) puts them there, takes them away, and arms
-//! the cores' counters; [`Machine::run`] returns as soon as a counter overflows or a program has
-//! done what it was to do.
+//! **Cores.**
+//! - A core issues accesses in program order.
+//! - A hit costs the level's latency if the next access depends on it, else one cycle.
+//! - A miss becomes a request to DRAM after the lookups. The core continues until an access depends
+//!   on the answer, or until all misses that it can have are outstanding.
+//! - Before an access that begins a unit of work, the core waits for all misses. The previous unit
+//!   has ended then. If the new one is not due, the machine reports until when ([`Raised::Waits`]).
 //!
-//! With a TLB, an access whose page's translation is not at hand waits for the walk first,
-//! dependent or not: one walk at a time. With a prefetcher, what misses the first level trains it,
-//! and its fetches go through the second level and on through the memory as requests that nobody
-//! waits for, unless an access wants the line before it is there; as many may be outstanding as
-//! misses. Classes of service ([`CLASSES`]) carry fill masks and a throttle: so many picoseconds
-//! from one request for a line to the next.
+//! **Programs.** The operating system ([`crate::os`]) puts programs on cores, takes them off, and
+//! arms the cores' counters. [`Machine::run`] returns as soon as a counter overflows or a program
+//! has done its work.
 //!
-//! Deviations from hardware: no instructions between accesses, no out-of-order window besides the
-//! misses; a line counts as present in the caches from the moment it was asked for; a write that
-//! misses reads its line first and is waited for as a read is; shared caches have no bandwidth
-//! limit of their own; lines on their way to a full queue of DRAM wait without occupying anything;
-//! a program taken off its core does not wait for its outstanding misses when it comes back.
+//! **TLB.** An access without a translation waits for the walk first, dependent or not. A core does
+//! one walk at a time.
+//!
+//! **Prefetcher.** Misses of the first level train it. Its fetches go through the second level and
+//! on to memory as requests that delay no access, unless one wants the line before it arrives. As
+//! many may be outstanding as misses.
+//!
+//! **Classes of service** ([`CLASSES`]) have fill masks and a throttle: so many picoseconds from
+//! one request for a line to the next.
+//!
+//! Deviations from hardware:
+//! - There are no instructions between accesses, and no out-of-order window except the misses.
+//! - A line counts as present in the caches from the moment it was asked for.
+//! - A write that misses reads its line first and is waited for as a read is.
+//! - Shared caches have no bandwidth limit of their own.
+//! - Lines on their way to a full queue of DRAM wait without occupying anything.
+//! - A program taken off its core does not wait for its outstanding misses when it comes back.
 
 mod program;
 mod run;
@@ -44,29 +52,29 @@ use crate::profile;
 use crate::tlb::Tlb;
 pub use program::{Counts, LEVELS, Program, Unit};
 
-/// What the machine is made of.
+/// What a [`Machine`] is built from.
 #[derive(Clone, Debug)]
 pub struct Description {
-    /// A core's clock period in picoseconds.
+    /// Picoseconds of a core cycle.
     pub clock: Picos,
-    /// Cache levels, nearest first, and what a dependent access that hits there takes, in cycles.
+    /// Cache levels, nearest first, each with the cycles of a dependent access that hits there.
     pub levels: Vec<(Level, u32)>,
-    /// Between a core and DRAM, there and back, beyond the lookups, in picoseconds.
+    /// Picoseconds between a core and DRAM, there and back, beyond the lookups.
     pub transit: Picos,
-    /// Misses that a core can have outstanding.
+    /// How many misses a core can have outstanding.
     pub misses: u32,
-    /// Where addresses lie in DRAM.
+    /// Where a physical address lies in DRAM.
     pub map: AddressMap,
-    /// The channels.
+    /// The timing and queues of every DRAM channel.
     pub dram: Config,
-    /// Translation; without it costs nothing.
+    /// The TLB of each core. `None`: translation costs nothing.
     pub tlb: Option<profile::TlbShape>,
-    /// Each core's prefetcher, if it has one that is on.
+    /// The prefetcher of each core. `None`: it has none, or it is off.
     pub prefetcher: Option<profile::Prefetcher>,
 }
 
 impl Description {
-    /// What a line of an open row takes that misses everywhere while nobody else asks for any.
+    /// Picoseconds for a line of an open row that misses every cache, on an otherwise idle machine.
     #[must_use]
     pub fn idle_latency(&self) -> Picos {
         let lookups = self.levels.last().map_or(0, |&(_, cycles)| cycles);
@@ -75,33 +83,33 @@ impl Description {
     }
 }
 
-/// What a core has done.
+/// What a core has done since the machine began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CoreCounts {
-    /// Accesses done.
+    /// How many accesses were done.
     pub accesses: u64,
     /// Lines read from DRAM because an access asked for them.
     pub reads: u64,
-    /// Lines read from DRAM by its prefetcher.
+    /// Lines read from DRAM by the core's prefetcher.
     pub prefetches: u64,
     /// Lines that its accesses pushed out to DRAM.
     pub writebacks: u64,
 }
 
 impl CoreCounts {
-    /// Lines read from DRAM, for whatever reason.
+    /// Lines read from DRAM, by accesses and by the prefetcher.
     #[must_use]
     pub fn lines(&self) -> u64 {
         self.reads + self.prefetches
     }
 
-    /// Lines moved, whatever the direction.
+    /// Lines moved in both directions.
     #[must_use]
     pub fn moved(&self) -> u64 {
         self.lines() + self.writebacks
     }
 
-    /// These and `more`.
+    /// The sums of both, field by field.
     #[must_use]
     pub fn plus(self, more: Self) -> Self {
         Self {
@@ -124,43 +132,42 @@ impl CoreCounts {
     }
 }
 
-/// After so many more lines a core's counters overflow: read, written back, of both together.
-/// Absent: never.
+/// After how many more lines a core's counters overflow. `None`: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Armed {
-    /// Lines read.
+    /// Lines read from DRAM, prefetched ones included.
     pub read: Option<u64>,
-    /// Lines written back.
+    /// Lines written back to DRAM.
     pub written: Option<u64>,
-    /// Lines moved.
+    /// Lines moved in both directions together.
     pub moved: Option<u64>,
 }
 
-/// What a core tells whoever runs programs on it.
+/// What a core reports to the operating system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Raised {
-    /// A counter reached what it was armed with. None of the core's overflows again before they are
+    /// A counter reached its armed value. No counter of this core overflows again before they are
     /// armed anew.
     Overflow {
-        /// The core.
+        /// The core's index, from 0.
         core: usize,
-        /// At the access that crossed it.
+        /// When the access that crossed the value happened.
         at: Picos,
     },
-    /// Its program has done all that it was to do; it waits until it is told more
-    /// ([`Machine::go_on`]) or taken away.
+    /// Its program has done all its work. It waits until it gets more ([`Machine::go_on`]) or is
+    /// taken off.
     Finished {
-        /// The core.
+        /// The core's index, from 0.
         core: usize,
-        /// When.
+        /// When its last access was done.
         at: Picos,
     },
-    /// Its program has ended a unit of work and the next is not due: the core stands still until
-    /// the program is taken away and comes back.
+    /// Its program has ended a unit of work, and the next is not due. The core stands still until
+    /// the program is taken off and put back.
     Waits {
-        /// The core.
+        /// The core's index, from 0.
         core: usize,
-        /// Since when.
+        /// When the unit ended.
         at: Picos,
         /// When the next unit is due.
         until: Picos,
@@ -169,15 +176,15 @@ pub enum Raised {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// No program, or one that has finished.
+    /// Has no program, or one that has finished.
     Idle,
-    /// Acts next at its time.
+    /// Acts next at its `time`.
     Ready,
-    /// Waits for the miss of this number.
+    /// Waits for the miss with this number.
     Needs(u64),
-    /// Waits for any miss to come back.
+    /// Waits for any of its misses to come back.
     Full,
-    /// Has nothing more to do, or a unit of work to begin, and waits for all misses to come back.
+    /// Waits for all misses to come back, because its work is done or a unit of work is to begin.
     Drains,
 }
 
@@ -185,40 +192,40 @@ enum State {
 struct Core {
     state: State,
     time: Picos,
-    /// Since when its program has been going on.
+    /// Since when its program has been running.
     since: Picos,
     program: Option<Program>,
     flying: u32,
-    /// Which TLB it uses.
+    /// The index of its TLB.
     tlb: usize,
-    /// The number of its program's address space in there.
+    /// The number of its program's address space in that TLB.
     space: u16,
-    /// The program that was on it last, by number.
+    /// The number of the program that ran on it last.
     last: Option<u16>,
-    /// The page it translated last, and where that is.
+    /// The page that it translated last.
     page: u64,
     prefetcher: Option<Prefetcher>,
-    /// What its prefetcher has asked for.
+    /// Lines on their way that its prefetcher has asked for.
     ahead: Vec<Ahead>,
     /// When the next request of a throttled class may leave.
     leaves: Picos,
     counts: CoreCounts,
-    /// What lines read, written back and both together are at which a counter overflows.
+    /// At which counts of lines read, written back, and both together a counter overflows.
     armed: [u64; 3],
 }
 
 /// A line on its way that a prefetcher asked for.
 #[derive(Clone, Copy, Debug)]
 struct Ahead {
-    /// Of the request.
+    /// The number of the request.
     number: u64,
-    /// Of its first byte.
+    /// The address of the line's first byte.
     address: u64,
-    /// An access wants it, and the core waits for it as for a miss.
+    /// Whether an access wants it, so that the core waits for it as for a miss.
     wanted: bool,
 }
 
-/// A message under way. The order of the fields is that of events.
+/// A message under way. The order of the fields is the order of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Message {
     at: Picos,
@@ -232,35 +239,35 @@ struct Message {
 enum Kind {
     /// A line comes back to a core.
     Return,
-    /// A request reaches the controller.
+    /// A request reaches the memory controller.
     Read,
-    /// A line reaches the controller.
+    /// A line reaches the memory controller.
     Write,
-    /// A line that a core waits to be rid of does.
+    /// A line reaches the controller; only then does it free its miss of the core.
     Store,
 }
 
-/// The machine.
+/// Cores, caches and memory at one moment of simulated time.
 #[derive(Clone, Debug)]
 pub struct Machine {
     clock: Picos,
-    /// By level, then memory: the time of the lookups.
+    /// By level, then memory: picoseconds of the lookups.
     latencies: Vec<Picos>,
     transit: Picos,
     misses: u32,
     caches: Hierarchy,
     dram: Dram,
-    /// One per core; hardware threads share it.
+    /// One per core. Hardware threads share it.
     tlbs: Vec<Tlb>,
-    /// Entries outlive a change of tasks.
+    /// Whether TLB entries outlive a change of tasks.
     tagged: bool,
-    /// The last number given to an address space where they do not.
+    /// Without tags: the last number given to an address space.
     spaces: u16,
-    /// By class, what lies between two requests of a core for lines.
+    /// By class: picoseconds between two requests of a core for lines.
     gaps: Vec<Picos>,
-    /// What lies between them on a core alone that is bound by memory.
+    /// The same for a single core that is bound by memory and not throttled.
     pace: Picos,
-    /// Lines to prefetch.
+    /// Scratch space: lines to prefetch.
     fetch: Vec<u64>,
     cores: Vec<Core>,
     /// When each core acts next, while the machine runs.
@@ -270,17 +277,18 @@ pub struct Machine {
     done: Vec<Completion>,
 }
 
-/// Requests carry their core in the low bits of their number.
+/// Requests have their core in the low bits of their number.
 const CORE_BITS: u32 = 6;
 
-/// Classes of service: the caches' requesters. More than any processor offers.
+/// How many classes of service there are, more than any processor offers. They are the requesters
+/// of the caches.
 pub const CLASSES: usize = 256;
 
 impl Machine {
-    /// Idle and empty at time zero. Requesters of the caches are the [`CLASSES`] of service.
+    /// An idle and empty machine at time zero.
     ///
     /// # Errors
-    /// For a description that cannot be.
+    /// For a description of an impossible machine.
     pub fn new(description: &Description) -> Result<Self, Invalid> {
         let levels: Vec<Level> = description
             .levels
@@ -337,7 +345,7 @@ impl Machine {
         })
     }
 
-    /// How many cores it has.
+    /// How many cores it has: one per hardware thread.
     #[must_use]
     pub fn cores(&self) -> usize {
         self.cores.len()
@@ -348,26 +356,26 @@ impl Machine {
         &mut self.caches
     }
 
-    /// The caches.
+    /// The caches, to read their state.
     #[must_use]
     pub fn caches(&self) -> &Hierarchy {
         &self.caches
     }
 
-    /// The memory.
+    /// The memory, to read its counts.
     #[must_use]
     pub fn dram(&self) -> &Dram {
         &self.dram
     }
 
-    /// Has `core` run `pattern` in `space` from `at` on, for ever, in the class of the core's
+    /// Runs `pattern` in `space` on `core` from `at` on, without end, in the class of the core's
     /// number.
     pub fn start(&mut self, core: usize, pattern: Pattern, space: Space, at: Picos) {
         let program = Program::endless(pattern, space, u8::try_from(core).unwrap_or(0));
         self.switch(core, Some(program), at);
     }
 
-    /// Puts `program` on `core`, where it goes on at `at`; returns the one that was there.
+    /// Puts `program` on `core`, to run from `at` on. Returns the program that was there.
     pub fn switch(&mut self, core: usize, program: Option<Program>, at: Picos) -> Option<Program> {
         let (tagged, spaces) = (self.tagged, &mut self.spaces);
         let core = &mut self.cores[core];
@@ -379,7 +387,7 @@ impl Machine {
             if tagged {
                 core.space = program.number;
             } else if core.last != Some(program.number) {
-                // Nothing that was translated before is ever found again.
+                // No earlier translation is found again under a new number.
                 *spaces = spaces.wrapping_add(1);
                 core.space = *spaces;
             }
@@ -390,13 +398,13 @@ impl Machine {
         before
     }
 
-    /// The program on `core`.
+    /// The program on `core`. `None` where there is none.
     #[must_use]
     pub fn program(&self, core: usize) -> Option<&Program> {
         self.cores[core].program.as_ref()
     }
 
-    /// The same, to take its units.
+    /// The same, mutable, to take its units.
     pub fn program_mut(&mut self, core: usize) -> Option<&mut Program> {
         self.cores[core].program.as_mut()
     }
@@ -410,8 +418,8 @@ impl Machine {
         Some(counts)
     }
 
-    /// Has the program on `core`, which has finished, do accesses until `until` are done, from `at`
-    /// on.
+    /// Has the program on `core`, which has finished, do accesses from `at` on until `until` are
+    /// done.
     pub fn go_on(&mut self, core: usize, until: u64, at: Picos) {
         let core = &mut self.cores[core];
         if let Some(program) = &mut core.program {
@@ -423,13 +431,13 @@ impl Machine {
         }
     }
 
-    /// Keeps `core` busy with something else until `at`.
+    /// Keeps `core` busy with other work until `at`.
     pub fn delay(&mut self, core: usize, at: Picos) {
         let core = &mut self.cores[core];
         core.time = core.time.max(at);
     }
 
-    /// Has the counters of `core` overflow as told from now on.
+    /// Arms the counters of `core` to overflow after so many more lines.
     pub fn arm(&mut self, core: usize, armed: Armed) {
         let core = &mut self.cores[core];
         let after = [armed.read, armed.written, armed.moved].into_iter();
@@ -443,8 +451,8 @@ impl Machine {
             .for_each(|(old, new)| *old = new);
     }
 
-    /// Goes once through a program's memory for `class`, line by line, without time passing: as
-    /// memory is touched before a program begins. Only caches notice.
+    /// Touches a program's memory once for `class`, line by line, without time passing, as before a
+    /// program begins. Only the caches change.
     pub fn touch(&mut self, core: usize, class: u8, space: &Space, bytes: u64, write: bool) {
         for line in 0..bytes / LINE {
             if let Some(address) = space.physical(line * LINE) {
@@ -453,11 +461,11 @@ impl Machine {
         }
     }
 
-    /// Locks the first `bytes` of a program's memory into `ways` of `core`'s cache at `level`
-    /// (from 0) for `class`, without time passing.
+    /// Locks the first `bytes` of a program's memory into `ways` of `core`'s cache at `level` (from
+    /// 0) for `class`, without time passing.
     ///
     /// # Errors
-    /// Where these ways do not hold so much; what was locked until then stays.
+    /// Where these ways do not hold so much. What was locked until then remains locked.
     pub fn lock(
         &mut self,
         core: usize,
@@ -483,24 +491,25 @@ impl Machine {
         }
     }
 
-    /// Throttles the cores that run `class` to `percent` (1 to 100) of the rate at which a core
-    /// alone can at most read lines: from one request to the next at least 100 ÷ `percent` times
-    /// what lies between them there. Slower ones are left alone, and write-backs are not counted.
-    /// 100 throttles nobody.
+    /// Throttles the cores that run `class` to `percent` (1 to 100) of the highest rate at which a
+    /// core alone can read lines. The time between requests is at least 100 ÷ `percent` times that
+    /// of this rate. A slower core is not affected. Write-backs are not counted. 100 throttles
+    /// nothing.
     pub fn throttle(&mut self, class: u8, percent: u32) {
         let gap = self.pace * 100 / u64::from(percent.clamp(1, 100));
         self.gaps[usize::from(class)] = if percent >= 100 { 0 } else { gap };
     }
 
-    /// What `core` has done.
+    /// What `core` has done since the machine began.
     #[must_use]
     pub fn counts(&self, core: usize) -> CoreCounts {
         self.cores[core].counts
     }
 }
 
-/// What lies at least between two lines that a core alone reads: the time of the bus for one, or
-/// with all its misses outstanding its part of the time that one takes. `lookups`: of all caches.
+/// The least time between two lines that a core alone reads. It is the bus time of a line, or the
+/// latency of a line divided by the misses that can be outstanding. `lookups`: the time of all
+/// lookups.
 fn pace(description: &Description, lookups: Picos) -> Picos {
     let timing = &description.dram.timing;
     let bus = timing.cycles(timing.burst) / u64::from(description.map.channels().max(1));
@@ -516,7 +525,7 @@ impl Core {
         [counts.lines(), counts.writebacks, counts.moved()]
     }
 
-    /// Whether a counter has overflowed since it was armed; then none does again.
+    /// Whether a counter has overflowed since it was armed. If so, none overflows again.
     fn overflows(&mut self) -> bool {
         let over = self
             .counted()
@@ -529,7 +538,7 @@ impl Core {
         over
     }
 
-    /// When it acts next if nothing comes to it: never, where it waits.
+    /// When it acts next without a message. Never where it waits.
     fn acts(&self) -> Picos {
         if self.state == State::Ready {
             self.time
@@ -538,7 +547,7 @@ impl Core {
         }
     }
 
-    /// What its program computes stops at `at`, and the time it has been active is told.
+    /// Stops its program at `at`: interrupts its computing and adds up its active time.
     fn suspend(&mut self, at: Picos) {
         if let Some(program) = &mut self.program {
             program.counts.active += at.saturating_sub(self.since);
@@ -549,7 +558,7 @@ impl Core {
         }
     }
 
-    /// Its program goes on at `at`.
+    /// Resumes its program at `at`.
     fn proceed(&mut self, at: Picos) {
         self.time = self.time.max(at);
         self.since = self.time;

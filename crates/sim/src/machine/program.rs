@@ -1,5 +1,4 @@
-//! A program on the machine: its accesses, its memory, its units of work, and what it has done so
-//! far.
+//! A program on the machine: its accesses, its memory, its units of work, and its counts.
 
 use quell_model::Picos;
 
@@ -7,34 +6,34 @@ use crate::access::Access;
 use crate::frames::Space;
 use crate::pattern::{Late, Pattern};
 
-/// Cache levels that are counted apart; what hits beyond counts with the last of them.
+/// How many cache levels are counted separately. Hits beyond count with the last of them.
 pub const LEVELS: usize = 4;
 
 /// What a program has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Counts {
-    /// Accesses done.
+    /// How many accesses were done.
     pub accesses: u64,
-    /// Core cycles computed between them.
+    /// Core cycles computed between accesses.
     pub compute: u64,
     /// Accesses that found their line in a cache, by level.
     pub hits: [u64; LEVELS],
     /// Lines read from DRAM because an access asked for them.
     pub misses: u64,
-    /// Lines read from DRAM by the prefetcher on its behalf.
+    /// Lines read from DRAM by the prefetcher for this program.
     pub prefetches: u64,
-    /// Page walks.
+    /// How often the TLB missed.
     pub walks: u64,
     /// Lines that its accesses pushed out to DRAM.
     pub writebacks: u64,
-    /// Time on its core.
+    /// Picoseconds on its core.
     pub active: Picos,
 }
 
 impl Counts {
-    /// What stands in for instructions per cycle on a machine without instructions: accesses and
-    /// cycles of computing, per cycle on the core of a clock period of `clock`. An access that hits
-    /// without dependence is one in one cycle, as computing is; waiting lowers it.
+    /// Replaces instructions per cycle on a machine without instructions: accesses plus cycles of
+    /// computing, per core cycle of `clock` picoseconds. An access that hits without dependence
+    /// takes one cycle, as computing does. Waiting lowers the value.
     #[must_use]
     pub fn ipc(&self, clock: Picos) -> f64 {
         let cycles = self.active as f64 / clock.max(1) as f64;
@@ -46,20 +45,20 @@ impl Counts {
     }
 }
 
-/// A unit of work that has ended. Times are since booting.
+/// A unit of work that has ended. Times are picoseconds since booting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
     /// When it was to begin.
     pub due: Picos,
-    /// When it began.
+    /// When its first access was ready to be issued.
     pub began: Picos,
     /// When its last access was done.
     pub ended: Picos,
-    /// Units before it that were due and never begun, since there was no time for them.
+    /// How many due units before it never began, because there was no time for them.
     pub skipped: u64,
 }
 
-/// The units of a program: which is open, when the next is due.
+/// The units of a program: which one is open, and when the next is due.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Units {
     open: Option<Unit>,
@@ -68,13 +67,12 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// All work so far is done at `now` and the next unit wants to begin. It does, unless it is not
-    /// due: then the time when it is.
+    /// Ends the open unit at `now` and begins the next one. If that is not due, returns when it is.
     pub(super) fn begin(&mut self, now: Picos, period: Option<Picos>, late: Late) -> Option<Picos> {
         if let Some(open) = self.open.take() {
             self.ended.push(Unit { ended: now, ..open });
         }
-        // Without a period each is due when the last has ended; the first one is due when the
+        // Without a period each unit is due when the last has ended. The first unit is due when the
         // program comes to it.
         let mut due = period.and(self.next).unwrap_or(now);
         if due > now {
@@ -97,33 +95,33 @@ impl Units {
     }
 }
 
-/// What a core runs.
+/// A program that a core can run.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Its accesses.
+    /// The accesses that it makes.
     pub pattern: Pattern,
-    /// Its memory.
+    /// The memory that it accesses.
     pub space: Space,
-    /// Its class of service: whose fill masks and throttle hold for it.
+    /// Its class of service, which has fill masks and a throttle.
     pub class: u8,
-    /// Its address space, by number.
+    /// The number of its address space.
     pub number: u16,
-    /// Accesses done so far.
+    /// How many accesses were done so far.
     pub done: u64,
-    /// Where it stops: when so many are done and nothing is outstanding,
+    /// At how many accesses it stops. When none is outstanding then, it raises
     /// [`super::Raised::Finished`].
     pub until: u64,
     pub(super) counts: Counts,
     pub(super) units: Units,
-    /// An access that was taken from the pattern and waits for its unit, for computing to end, or
+    /// An access that was taken from the pattern and waits: for its unit, for computing to end, or
     /// for room.
     pub(super) pending: Option<Access>,
-    /// What is left of computing before that access, while the program is off its core.
+    /// Picoseconds of computing left before that access, while the program is off its core.
     pub(super) left: Picos,
 }
 
 impl Program {
-    /// One that goes on for ever, of the class `class`, in address space 0.
+    /// A program without end in class `class` and address space 0.
     #[must_use]
     pub fn endless(pattern: Pattern, space: Space, class: u8) -> Self {
         Self {
@@ -140,7 +138,7 @@ impl Program {
         }
     }
 
-    /// What it has done until it was taken off its core last.
+    /// What it has done until it was last taken off its core.
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts {
@@ -149,7 +147,7 @@ impl Program {
         }
     }
 
-    /// Takes the units that have ended since the last time.
+    /// Takes the units that have ended since the last call.
     pub fn take_units(&mut self) -> Vec<Unit> {
         std::mem::take(&mut self.units.ended)
     }

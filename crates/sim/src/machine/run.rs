@@ -1,4 +1,4 @@
-//! The event loop: who acts next, and what a core does when it acts.
+//! The event loop: which part acts next, and what a core does when it acts.
 
 use std::cmp::Reverse;
 
@@ -12,7 +12,7 @@ use crate::tlb::Page;
 use super::{Ahead, CORE_BITS, Kind, LEVELS, Machine, Message, Raised, State};
 
 impl Machine {
-    /// Runs all that happens before `end`, or until a core has something to tell.
+    /// Runs all that happens before `end`, or until a core has something to report.
     pub fn run(&mut self, end: Picos) -> Option<Raised> {
         for n in 0..self.cores.len() {
             self.acts[n] = self.cores[n].acts();
@@ -42,7 +42,7 @@ impl Machine {
                     self.acts[message.core] = self.cores[message.core].acts();
                 }
             } else {
-                // Nobody else acts before this.
+                // No other part acts before this time.
                 let limit = dram.min(message).min(second).min(end);
                 let raised = self.act(first.1, limit);
                 self.acts[first.1] = self.cores[first.1].acts();
@@ -53,9 +53,9 @@ impl Machine {
         }
     }
 
-    /// Memory does what it does until `now`, and lines set off for their cores. A refresh that was
-    /// due in the meantime can bring reads forward, so that lines come from here at any time, not
-    /// at memory's own events alone.
+    /// Lets memory act until `now`, and sends its lines to their cores. A refresh that was due in
+    /// the meantime can bring reads forward. So lines come from here at any time, not only at
+    /// memory's own events.
     fn advance(&mut self, now: Picos) {
         self.dram.advance(now, &mut self.done);
         for completion in self.done.drain(..) {
@@ -76,7 +76,7 @@ impl Machine {
             Kind::Return => {
                 let core = &mut self.cores[message.core];
                 let ahead = core.ahead.iter().position(|a| a.number == message.number);
-                // What was prefetched and is not wanted yet nobody waits for.
+                // No access waits for a prefetched line that is not wanted yet.
                 if ahead.is_some_and(|place| !core.ahead.swap_remove(place).wanted) {
                     return;
                 }
@@ -111,7 +111,7 @@ impl Machine {
                         }));
                     }
                     Ok(_) => {}
-                    // Tried again when DRAM has done something.
+                    // Tried again when DRAM has acted.
                     Err(_) => {
                         let at = self.dram.next_event().unwrap_or(now).max(now + 1);
                         self.messages.push(Reverse(Message { at, ..message }));
@@ -121,7 +121,7 @@ impl Machine {
         }
     }
 
-    /// `core` acts until `limit`, or until it waits, sends or tells something.
+    /// Lets `core` act until `limit`, or until it waits, sends a message or reports something.
     fn act(&mut self, n: usize, limit: Picos) -> Option<Raised> {
         let core = &mut self.cores[n];
         let memory = self.caches.levels();
@@ -213,7 +213,7 @@ impl Machine {
             };
             if level < memory {
                 program.counts.hits[level.min(LEVELS - 1)] += 1;
-                // The prefetcher sees what misses the first level.
+                // Misses of the first level train the prefetcher.
                 let quiet = level == 0 || core.prefetcher.is_none();
                 if quiet && self.caches.writebacks().is_empty() {
                     if core.time < limit {
@@ -293,9 +293,9 @@ impl Machine {
 }
 
 impl Machine {
-    /// `core` has a line stored past the caches, written back or flushed at `began`. If it goes to
-    /// memory it holds one of the core's misses until the controller has taken it: write-combining
-    /// buffers are line-fill buffers.
+    /// `core` has a line stored past the caches, written back or flushed at `began`. If the line
+    /// goes to memory it holds one of the core's misses until the controller has taken it.
+    /// Write-combining buffers are line-fill buffers.
     fn rid(&mut self, n: usize, address: u64, effect: Effect, began: Picos) -> Option<Raised> {
         let changed = match effect {
             Effect::Use => false,
@@ -331,7 +331,7 @@ impl Machine {
     }
 }
 
-/// When a request that is ready at `ready` leaves, `gap` after the one before.
+/// When a request that is ready at `ready` leaves, at least `gap` after the one before.
 fn leaves(next: &mut Picos, ready: Picos, gap: Picos) -> Picos {
     if gap == 0 {
         return ready;

@@ -1,5 +1,5 @@
-//! Classes of service: who may fill which ways, whose memory is locked, who is throttled. One per
-//! group, the rest's being 0.
+//! Classes of service: which ways each may fill, what is locked for it, and how it is throttled.
+//! There is one class per group; 0 is the rest's.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::machine::CLASSES;
 #[derive(Debug)]
 pub(super) struct Classes {
     names: BTreeMap<String, u8>,
-    /// By level (from 0): the ways of a cache, and for each core the cache it uses.
+    /// By level (from 0): the ways of a cache, and for each core the cache that it uses.
     shapes: Vec<(u32, Vec<usize>)>,
     /// Masks as asked for, by class and level.
     asked: BTreeMap<(u8, usize), u64>,
-    /// Ways that hold what is locked, by level and cache.
+    /// Ways that hold locked lines, by level and cache.
     reserved: BTreeMap<(usize, usize), u64>,
 }
 
@@ -44,10 +44,10 @@ fn all(ways: u32) -> u64 {
 }
 
 impl Os {
-    /// The class of a group, a new one where it has none yet.
+    /// The class of a group. A group without one gets a new one.
     ///
     /// # Errors
-    /// When there are none left.
+    /// When no class is left.
     pub fn class(&mut self, group: &str) -> Result<u8, Invalid> {
         if let Some(class) = self.classes.names.get(group) {
             return Ok(*class);
@@ -58,12 +58,12 @@ impl Os {
         Ok(class)
     }
 
-    /// Restricts the ways that `class` fills in the caches of `level` (1, 2, …) from now on. It
-    /// still hits everywhere, and ways that hold what is locked stay out of it; where that leaves
-    /// none, it fills all that are not locked.
+    /// Restricts the ways that `class` fills in the caches of `level` (1, 2, …) from now on. The
+    /// class still hits in all ways. It never fills ways that hold locked lines. Where that leaves
+    /// none, it fills all ways that are not locked.
     ///
     /// # Errors
-    /// For levels and ways that do not exist, and for no way at all.
+    /// For levels and ways that do not exist, and for an empty mask.
     pub fn set_ways(&mut self, class: u8, level: u32, mask: u64) -> Result<(), Invalid> {
         let (level, ways) = self.level(level)?;
         if mask == 0 || mask & !all(ways) != 0 {
@@ -76,11 +76,11 @@ impl Os {
     }
 
     /// Locks the first `bytes` of a task's memory into the ways `mask` of its core's cache of
-    /// `level` (1, 2, …): nobody else fills these from now on, and what is in them stays until the
+    /// `level` (1, 2, …). No other task fills these ways from now on. Their lines remain until the
     /// task ends.
     ///
     /// # Errors
-    /// Where they do not hold so much, or nothing is left to everybody else.
+    /// Where they do not hold so much, or no way is left for all other tasks.
     pub fn lock(&mut self, id: TaskId, level: u32, mask: u64, bytes: u64) -> Result<(), Invalid> {
         let (level, ways) = self.level(level)?;
         let Some(task) = self.tasks.get_mut(&id) else {
@@ -104,21 +104,21 @@ impl Os {
         (0..=u8::MAX).try_for_each(|class| self.fill(class, level))
     }
 
-    /// Throttles what the cores that run `class` ask of memory, in percent of what one alone can
-    /// draw.
+    /// Throttles the memory requests of the cores that run `class`, in percent of what a core alone
+    /// can draw.
     pub fn set_mba(&mut self, class: u8, percent: u32) {
         self.machine.throttle(class, percent);
     }
 
-    /// Bytes that the tasks of a class have drawn from memory: what missed in the last level,
-    /// prefetched lines included.
+    /// Bytes that the tasks of a class have read from memory: misses of the last level, prefetched
+    /// lines included.
     #[must_use]
     pub fn drawn_by(&self, class: u8) -> u64 {
         let last = self.classes.shapes.len().saturating_sub(1);
         self.machine.caches().counts(last, class).misses * LINE
     }
 
-    /// Bytes that a class has in the caches of `level` (1, 2, …), all of them together.
+    /// Bytes that a class has in all caches of `level` (1, 2, …) together.
     #[must_use]
     pub fn held_by(&self, class: u8, level: u32) -> u64 {
         let found = self.level(level).ok();
@@ -136,7 +136,7 @@ impl Os {
         })
     }
 
-    /// Has the caches of a level fill as asked, without what is reserved.
+    /// Sets the fill masks of a level as asked for, without the reserved ways.
     fn fill(&mut self, class: u8, level: usize) -> Result<(), Invalid> {
         let classes = &self.classes;
         let (ways, cache_of) = &classes.shapes[level];

@@ -1,15 +1,14 @@
 //! The small operating system of the simulated machine: tasks on cores, their memory, and the
 //! regulator's interrupt handler.
 //!
-//! Method: a queue of tasks per core, served in turn by time slices; tasks with a priority go
-//! before those without and run until they sleep, as SCHED_FIFO does. A task whose next unit of
-//! work is not due sleeps until it is, without the latency of a timer. How groups are regulated:
+//! Method: each core has a queue of tasks and serves them in turn by time slices. Tasks with a
+//! priority go before those without, and run until they sleep, as under SCHED_FIFO. A task sleeps
+//! until its next unit of work is due, without the latency of a timer. How groups are regulated:
 //! [`regulator`].
 //!
 //! Deviations from Linux:
-//! - A task stays on the core it was started on: of those it may use, the one with the fewest
-//!   tasks.
-//! - Slices are equal whatever a task has had before.
+//! - A task never leaves its core: of the allowed ones, the core with the fewest tasks.
+//! - Slices are equal, whatever a task has had before.
 //! - A task that wakes preempts one without a priority at once.
 //! - There is no other kernel work, and the only interrupts are those of the counters.
 
@@ -35,25 +34,25 @@ use quota::Quota;
 pub use regulator::Throttled;
 use regulator::{Regulated, Splits};
 
-/// Picoseconds per nanosecond.
+/// Picoseconds of a nanosecond.
 const PS: Picos = 1_000;
 
-/// A task.
+/// Numbers a task; never used twice between two boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId(u32);
 
-/// What [`Os::run`] returns for.
+/// The reason why [`Os::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A task has done what it was to do; it holds its core until it is told more or put to sleep.
+    /// A task has done all its accesses. It holds its core until it gets more or is put to sleep.
     Finished(TaskId),
-    /// The time given with this key has come.
+    /// The time of the alarm with this key has come.
     Alarm(u64),
-    /// A task that was watched ([`Os::watch`]) runs again.
+    /// A watched task ([`Os::watch`]) runs again.
     Runs(TaskId),
 }
 
-/// The order of the variants is that of events at the same time.
+/// The order of the variants is the order of events at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
     Interrupt(usize, u8),
@@ -72,12 +71,12 @@ struct Task {
     core: usize,
     class: u8,
     priority: Option<u32>,
-    /// While it is not on its core.
+    /// Its program while it is not on its core.
     program: Option<Program>,
     watched: bool,
     /// Until when it sleeps because its next unit of work is not due.
     wakes: Option<Picos>,
-    /// How long it has run of its slice, until it was taken off its core last.
+    /// How much of its slice it had used when it was last taken off its core.
     ran: Picos,
     /// Bytes of its memory that are locked, and the cache level (from 0).
     locked: Option<(u64, usize)>,
@@ -86,7 +85,7 @@ struct Task {
 #[derive(Debug, Default)]
 struct Core {
     current: Option<TaskId>,
-    /// Whose caches and registers these are.
+    /// The task that ran last, so that caches and registers are its own.
     last: Option<TaskId>,
     queue: VecDeque<TaskId>,
     sliced: bool,
@@ -109,7 +108,7 @@ pub struct Os {
     cores: Vec<Core>,
     classes: Classes,
     quotas: BTreeMap<u8, Quota>,
-    /// A budget for both directions counts lines written back, too.
+    /// Whether a budget for both directions also counts lines written back.
     counts_writes: bool,
     pool: SharedPool,
     splits: Vec<Splits>,
@@ -120,10 +119,10 @@ pub struct Os {
 }
 
 impl Os {
-    /// Boots `board`: nothing runs, memory is free.
+    /// Boots `board`: nothing runs, and memory is free.
     ///
     /// # Errors
-    /// For a machine that cannot be.
+    /// For a board that describes an impossible machine.
     pub fn boot(board: &Board, seed: u64) -> Result<Self, Invalid> {
         let machine = Machine::new(&board.description)?;
         let cores = (0..machine.cores()).map(|_| Core::default()).collect();
@@ -152,15 +151,15 @@ impl Os {
         Nanos(self.now / PS)
     }
 
-    /// Takes memory.
+    /// Takes memory for a program.
     ///
     /// # Errors
-    /// When it is not to be had.
+    /// When it cannot be had.
     pub fn allocate(&mut self, bytes: u64, placement: &Placement) -> Result<Space, Refused> {
         self.frames.allocate(bytes, placement)
     }
 
-    /// A new task of `class` ([`Os::class`]) on one of the cores `allowed`, asleep; `None` if none
+    /// A new task of `class` ([`Os::class`]) on one of the cores `allowed`, asleep. `None` if none
     /// of them exists. Its memory (`bytes` of `space`) has been touched, which takes no time.
     pub fn spawn(
         &mut self,
@@ -204,13 +203,13 @@ impl Os {
         self.tasks.get(&id).map(|task| task.core)
     }
 
-    /// Accesses that a task has done; 0 of one that is not there.
+    /// Accesses that a task has done; 0 for an unknown task.
     #[must_use]
     pub fn done(&self, id: TaskId) -> u64 {
         self.counts(id).accesses
     }
 
-    /// What a task has done so far; nothing of one that is not there.
+    /// What a task has done so far; zeros for an unknown task.
     #[must_use]
     pub fn counts(&self, id: TaskId) -> Counts {
         let Some(task) = self.tasks.get(&id) else {
@@ -225,8 +224,8 @@ impl Os {
         }
     }
 
-    /// The bytes of a task's memory, and of those the bytes that lie in caches of its core now;
-    /// nothing of one that is not there.
+    /// The bytes of a task's memory, and how many of them lie in caches of its core now. Zeros for
+    /// an unknown task.
     #[must_use]
     pub fn memory_of(&self, id: TaskId) -> (u64, u64) {
         let program = self.tasks.get(&id).and_then(|task| {
@@ -250,7 +249,7 @@ impl Os {
         (bytes, lines * LINE)
     }
 
-    /// Takes the units of work that a task has ended since the last time. A unit has ended when the
+    /// Takes the units of work that a task has ended since the last call. A unit has ended when the
     /// task comes to the next one.
     pub fn take_units(&mut self, id: TaskId) -> Vec<Unit> {
         let Some(task) = self.tasks.get_mut(&id) else {
@@ -275,7 +274,7 @@ impl Os {
         self.within_quota(id) && !self.is_stopped(id)
     }
 
-    /// Wakes a task, or tells one that has finished, to go on until it has done `until` accesses.
+    /// Wakes a task, or resumes one that has finished, until it has done `until` accesses.
     pub fn go_on(&mut self, id: TaskId, until: u64) {
         let Some(task) = self.tasks.get_mut(&id) else {
             return;
@@ -293,7 +292,7 @@ impl Os {
         }
     }
 
-    /// Puts a task that sleeps on its core, or into the queue for it.
+    /// Puts a sleeping task on its core, or into the queue for it.
     fn wake(&mut self, id: TaskId) {
         let Some(task) = self.tasks.get_mut(&id) else {
             return;
@@ -328,7 +327,7 @@ impl Os {
         }
     }
 
-    /// Ends a task and gives its memory back.
+    /// Ends a task and frees its memory.
     pub fn end(&mut self, id: TaskId) {
         self.sleep(id);
         if let Some(task) = self.tasks.remove(&id) {
@@ -344,20 +343,20 @@ impl Os {
             .retain(|n| !matches!(n, Notice::Finished(t) | Notice::Runs(t) if *t == id));
     }
 
-    /// Has [`Notice::Runs`] told when a task that does not run now does so again.
+    /// Reports [`Notice::Runs`] when a task that does not run now does so again.
     pub fn watch(&mut self, id: TaskId) {
         if let Some(task) = self.tasks.get_mut(&id) {
             task.watched = true;
         }
     }
 
-    /// Has [`Notice::Alarm`] told at a time since booting.
+    /// Reports [`Notice::Alarm`] at a time since booting.
     pub fn alarm(&mut self, at: Nanos, key: u64) {
         let at = at.0.saturating_mul(PS).max(self.now);
         self.events.push(Reverse((at, Due::Alarm(key))));
     }
 
-    /// Goes on until `until` (a time since booting) or until there is something to tell.
+    /// Runs until `until` (a time since booting) or until there is something to report.
     pub fn run(&mut self, until: Nanos) -> Option<Notice> {
         let until = until.0.saturating_mul(PS);
         loop {
@@ -413,7 +412,7 @@ impl Os {
         }
     }
 
-    /// The slice of a core's current task may be over.
+    /// Ends the slice of a core's current task, unless part of it is left.
     fn slice_over(&mut self, core: usize) {
         self.cores[core].sliced = false;
         let this = &self.cores[core];
@@ -423,7 +422,7 @@ impl Os {
         let current = this.current.and_then(|id| self.tasks.get(&id));
         let ran = current.map_or(0, |task| task.ran + (self.now - this.began));
         let left = (self.costs.slice.0.max(1) * PS).saturating_sub(ran);
-        // Tasks of one priority do not take turns.
+        // Only tasks without a priority take turns.
         if equal == Some(None) && current.is_some_and(|t| t.priority.is_none()) {
             if left > 0 {
                 self.slice_in(core, left);
@@ -435,7 +434,7 @@ impl Os {
         self.slice(core);
     }
 
-    /// The current task of a core sleeps until its next unit of work is due.
+    /// Puts the current task of a core to sleep until its next unit of work is due.
     fn wait(&mut self, core: usize, until: Picos) {
         let Some(id) = self.cores[core].current else {
             return;
@@ -448,7 +447,7 @@ impl Os {
         self.dispatch(core);
     }
 
-    /// Has the tasks of a core take turns as long as any waits.
+    /// Lets the tasks of a core take turns as long as one waits.
     fn slice(&mut self, core: usize) {
         if !self.cores[core].queue.is_empty() {
             self.slice_in(core, self.costs.slice.0.max(1) * PS);
@@ -462,8 +461,8 @@ impl Os {
         }
     }
 
-    /// Takes the current task off its core, and to the end of the queue if it has more to do. Its
-    /// slice is over.
+    /// Takes the current task off its core, to the end of the queue if it has more to do. Its slice
+    /// is over.
     fn take_off(&mut self, core: usize, more: bool) {
         self.charge(core);
         let Some(id) = self.cores[core].current else {
@@ -482,8 +481,8 @@ impl Os {
         }
     }
 
-    /// Takes the current task off its core for tasks that go before it; the rest of its slice comes
-    /// after them.
+    /// Takes the current task off its core for tasks that go before it. It gets the rest of its
+    /// slice after them.
     fn preempt(&mut self, core: usize) {
         let Some(id) = self.cores[core].current else {
             return;

@@ -1,9 +1,10 @@
 //! CPU-time quotas of groups, as `cpu.max` gives them: so much time per period over all cores
-//! together, then the group's tasks stop until the next one begins.
+//! together. Then the group's tasks stop until the next period begins.
 //!
-//! Deviations from Linux: the group's time is known at every moment, where CPUs draw slices of 5 ms
-//! from the quota and may keep some; what is used beyond it, none here, would be paid for in the
-//! next period.
+//! Deviations from Linux:
+//! - The group's time is known at every moment. Linux' CPUs take slices of 5 ms from the quota and
+//!   may keep some.
+//! - Nothing is used beyond the quota here. Linux would subtract it from the next period.
 
 use std::cmp::Reverse;
 
@@ -18,13 +19,13 @@ pub(super) struct Quota {
     period: Picos,
     used: Picos,
     stopped: bool,
-    /// When it is looked at next, if that is still to come.
+    /// When the quota is checked next; in the past if no check is due.
     looked_at: Picos,
 }
 
 impl Os {
-    /// Gives the tasks of `class` at most `quota` of CPU time in each `period` from now on, over
-    /// all cores.
+    /// Gives the tasks of `class` at most `quota` of CPU time per `period` from now on, over all
+    /// cores.
     pub fn set_quota(&mut self, class: u8, quota: Nanos, period: Nanos) {
         let quota = Quota {
             quota: quota.0.max(1).saturating_mul(PS),
@@ -67,7 +68,8 @@ impl Os {
         }
     }
 
-    /// Looks again when the quota of what runs on `core` may be used up at the earliest.
+    /// Schedules the next check: the earliest time at which the quota of `core`'s task may be used
+    /// up.
     pub(super) fn expect_quota(&mut self, core: usize) {
         let Some(class) = self.running(core) else {
             return;
@@ -85,7 +87,7 @@ impl Os {
         }
     }
 
-    /// A group's quota may have been used up.
+    /// Checks whether a group's quota has been used up.
     pub(super) fn quota_used(&mut self, class: u8) {
         (0..self.cores.len()).for_each(|core| self.charge(core));
         let on: Vec<usize> = (0..self.cores.len())
@@ -107,7 +109,7 @@ impl Os {
         }
     }
 
-    /// A group's next period begins.
+    /// Begins a group's next period.
     pub(super) fn refill(&mut self, class: u8) {
         (0..self.cores.len()).for_each(|core| self.charge(core));
         let Some(quota) = self.quotas.get_mut(&class) else {
@@ -128,8 +130,8 @@ impl Os {
         }
     }
 
-    /// The first task of a group that may run again goes before those that ran meanwhile, as
-    /// whoever wakes does.
+    /// The first task of a group that may run again goes before those that ran meanwhile, as a task
+    /// that wakes does.
     fn back(&mut self, core: usize, class: u8) {
         let current = self.cores[core].current.and_then(|id| self.tasks.get(&id));
         if current.is_none_or(|task| task.class == class || task.priority.is_some()) {

@@ -1,13 +1,15 @@
 //! The regulators of the operating system: budgets, counters and their interrupts, the timer of
 //! pooled budgets, stopped groups.
 //!
-//! Method: a regulator belongs to one group on one core, so that several groups can be regulated on
-//! the same core. It counts what the group's tasks move there: the counters are saved and restored
-//! as tasks change, as perf does for the events of a cgroup. They are armed with what is left of
-//! the budget. After an overflow the interrupt comes with a delay, in which the core goes on, so
-//! there is overshoot as on hardware. Its handler asks the regulator and stops the group: the
-//! group's tasks leave the core and stay off it until the stop is over. Other tasks of the core run
-//! meanwhile.
+//! Method:
+//! - A regulator belongs to one group on one core. So several groups can be regulated on one core.
+//! - It counts what the group's tasks move there. The counters are saved and restored as tasks
+//!   change, as perf does for the events of a cgroup.
+//! - The counters are armed with what is left of the budget.
+//! - After an overflow the interrupt comes with a delay. The core continues meanwhile, so there is
+//!   overshoot as on hardware.
+//! - The handler asks the regulator and stops the group. The group's tasks leave the core until the
+//!   stop is over. Other tasks of the core run meanwhile.
 //!
 //! Deviations from Linux, where a thread of the group takes the core from the group's tasks:
 //! - The group stops when the handler decides: no thread has to wake up, and no task is inside a
@@ -42,15 +44,15 @@ use crate::machine::{Armed, CoreCounts};
 /// What the regulator of a group on a core has done since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttled {
-    /// Budgets used up.
+    /// How many budgets were used up.
     pub overflows: u64,
-    /// Times the group was stopped.
+    /// How often the group was stopped.
     pub throttles: u64,
-    /// Time stopped, in nanoseconds.
+    /// Nanoseconds during which the group was stopped.
     pub throttled_ns: u64,
     /// Lines counted until the last interrupt.
     pub lines: u64,
-    /// What went through the pool, where its budget is in one.
+    /// What went through the pool. `None` for a budget that is not pooled.
     pub pooled: Option<Pooled>,
 }
 
@@ -59,11 +61,11 @@ pub struct Throttled {
 pub(super) struct Regulated {
     regulator: Regulator,
     meter: Meter,
-    /// Since when it has been stopped.
+    /// Since when it has been stopped. `None` while it may run.
     stopped: Option<Nanos>,
     /// What its tasks did on the core until the last of them was taken off it.
     counts: CoreCounts,
-    /// The core's counters when one of its tasks was put on it; absent while none is.
+    /// The core's counters when one of its tasks was put on it. `None` while none is on it.
     since: Option<CoreCounts>,
     /// At which of its own counts an interrupt comes.
     armed: Armed,
@@ -72,14 +74,14 @@ pub(super) struct Regulated {
 }
 
 impl Regulated {
-    /// What its tasks did on a core whose counters read `now`.
+    /// What its tasks have done on the core by the time at which the core's counters read `now`.
     fn counts(&self, now: CoreCounts) -> CoreCounts {
         let running = self.since.map(|since| now.since(since));
         self.counts.plus(running.unwrap_or_default())
     }
 }
 
-/// A budget that is split again by demand over the cores of a group.
+/// A group's budget that is split repeatedly over its cores, by demand.
 #[derive(Debug)]
 pub(super) struct Splits {
     class: u8,
@@ -88,8 +90,8 @@ pub(super) struct Splits {
 }
 
 impl Os {
-    /// Regulates the tasks of `class` on the cores of `regulation` from now on; where they are
-    /// regulated already, by the new budget.
+    /// Regulates the tasks of `class` on the cores of `regulation` from now on. Where they are
+    /// regulated already, the new budget replaces the old one.
     pub fn regulate(&mut self, class: u8, regulation: &Regulation) {
         let now = self.now();
         let cores = self.cores_of(&regulation.cpus);
@@ -129,8 +131,8 @@ impl Os {
         }
     }
 
-    /// `class` may move so many lines per period on each of these cores from now on. What splits
-    /// their sum by demand splits the new one.
+    /// `class` may move so many lines per period on each of these cores from now on. Where their
+    /// sum is split by demand, the new sum is split.
     pub fn set_budget(&mut self, class: u8, cpus: &CpuSet, budget: Lines) {
         let cores = self.cores_of(cpus);
         for core in &cores {
@@ -150,8 +152,7 @@ impl Os {
         cores.filter(|core| *core < self.cores.len()).collect()
     }
 
-    /// The regulator of a group on a core, if there is one, makes way for another. Its stop is
-    /// over.
+    /// Removes the regulator of a group on a core, if there is one. Its stop is over.
     fn leave(&mut self, core: usize, class: u8) {
         let Some(mut old) = self.cores[core].regulated.remove(&class) else {
             return;
@@ -171,7 +172,7 @@ impl Os {
         regulated.is_some_and(|r| r.stopped.is_some())
     }
 
-    /// A task has been put on a core: its group's counters count.
+    /// A task was put on a core: its group's counters start.
     pub(super) fn start_counting(&mut self, core: usize, id: TaskId) {
         let now = self.machine.counts(core);
         let class = self.tasks.get(&id).map(|task| task.class);
@@ -201,7 +202,7 @@ impl Os {
         self.machine.arm(core, Armed::default());
     }
 
-    /// The groups whose budgets are pooled, each with its core.
+    /// The groups with pooled budgets, each with its core.
     fn pooled(&self) -> Vec<(usize, u8)> {
         let all = self.cores.iter().enumerate();
         let all = all.flat_map(|(core, this)| this.regulated.iter().map(move |r| (core, r)));
@@ -210,8 +211,7 @@ impl Os {
             .collect()
     }
 
-    /// What the regulator of `class` on a core has done, and its decisions since the last time they
-    /// were taken.
+    /// What the regulator of `class` on a core has done, and its decisions since the last call.
     pub fn throttled(&mut self, core: usize, class: u8) -> Option<(Throttled, Vec<Decision>)> {
         let now = self.now();
         let regulated = self.cores.get_mut(core)?.regulated.get_mut(&class)?;
@@ -223,7 +223,7 @@ impl Os {
         Some((did, std::mem::take(&mut regulated.decisions)))
     }
 
-    /// Whether reads and writes of `class` have a budget each on a core.
+    /// Whether reads and writes of `class` have separate budgets on a core.
     #[must_use]
     pub fn regulated_apart(&self, core: usize, class: u8) -> bool {
         let core = self.cores.get(core);
@@ -231,7 +231,7 @@ impl Os {
         regulated.is_some_and(|r| matches!(r.regulator, Regulator::Apart(_)))
     }
 
-    /// What the counters of a group on a core read that its regulator looks at.
+    /// The counts that the regulator of a group on a core is based on.
     fn used(&self, core: usize, class: u8) -> LineCounts {
         let Some(regulated) = self.cores[core].regulated.get(&class) else {
             return LineCounts::default();
@@ -249,7 +249,7 @@ impl Os {
         }
     }
 
-    /// Has an interrupt come when the group's tasks have moved so much more on a core; without
+    /// Requests an interrupt after so many more lines of the group's tasks on a core. Without
     /// `lines`, never.
     fn arm(&mut self, core: usize, class: u8, lines: Option<LineCounts>) {
         let counts_writes = self.counts_writes;
@@ -322,7 +322,7 @@ impl Os {
         }
     }
 
-    /// Does what a regulator has decided.
+    /// Carries out what a regulator has decided.
     fn follow(&mut self, core: usize, class: u8, what: Verdict) {
         let (now, used) = (self.now(), self.used(core, class));
         let busy = self.now + self.costs.interrupt.0 * PS;
@@ -333,7 +333,7 @@ impl Os {
             Verdict::Rearm(lines) | Verdict::NewPeriod(lines) => Some(lines),
             Verdict::RunFreeUntil(_) => None,
             Verdict::ThrottleUntil(until) => {
-                // A pooled budget is continued by the pool.
+                // The pool continues a pooled budget.
                 if !matches!(regulated.regulator, Regulator::Pooled(_)) {
                     let at = (until.0 * PS).max(busy);
                     self.events.push(Reverse((at, Due::Release(core, class))));
@@ -360,8 +360,8 @@ impl Os {
         }
     }
 
-    /// A group is stopped on a core: its task, if one is there, makes way for tasks of other
-    /// groups.
+    /// A group is stopped on a core. Its task, if one is there, is replaced by a task of another
+    /// group.
     fn leave_core(&mut self, core: usize, class: u8) {
         if self.running(core) == Some(class) {
             self.take_off(core, true);
@@ -369,7 +369,7 @@ impl Os {
         }
     }
 
-    /// A group's stop is over: the first of its tasks that wait for the core goes on.
+    /// A group's stop is over: the first of its tasks that wait for the core is resumed.
     fn put_back(&mut self, core: usize, class: u8) {
         let current = self.cores[core].current.and_then(|id| self.tasks.get(&id));
         let preempts = current.is_some_and(|t| t.class != class && t.priority.is_none());
@@ -389,7 +389,7 @@ impl Os {
         }
     }
 
-    /// The stop of a group on a core is over.
+    /// Ends the stop of a group on a core.
     pub(super) fn release(&mut self, core: usize, class: u8) {
         let (now, used) = (self.now(), self.used(core, class));
         let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
@@ -399,8 +399,8 @@ impl Os {
         self.follow(core, class, what);
     }
 
-    /// A pooled group sees on a core what has become of the period: a new one has begun, or all may
-    /// run.
+    /// A pooled group learns on a core what has become of the period: a new one has begun, or all
+    /// groups may run.
     fn join(&mut self, core: usize, class: u8) {
         self.charge(core);
         let (now, used) = (self.now(), self.used(core, class));
@@ -421,7 +421,7 @@ impl Os {
         self.follow(core, class, what);
     }
 
-    /// The timer of the pool: a period is over, unless one has begun early meanwhile.
+    /// The timer of the pool: a period is over, unless one began early meanwhile.
     pub(super) fn period(&mut self) {
         let now = self.now();
         let pooled = self.pooled();
@@ -441,7 +441,7 @@ impl Os {
         }
     }
 
-    /// A group's budget is split again.
+    /// Splits a group's budget again over its cores.
     pub(super) fn split(&mut self, which: usize) {
         let now = self.now();
         let Some(splits) = self.splits.get(which) else {

@@ -6,15 +6,15 @@ use quell_types::units::Bytes;
 
 use crate::access::{Access, Effect, LINE};
 
-/// Lines under one operation before the next takes its turn, as on Linux.
+/// How many lines an operation gets before the next one takes its turn, as on Linux.
 const BLOCK: u64 = 16;
 
 /// Blocks of lines of a buffer, at random or in order, each block under the next of some
-/// operations: stress-ng's cache stressor and the neighbour of the cache-level experiments
+/// operations. It is stress-ng's cache stressor, and the neighbour of the cache-level experiments
 /// (`--cache-level`: a buffer as large as that level).
 ///
-/// Deviation: nothing here waits for a load unless the next address depends on it, so a load and a
-/// prefetch are the same.
+/// Deviation: a load is waited for only if the next address depends on it. So a load and a prefetch
+/// are the same here.
 #[derive(Clone, Debug)]
 pub struct Churn {
     lines: u64,
@@ -25,7 +25,7 @@ pub struct Churn {
 }
 
 impl Churn {
-    /// Over `bytes`; without operations, reads.
+    /// Over `bytes`. Without operations it reads.
     #[must_use]
     pub fn new(bytes: u64, operations: &[Touch], order: Order, seed: u64) -> Self {
         let mut operations = operations.to_vec();
@@ -64,24 +64,26 @@ impl Churn {
 
 /// Stores a word every `stride` bytes, again and again over a buffer.
 ///
-/// Deviations: stores past the caches are one access per line, whose words a write-combining buffer
-/// collects; a line that they fill in part costs memory as much as a whole one (a burst with masked
-/// bytes, which memory with error correction does not have).
+/// Deviations:
+/// - Stores past the caches are one access per line, since a write-combining buffer collects its
+///   words.
+/// - A line that they fill in part costs memory as much as a whole one. Real memory writes it as a
+///   burst with masked bytes, unless it has error correction.
 #[derive(Clone, Debug)]
 pub struct Stores {
     operation: Store,
-    /// Lines visited in a round, and bytes from one to the next.
+    /// How many lines a round visits. `step`: bytes from one to the next.
     round: u64,
     step: u64,
-    /// Words stored into each.
+    /// How many words are stored into each line.
     words: u64,
     at: u64,
-    /// Of a visit's accesses.
+    /// Which access of the visit comes next.
     part: u64,
 }
 
 impl Stores {
-    /// Over `bytes`; the stride is 8, 16, 32 or a multiple of 64 bytes, and at most the buffer.
+    /// Over `bytes`. The stride is 8, 16, 32 or a multiple of 64 bytes, and at most the buffer.
     #[must_use]
     pub fn new(bytes: u64, stride: u64, operation: Store) -> Self {
         let step = stride.max(LINE);
@@ -95,7 +97,7 @@ impl Stores {
         }
     }
 
-    /// Accesses of a visit to a line.
+    /// How many accesses a visit to a line has.
     #[must_use]
     pub fn accesses(&self) -> u64 {
         match self.operation {

@@ -1,17 +1,23 @@
 //! The two subjects of the video call (Gondi, Biswas, Yun): bursts of memory traffic, thirty a
 //! second.
 //!
-//! Method: the study gives demand alone as misses per millisecond over a second, of which mean and
-//! peak are published. A frame moves mean ÷ frame rate bytes, line after line of a buffer too large
-//! for the caches, at the peak rate. It asks for as few lines at a time as reach that peak on the
-//! idle machine (its latency × the peak), then waits for them, and computes for what is left of
-//! their share of time: so that what it draws alone is what was published, and beside others it
-//! waits for memory as much as a program of that demand can. Sizes of frames vary by a fifth,
-//! evenly, from the seed. The display's frame is two bursts merged, as the study saw it, so of two
-//! parts, the second one's buffer following the first one's.
+//! Method:
+//! - The study gives demand alone as misses per millisecond over a second. Mean and peak are
+//!   published.
+//! - A frame moves mean ÷ frame rate bytes at the peak rate, line after line of a buffer too large
+//!   for the caches.
+//! - It asks for as few lines at a time as reach that peak on the idle machine (its latency × the
+//!   peak). It waits for them and computes for what is left of their share of time.
+//! - So alone it draws what was published. Next to other programs it waits for memory as much as a
+//!   program of that demand can.
+//! - Sizes of frames vary by a fifth, evenly, from the seed.
+//! - The display's frame is two bursts merged, as the study saw it. So it has two parts, and the
+//!   second one's buffer follows the first one's.
 //!
-//! Deviations: the shape within a burst is flat (the published figure is a picture, not numbers); a
-//! quarter of the lines is written (assumed); no work of the caches' size beside the traffic.
+//! Deviations:
+//! - The shape within a burst is flat: the published figure is a picture, not numbers.
+//! - A quarter of the lines is written (assumed).
+//! - There is no work within the caches' size in addition to the traffic.
 
 use quell_types::rng::SplitMix;
 
@@ -19,10 +25,10 @@ use crate::access::{Access, LINE};
 
 /// Picoseconds of a second.
 const SECOND: u64 = 1_000_000_000_000;
-/// Frames per second.
+/// How many frames begin per second.
 const FPS: u64 = 30;
 
-/// One of the two subjects.
+/// One of the two subjects of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// `webrtc`: mean 342 MB/s, peak 1247 MB/s.
@@ -49,17 +55,17 @@ impl Stage {
     }
 }
 
-/// The stream of accesses of a stage.
+/// The stream of accesses of a subject.
 #[derive(Clone, Debug)]
 pub struct Frames {
     stage: Stage,
-    /// Lines of each burst's buffer.
+    /// How many lines each burst's buffer has.
     buffer: u64,
-    /// Lines asked for at a time.
+    /// How many lines are asked for at a time.
     together: u64,
-    /// Core cycles per line beside waiting, in 2^-16.
+    /// Core cycles of computing per line, in 2^-16.
     pace: u64,
-    /// Of the current pace, what is not yet a whole cycle.
+    /// The part of the current pace that is not yet a whole cycle.
     rest: u64,
     left: u64,
     frame: u64,
@@ -69,12 +75,12 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// On a core with a clock period of `clock` picoseconds where an idle memory answers after
-    /// `latency`, over `bytes` of memory.
+    /// Over `bytes` of memory, on a core with a clock period of `clock` picoseconds where an idle
+    /// memory answers after `latency`.
     #[must_use]
     pub fn new(stage: Stage, bytes: u64, (clock, latency): (u64, u64), seed: u64) -> Self {
         let (_, peak) = stage.demand();
-        // Picoseconds that a line may take.
+        // Picoseconds that a line may take at the peak rate.
         let share = LINE * SECOND / peak;
         let together = latency.div_ceil(share).max(1);
         let left = u128::from(share.saturating_sub(latency / together)) << 16;
@@ -92,7 +98,7 @@ impl Frames {
         }
     }
 
-    /// Picoseconds between the beginnings of frames.
+    /// Picoseconds between the beginnings of two frames.
     #[must_use]
     pub fn period(&self) -> u64 {
         SECOND / FPS

@@ -1,4 +1,4 @@
-//! Independent random lists walked side by side.
+//! Independent random lists, walked in turn.
 
 use quell_model::arch;
 use quell_policy::workload::Banks;
@@ -7,11 +7,11 @@ use quell_types::rng::SplitMix;
 use super::cycle;
 use crate::access::{Access, LINE};
 
-/// Independent lists walked in turn: as many outstanding as there are lists. With a choice of banks
-/// only lines in those.
+/// Independent lists walked in turn. As many accesses are outstanding as there are lists. With a
+/// choice of banks only lines in those banks are used.
 ///
-/// Deviation: a list's step waits for its own last one only; here an access is marked dependent
-/// when it completes a round of all lists, so that the slowest of a round holds up the others, too.
+/// Deviation: a real list's step waits only for that list's last step. Here the access that
+/// completes a round of all lists is dependent. So the slowest list of a round delays all lists.
 #[derive(Clone, Debug)]
 pub struct ParallelLists {
     next: Vec<u32>,
@@ -20,29 +20,29 @@ pub struct ParallelLists {
     write: bool,
 }
 
-/// No list to walk.
+/// Why there are no lists to walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooFew {
-    /// For so many lists.
+    /// The memory has too few lines for so many lists.
     #[error(
         "{lists} lists over {lines} lines: 1 to 64 lists of at least one line each are possible; take more memory or more banks"
     )]
     Lines {
-        /// Lists wanted.
+        /// How many lists were wanted.
         lists: usize,
-        /// Lines there are.
+        /// How many lines there are.
         lines: usize,
     },
-    /// In the banks.
+    /// Too little of the memory lies in the chosen banks.
     #[error(
         "{wanted} lines wanted in the banks, and of {of} lines taken only {found} lie there; ask for a smaller size, or check the mask or map: banks should be alike in size"
     )]
     Banks {
-        /// Lines wanted.
+        /// How many lines were wanted in the banks.
         wanted: usize,
-        /// Lines looked at.
+        /// How many lines were searched.
         of: usize,
-        /// Lines found.
+        /// How many of them lie in the banks.
         found: usize,
     },
 }
@@ -60,8 +60,8 @@ impl ParallelLists {
         )
     }
 
-    /// The same over `bytes` of those lines of `memory` bytes that lie in the banks of `choice`,
-    /// with `physical` telling where virtual addresses lie.
+    /// The same over `bytes` of lines that lie in the banks of `choice`, out of `memory` bytes.
+    /// `physical` gives the physical address of a virtual one.
     ///
     /// # Errors
     /// Where there are fewer such lines than wanted, or than lists.
@@ -113,7 +113,7 @@ impl ParallelLists {
         })
     }
 
-    /// The same, with a store into each line visited.
+    /// The same lists, with a store into each line visited.
     #[must_use]
     pub fn storing(self) -> Self {
         Self {

@@ -8,24 +8,24 @@ use crate::access::PAGE_SHIFT;
 use crate::access::{Access, LINE};
 use crate::trace::{Damaged, Reader};
 
-/// Accesses that are kept in memory at most: 256 MiB.
+/// The most accesses that are kept in memory: 256 MiB of them.
 const MOST: usize = 32 << 20;
 
-/// One access to a line: where, and what the program computes before it.
+/// One access to a line: where it is, and what the program computes before it.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     line: u32,
-    /// Cycles, and in the highest bit whether it writes.
+    /// Core cycles; the highest bit is set for a write.
     compute: u32,
 }
 
 const WRITES: u32 = 1 << 31;
 
-/// The accesses of a trace. Its pages lie in a dense memory of its own, in the order in which they
-/// were touched first; an instruction takes a cycle.
+/// The accesses of a trace. Its pages lie in a dense memory of their own, in the order of their
+/// first touch. An instruction takes a cycle.
 ///
-/// Deviation: nothing is known of dependences, so no access waits for another; a program that
-/// follows pointers is slower.
+/// Deviation: dependences are unknown, so no access waits for another. A program that follows
+/// pointers is slower.
 #[derive(Clone, Debug)]
 pub struct Replay {
     steps: Arc<[Step]>,
@@ -36,22 +36,22 @@ pub struct Replay {
 /// Why a trace cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// It cannot be read.
+    /// The trace cannot be read.
     #[error(transparent)]
     Damaged(#[from] Damaged),
-    /// There is nothing in it.
+    /// The trace of this name has no accesses.
     #[error("{0}: no access in it; record the program again")]
     Empty(String),
-    /// There is too much in it.
+    /// The trace of this name has more accesses than are kept.
     #[error("{0}: more than {MOST} accesses; record a shorter part of the program")]
     Long(String),
 }
 
 impl Replay {
-    /// Reads a trace; `file` is what errors call it.
+    /// Reads a trace. `file` is its name in errors.
     ///
     /// # Errors
-    /// Where it cannot be read, is empty or too long.
+    /// Where it cannot be read, is empty, or is too long.
     pub fn read(from: impl BufRead, file: &str) -> Result<Self, Unusable> {
         const LINES: u64 = (1 << PAGE_SHIFT) / LINE;
         let mut pages: BTreeMap<u64, u32> = BTreeMap::new();
@@ -81,7 +81,7 @@ impl Replay {
         })
     }
 
-    /// The memory that it touches, in bytes.
+    /// The memory that it touches, in bytes of whole pages.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         u64::from(self.pages) << PAGE_SHIFT

@@ -2,15 +2,15 @@
 
 use crate::access::{Access, Effect, LINE};
 
-/// Line after line, round and round: loaded from the first half of the buffer if it copies, and
-/// stored.
+/// Goes over the lines in order, again and again. A copy loads a line from the first half of the
+/// buffer, then stores it to the second.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// Lines of a round.
+    /// How many lines a round stores.
     lines: u64,
     at: u64,
     copies: bool,
-    /// Between a line's load and its store.
+    /// Whether the line's load is done and its store comes next.
     loaded: bool,
     effect: Effect,
 }
@@ -26,13 +26,13 @@ impl Stream {
         }
     }
 
-    /// From the first half of `bytes` to the second, the stores past the caches or through them.
+    /// Copies the first half of `bytes` to the second; `past`: with stores past the caches.
     #[must_use]
     pub fn copy(bytes: u64, past: bool) -> Self {
         Self::over(bytes / LINE / 2, true, past)
     }
 
-    /// Stores past the caches, all over `bytes`.
+    /// Stores past the caches over all of `bytes`.
     #[must_use]
     pub fn past(bytes: u64) -> Self {
         Self::over(bytes / LINE, false, true)

@@ -8,13 +8,13 @@ use crate::access::{Access, LINE};
 pub struct Task {
     bytes: u64,
     step: u64,
-    /// In picoseconds.
+    /// Picoseconds between two releases.
     period: u64,
     at: u64,
 }
 
 impl Task {
-    /// Passes over `bytes`, in steps of `step` (at least one), every `period` picoseconds.
+    /// Passes over `bytes` in steps of `step` (at least one), every `period` picoseconds.
     #[must_use]
     pub fn new(bytes: u64, step: u64, period: u64) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What a profile makes: the hardware to build, the colours that its pages have.
+//! What is built from a profile: the hardware, and the colours that its pages have.
 
 use quell_model::address::{AddressMap, Colours, Fields};
 use quell_model::cache::{Geometry, Inclusion, Index, Level, Policy};
@@ -9,11 +9,11 @@ use super::{CacheLevel, Cores, Grade, Inclusive, Memory, Profile, Replacement, W
 use crate::Description;
 
 impl Profile {
-    /// What [`crate::Machine`] is made of. Its cores are the hardware threads, numbered as Linux
-    /// does on x86: the first ones of all cores, then the second ones.
+    /// What [`crate::Machine`] is built from. Its cores are the hardware threads, numbered as Linux
+    /// does on x86: the first threads of all cores, then the second ones.
     ///
     /// # Errors
-    /// None for a profile that was read; for one that was changed since, what cannot be.
+    /// None for a profile that was read. For one that was changed since: what is impossible.
     pub fn description(&self) -> Result<Description, Invalid> {
         Ok(Description {
             clock: self.clock(),
@@ -31,20 +31,20 @@ impl Profile {
         })
     }
 
-    /// A core's clock period in picoseconds.
+    /// Picoseconds of a core cycle.
     #[must_use]
     pub fn clock(&self) -> Picos {
         1_000_000 / u64::from(self.cores.mhz.max(1))
     }
 
-    /// The number of a cache level, from 1; 0 of none.
+    /// The number of a cache level, from 1; 0 if there is no such level.
     #[must_use]
     pub fn level_of(&self, name: &str) -> u32 {
         let index = self.cache.iter().position(|level| level.name == name);
         index.map_or(0, |n| u32::try_from(n + 1).unwrap_or(0))
     }
 
-    /// Hardware threads in all.
+    /// How many hardware threads there are in all.
     #[must_use]
     pub fn cpus(&self) -> u32 {
         self.cores.count * self.cores.threads
@@ -56,7 +56,7 @@ impl Profile {
         cpu % self.cores.count
     }
 
-    /// What tells the DRAM banks apart that pages of 2^`page_shift` bytes can be kept to. None
+    /// The functions of DRAM banks by which pages of 2^`page_shift` bytes can be placed. Empty
     /// where channels take lines in turn by division, which is no function of single bits.
     #[must_use]
     pub fn bank_colours(&self, page_shift: u32) -> Colours {
@@ -75,8 +75,8 @@ impl Profile {
         Colours::new(&functions, page_shift)
     }
 
-    /// What tells the sets of cache level `level` (from 0) apart that pages can be kept to. None
-    /// where the number of sets is no power of two and the index therefore no function of single
+    /// The functions of the sets of cache level `level` (from 0) by which pages can be placed.
+    /// Empty where the number of sets is no power of two: then the index is no function of single
     /// bits.
     #[must_use]
     pub fn set_colours(&self, level: usize, page_shift: u32) -> Colours {
@@ -87,9 +87,8 @@ impl Profile {
         Colours::new(&functions, page_shift)
     }
 
-    /// [`Profile::set_colours`] of the last level, of which those only that leave the levels before
-    /// it whole, as far as there are any: a group that has one of them still fills all of its
-    /// private caches.
+    /// Those of [`Profile::set_colours`] of the last level that leave all nearer levels whole, if
+    /// there are any. A group with one of these colours still fills all of its private caches.
     #[must_use]
     pub fn sparing_set_colours(&self, page_shift: u32) -> Colours {
         let last = self.cache.len().saturating_sub(1);
@@ -137,7 +136,7 @@ impl CacheLevel {
         })
     }
 
-    /// Set and slice as masks over addresses; empty where the index is a remainder.
+    /// Set and slice index as masks over addresses. Empty where the index is a remainder.
     pub(super) fn functions(&self) -> Vec<u64> {
         if !self.set.0.is_empty() || !self.slice.0.is_empty() {
             return self.set.0.iter().chain(&self.slice.0).copied().collect();
@@ -182,7 +181,7 @@ impl Memory {
         }
     }
 
-    /// Bytes that the functions tell apart.
+    /// How many bytes the functions distinguish.
     pub(super) fn reach(&self) -> u64 {
         let bits = [
             &self.channel,
@@ -203,8 +202,8 @@ impl Memory {
 }
 
 impl Ways {
-    /// The fill mask of a cache with `ways` ways for a mask of segments, the lowest segment being
-    /// the lowest ways.
+    /// The fill mask of a cache with `ways` ways, from a mask of segments. The lowest segment
+    /// stands for the lowest ways.
     #[must_use]
     pub fn fill_mask(&self, segments: u64, ways: u32) -> u64 {
         let each = ways / self.segments.max(1);

@@ -1,10 +1,12 @@
 //! Machine profiles: what a simulated machine is made of, as data with the origin of every number
 //! (`docs/profiles.md`).
 //!
-//! Method: TOML as a person writes it, read by the reader of the policy language (every problem
-//! with its place, unknown keys refused), then built: a profile that was read is one whose caches,
-//! DRAM and address map exist. Every section names its `source`; keys that no source gives stand in
-//! `assumed` with the reason, so that reports can tell facts from guesses.
+//! Method:
+//! - A profile is TOML, read by the reader of the policy language: every problem has its place, and
+//!   unknown keys are refused.
+//! - A profile that was read can be built: its caches, DRAM and address map are possible.
+//! - Every section names its `source`. Keys that no source gives are in `assumed` with the reason.
+//!   So reports can separate facts from guesses.
 
 mod built;
 mod origins;
@@ -35,118 +37,119 @@ const BUILT_IN: [(&str, &str); 6] = [
     ("cortex-a72", include_str!("../../profiles/cortex-a72.toml")),
 ];
 
-/// A machine.
+/// A machine to simulate, with the origin of every number.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Profile {
-    /// Version of the format.
+    /// Version of the format; 1.
     quell: u64,
-    /// Its name.
+    /// The name that `--on sim:NAME` takes.
     pub name: String,
-    /// What it is, in a sentence.
+    /// What the machine is, in a sentence.
     pub about: String,
     /// The processor, as an inventory calls it.
     pub model: String,
-    /// As `uname -m` would say.
+    /// The architecture, as `uname -m` would print it.
     pub architecture: String,
-    /// The processor's cores.
+    /// Number, clock and misses of the cores.
     pub cores: Cores,
     /// Cache levels, nearest first.
     pub cache: Vec<CacheLevel>,
     /// Memory and its controllers.
     pub memory: Memory,
-    /// Translation.
+    /// The TLB of each core.
     pub tlb: TlbShape,
-    /// The hardware prefetcher, if it has one that is worth modelling.
+    /// The hardware prefetcher. `None`: it has none that is worth modelling.
     pub prefetcher: Option<Prefetcher>,
-    /// Hardware counters.
+    /// What the hardware counters see, and how late they interrupt.
     pub counters: Counters,
-    /// What its operating system takes.
+    /// The times that its operating system takes.
     pub os: OsTimes,
-    /// What it offers for keeping groups apart.
+    /// The mechanisms that it has for isolating groups.
     pub mechanisms: Mechanisms,
 }
 
-/// Where the numbers of a section come from.
+/// Keys that no source gives, each with the reason for its value.
 pub type Assumed = BTreeMap<String, String>;
 
-/// The processor's cores, all alike.
+/// The processor's cores, which are all alike.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Cores {
-    /// Cores.
+    /// How many cores there are.
     pub count: u32,
-    /// Hardware threads of each.
+    /// Hardware threads of each core.
     pub threads: u32,
-    /// Clock in MHz.
+    /// The clock of the cores in MHz.
     pub mhz: u32,
     /// Misses of its first-level cache that a core can have outstanding.
     pub misses: u32,
-    /// Where the numbers come from.
+    /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
     pub assumed: Assumed,
 }
 
-/// A cache level.
+/// One level of caches, which are all alike.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CacheLevel {
-    /// `L1`, `L2`, …
+    /// `L1`, `L2`, … in this order.
     pub name: String,
-    /// Of one cache.
+    /// Bytes of one cache, not of all together.
     pub size: Bytes,
-    /// Ways.
+    /// Ways of each set.
     pub ways: u32,
     /// Bytes of a line.
     pub line: u64,
-    /// What a dependent access that hits here takes, in core cycles.
+    /// Core cycles of a dependent access that hits here.
     pub latency: u32,
-    /// Cores that share one cache.
+    /// How many cores share one cache.
     pub cores: u32,
-    /// Who leaves a full set.
+    /// Which line leaves a full set.
     pub replacement: Replacement,
-    /// How it relates to the levels before it.
+    /// How its contents relate to the nearer levels.
     #[serde(default)]
     pub inclusion: Inclusive,
-    /// The set index within a slice; without, it is the line's number modulo the number of sets.
+    /// The set index within a slice. Without it, the index is the line's number modulo the number
+    /// of sets.
     #[serde(default)]
     pub set: BitFunctions,
-    /// The slice.
+    /// The slice index. Without it there is one slice.
     #[serde(default)]
     pub slice: BitFunctions,
-    /// Where the numbers come from.
+    /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
     pub assumed: Assumed,
 }
 
-/// See [`quell_model::cache::Policy`].
+/// Which line leaves a full set, see [`quell_model::cache::Policy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Replacement {
-    /// [`quell_model::cache::Policy::Lru`].
+    /// Least recently used, see [`quell_model::cache::Policy::Lru`].
     Lru,
-    /// [`quell_model::cache::Policy::TreePlru`].
+    /// A tree of bits, see [`quell_model::cache::Policy::TreePlru`].
     TreePlru,
-    /// [`quell_model::cache::Policy::Random`].
+    /// Any line at random, see [`quell_model::cache::Policy::Random`].
     Random,
-    /// [`quell_model::cache::Policy::Bimodal`].
+    /// Bimodal insertion of lines, see [`quell_model::cache::Policy::Bimodal`].
     Bimodal,
 }
 
-/// See [`quell_model::cache::Inclusion`].
+/// How a cache relates to nearer ones, see [`quell_model::cache::Inclusion`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Inclusive {
-    /// [`quell_model::cache::Inclusion::NonInclusive`].
+    /// Independent of nearer levels, see [`quell_model::cache::Inclusion::NonInclusive`].
     #[default]
     NonInclusive,
-    /// [`quell_model::cache::Inclusion::Inclusive`].
+    /// Contains all nearer levels, see [`quell_model::cache::Inclusion::Inclusive`].
     Inclusive,
-    /// [`quell_model::cache::Inclusion::Exclusive`].
+    /// Contains no nearer line, see [`quell_model::cache::Inclusion::Exclusive`].
     Exclusive,
 }
 
@@ -154,28 +157,28 @@ pub enum Inclusive {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Memory {
-    /// All of it.
+    /// Bytes of all memory together.
     pub size: Bytes,
-    /// Speed grade.
+    /// The speed grade, which has known timings.
     pub timing: Grade,
-    /// Between a core and DRAM, there and back, beyond the cache lookups.
+    /// The time between a core and DRAM, there and back, beyond the cache lookups.
     pub transit: Nanos,
-    /// Lines go to so many channels in turn, where that is no power of two (else `channel`).
+    /// Lines go to so many channels in turn, where that is no power of two. Else `channel` decides.
     #[serde(default)]
     pub channels_in_turn: u64,
-    /// Channel.
+    /// The channel of an address, as bit functions.
     #[serde(default)]
     pub channel: BitFunctions,
-    /// Rank within the channel.
+    /// The rank within the channel.
     #[serde(default)]
     pub rank: BitFunctions,
-    /// Bank within the rank, the bank group lowest.
+    /// The bank within the rank; the bank group has the lowest bits.
     pub bank: BitFunctions,
-    /// Row within the bank.
+    /// The row within the bank.
     pub row: BitFunctions,
-    /// Line within the row.
+    /// The line within the row.
     pub column: BitFunctions,
-    /// Where the numbers come from.
+    /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
@@ -185,16 +188,16 @@ pub struct Memory {
 /// Speed grades with known timings, see [`quell_model::dram::Timing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum Grade {
-    /// [`quell_model::dram::Timing::ddr3_1066`].
+    /// DDR3 at 1066 MT/s, see [`quell_model::dram::Timing::ddr3_1066`].
     #[serde(rename = "DDR3-1066")]
     Ddr3At1066,
-    /// [`quell_model::dram::Timing::ddr3_1333`].
+    /// DDR3 at 1333 MT/s, see [`quell_model::dram::Timing::ddr3_1333`].
     #[serde(rename = "DDR3-1333")]
     Ddr3At1333,
-    /// [`quell_model::dram::Timing::ddr4_2400`].
+    /// DDR4 at 2400 MT/s, see [`quell_model::dram::Timing::ddr4_2400`].
     #[serde(rename = "DDR4-2400")]
     Ddr4At2400,
-    /// [`quell_model::dram::Timing::ddr4_3200`].
+    /// DDR4 at 3200 MT/s, see [`quell_model::dram::Timing::ddr4_3200`].
     #[serde(rename = "DDR4-3200")]
     Ddr4At3200,
 }
@@ -205,19 +208,20 @@ pub enum Grade {
 pub struct TlbShape {
     /// Entries for pages of 4 KiB.
     pub entries: u32,
-    /// Their ways.
+    /// Ways of the table of 4 KiB pages.
     pub ways: u32,
     /// Entries for large pages or regions.
     pub large_entries: u32,
-    /// Their ways.
+    /// Ways of the table of large pages.
     pub large_ways: u32,
-    /// Bytes that a large entry maps; where it varies, the size that the model uses.
+    /// Bytes that a large entry maps. Where that varies, the size that the model uses.
     pub large_page: Bytes,
-    /// What a miss costs, in core cycles: the walk, its loads hitting a cache.
+    /// Core cycles of a miss: the walk, with its loads hitting a cache.
     pub walk: u32,
-    /// Entries carry the address space, so that they outlive a change to another one and back.
+    /// Whether entries carry the address space, so that they outlive a change to another one and
+    /// back.
     pub tagged: bool,
-    /// Where the numbers come from.
+    /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
@@ -225,11 +229,10 @@ pub struct TlbShape {
 }
 
 impl TlbShape {
-    /// Both tables, for small and for large pages, as caches whose lines are pages.
+    /// Both tables, for small and for large pages, as caches in which a page stands for a line.
     ///
     /// # Errors
-    /// For entries that are no whole number of sets, or large pages that are not larger than small
-    /// ones.
+    /// When the entries are no whole number of sets, or large pages are not larger than small ones.
     pub fn geometries(&self) -> Result<[Geometry; 2], Invalid> {
         let invalid = |reason| Invalid {
             what: "TLB".into(),
@@ -257,70 +260,70 @@ impl TlbShape {
     }
 }
 
-/// A stream prefetcher.
+/// A stream prefetcher, one per core.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Prefetcher {
-    /// Whether it is on unless an experiment says otherwise.
+    /// Whether it is on, unless an experiment says otherwise.
     pub on: bool,
-    /// Streams that a core follows at a time.
+    /// How many streams a core follows at a time.
     pub streams: u32,
     /// Lines fetched per access of a stream.
     pub degree: u32,
-    /// How many lines ahead at most.
+    /// How many lines ahead it fetches at most.
     pub distance: u32,
-    /// Where the numbers come from.
+    /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
     pub assumed: Assumed,
 }
 
-/// Hardware counters.
+/// Counters of the lines that a core moves.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Counters {
-    /// From an overflow to its interrupt being handled.
+    /// Time from an overflow to the handling of its interrupt.
     pub delay: Nanos,
-    /// A budget for both directions counts lines written back, too, not lines read alone. A budget
-    /// of one direction counts that one either way.
+    /// Whether a budget for both directions counts lines written back in addition to lines read. A
+    /// budget for one direction always counts that one.
     #[serde(default)]
     pub writes: bool,
-    /// Where the numbers come from.
+    /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
     pub assumed: Assumed,
 }
 
-/// What the operating system takes.
+/// Times that the operating system takes, and its choice of page frames.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct OsTimes {
-    /// How long a task runs while others wait for its core.
+    /// How long a task runs while another one waits for its core.
     pub slice: Nanos,
-    /// From one task to the next on a core.
+    /// Time to switch from one task to the next on a core.
     pub switch: Nanos,
-    /// What the handler of a counter's interrupt takes of its core.
+    /// Core time that the handler of a counter's interrupt takes.
     pub interrupt: Nanos,
     /// Which of the free page frames a program gets.
     #[serde(default)]
     pub frames: FrameOrder,
-    /// Where the numbers come from.
+    /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
     pub assumed: Assumed,
 }
 
-/// Which of the free page frames that would do a program gets.
+/// Which of the suitable free page frames a program gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FrameOrder {
-    /// Any, at random, as of a machine that has been up for long.
+    /// Any, at random, as on a machine that has been up for long.
     #[default]
     Random,
-    /// The lowest, as of one that has just started.
+    /// The lowest, as on a machine that has just started.
     Ascending,
 }
 
@@ -333,40 +336,40 @@ impl std::fmt::Display for FrameOrder {
     }
 }
 
-/// What a machine offers for keeping groups apart.
+/// What a machine offers for isolating groups.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Mechanisms {
-    /// Which of them.
+    /// Mechanisms that the machine has, by name.
     pub available: Vec<Mechanism>,
-    /// Way partition.
+    /// How ways are divided. `None`: they cannot be.
     pub ways: Option<Ways>,
-    /// Memory-bandwidth allocation.
+    /// The range of memory-bandwidth allocation. `None`: there is none.
     pub mba: Option<MbaBounds>,
-    /// What cannot be had together.
+    /// Mechanisms that cannot be used together.
     #[serde(default)]
     pub exclusion: Vec<Exclusion>,
-    /// Where the numbers come from.
+    /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
     #[serde(default)]
     pub assumed: Assumed,
 }
 
-/// Way partition, in the words of resctrl.
+/// Way partition, in the terms of resctrl.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Ways {
-    /// The cache it partitions, by name.
+    /// The name of the cache that it divides.
     pub cache: String,
-    /// Classes of service.
+    /// How many classes of service there are.
     pub classes: u32,
-    /// Bits of a mask; the cache's ways are a multiple.
+    /// Bits of a mask. The cache's ways are a multiple of them.
     pub segments: u32,
-    /// Bits that a mask must have at least.
+    /// The fewest bits that a mask may have.
     #[serde(default = "one")]
     pub least: u32,
-    /// Masks may have holes.
+    /// Whether masks may have holes.
     #[serde(default)]
     pub sparse: bool,
 }
@@ -375,13 +378,13 @@ fn one() -> u32 {
     1
 }
 
-/// No such profile.
+/// An error: no built-in profile has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no machine profile '{name}'; {remedy}")]
 pub struct Unknown {
-    /// Asked for.
+    /// The name that was asked for.
     pub name: String,
-    /// What there is.
+    /// What to write instead, with the names that exist.
     pub remedy: String,
 }
 
@@ -408,10 +411,10 @@ impl Profile {
             .expect("invariant: a test reads the built-in profiles"))
     }
 
-    /// Reads a profile; `file` is what problems call it.
+    /// Reads a profile. `file` is its name in problems.
     ///
     /// # Errors
-    /// Every problem found, with its place.
+    /// All problems found, each with its place.
     pub fn parse(text: &str, file: &str) -> Result<Self, Vec<Problem>> {
         quell_types::text::read(text, file, read::check)
     }

@@ -5,21 +5,21 @@ use quell_types::partition::MbaBounds;
 
 use super::{Assumed, BitFunctions, Profile, Ways};
 
-/// Where a number comes from.
+/// Where one number, or the rest of a section, comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The section, for example `memory` or `cache.L2`.
     pub section: String,
-    /// The key; all of the section that is not assumed where absent.
+    /// The key. `None`: all keys of the section that are not assumed.
     pub key: Option<String>,
-    /// The source, or why it was assumed so.
+    /// The source, or the reason for the assumption.
     pub text: String,
-    /// An assumption.
+    /// Whether the value is an assumption; else it has a source.
     pub assumed: bool,
 }
 
 impl Profile {
-    /// Where every number comes from, section by section: the source, then what is assumed.
+    /// Where every number comes from: for each section its source, then what is assumed.
     #[must_use]
     pub fn origins(&self) -> Vec<Origin> {
         let mut origins = Vec::new();
@@ -84,8 +84,7 @@ impl Profile {
         all
     }
 
-    /// Keys and values, in the order of [`Profile::sections`]. What is absent in the profile is
-    /// absent here.
+    /// Keys and values, in the order of [`Profile::sections`]. What the profile lacks is left out.
     fn values(&self) -> Vec<Vec<(&'static str, String)>> {
         let text = |key, value: &dyn ToString| (key, value.to_string());
         let bits = |key, functions: &BitFunctions| {
@@ -177,7 +176,7 @@ impl Profile {
     }
 }
 
-/// As masks over the address, lowest output bit first.
+/// The functions as masks over the address, lowest output bit first.
 fn masks(functions: &BitFunctions) -> String {
     let masks: Vec<String> = functions
         .0

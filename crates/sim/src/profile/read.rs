@@ -1,4 +1,4 @@
-//! What makes a profile that reads well impossible all the same.
+//! Checks of a profile that is well formed but may describe an impossible machine.
 
 use std::collections::HashSet;
 
@@ -101,7 +101,7 @@ impl Found {
     }
 }
 
-/// All that is wrong with `profile`.
+/// All problems of `profile`.
 pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     let mut found = Found::default();
     let root = Path::default();
@@ -259,7 +259,7 @@ fn memory(profile: &Profile, found: &mut Found) {
     found.origin(&at, &memory.source, &memory.assumed, MEMORY);
     match memory.map().and_then(|map| Dram::new(map, &memory.dram())) {
         Err(error) => {
-            // Of one field, or of the whole.
+            // The error is about one field, or about the whole map.
             let field = error.what.strip_suffix(" function").map(|key| at.key(key));
             found.invalid(field.unwrap_or(at), &error);
         }

@@ -1,8 +1,8 @@
-//! What a trace holds, in brief: accesses, how much memory they touch, and how much of it caches of
-//! usual sizes would keep.
+//! What a trace contains, in brief: accesses, how much memory they touch, and how much of it caches
+//! of usual sizes would keep.
 //!
-//! The caches are the model's, with true LRU, and see virtual addresses and data alone: where a
-//! real one indexes by physical ones, holds instructions, or fetches ahead, it misses otherwise.
+//! The caches are the model's, with true LRU. They see virtual addresses and data only. A real
+//! cache that indexes by physical addresses, holds instructions, or prefetches has other misses.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -13,57 +13,57 @@ use serde::Serialize;
 use super::{Damaged, Kind, Reader};
 use crate::access::LINE;
 
-/// Sizes and ways of the caches that a summary tells of: usual ones of each level.
+/// Sizes and ways of the caches in a summary: usual ones of each level.
 const CACHES: [(u64, u32); 4] = [(32 << 10, 8), (256 << 10, 8), (2 << 20, 16), (16 << 20, 16)];
 /// Lines of a page of 4 KiB.
 const PAGE_LINES: u64 = 4096 / LINE;
 
-/// What a cache would make of a trace.
+/// What one cache would make of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cached {
     /// Its size in bytes.
     pub bytes: u64,
-    /// Its ways.
+    /// The ways of each set.
     pub ways: u32,
-    /// Lines it would fetch, beginning empty.
+    /// Lines it would fetch, if it begins empty.
     pub misses: u64,
 }
 
-/// What a trace holds.
+/// What a trace contains.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
-    /// Accesses that read.
+    /// How many accesses only read.
     pub reads: u64,
-    /// Accesses that write.
+    /// How many accesses only write.
     pub writes: u64,
     /// Accesses that read and write the same place.
     pub modifies: u64,
     /// Instructions, up to the last access.
     pub instructions: u64,
-    /// Lines of 64 bytes that the accesses come to, one across lines counted for each: what a
-    /// replay does.
+    /// Accesses to lines of 64 bytes, as a replay does them. An access across lines counts once for
+    /// each line.
     pub line_accesses: u64,
-    /// Different lines.
+    /// How many different lines of 64 bytes are touched.
     pub lines: u64,
-    /// Different pages of 4 KiB.
+    /// How many different pages of 4 KiB are touched.
     pub pages: u64,
     /// What caches of usual sizes would fetch.
     pub caches: Vec<Cached>,
 }
 
 impl Summary {
-    /// All accesses.
+    /// All accesses: reads, writes and modifies together.
     #[must_use]
     pub fn accesses(&self) -> u64 {
         self.reads + self.writes + self.modifies
     }
 }
 
-/// Reads a trace to its end. Memory: some 16 bytes per page that the program touched, and the
-/// caches.
+/// Reads a trace to its end. It needs some 16 bytes of memory per page that the program touched,
+/// and the caches.
 ///
 /// # Errors
-/// As the reader's.
+/// Those of the reader.
 pub fn summary<R: BufRead>(trace: Reader<R>) -> Result<Summary, Damaged> {
     let mut caches = CACHES.map(|(bytes, ways)| {
         let geometry = Geometry::plain(bytes, ways, LINE);

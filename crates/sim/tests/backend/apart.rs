@@ -1,5 +1,4 @@
-//! Reads and writes with a budget each, on the machine's counters of lines read and of lines
-//! written back.
+//! Separate budgets of reads and writes, on the machine's counters of lines read and written back.
 
 use quell_control::config::Meter;
 use quell_control::config::Regulation;
@@ -23,10 +22,10 @@ fn apart(reads: Rate, writes: Rate, on: &str) -> Regulation {
     }
 }
 
-/// Long enough for the figures that are rough.
+/// Long enough for rough figures.
 const SHORT: Nanos = Nanos::millis(15);
 
-/// What a generator on CPU 1 draws in `span`, read and written, in bytes per second.
+/// What a generator on CPU 1 reads and writes in `span`, in bytes per second.
 fn drawn(sim: &mut Sim, run: &str, limit: Option<Regulation>, span: Nanos) -> [f64; 2] {
     group(sim, "noise", "1", false);
     if let Some(limit) = limit {
@@ -46,7 +45,7 @@ fn drawn(sim: &mut Sim, run: &str, limit: Option<Regulation>, span: Nanos) -> [f
 
 const WRITE: &str = "bandwidth:write,size=32MiB";
 const READ: &str = "bandwidth:read,size=32MiB";
-/// Stores past the caches: nothing comes in.
+/// Stores past the caches: no lines are read.
 const PAST: &str = "bandwidth:non-temporal,size=32MiB";
 
 #[test]
@@ -85,7 +84,7 @@ fn a_small_budget_of_writes_costs_a_reader_nothing() {
     let [read, _] = drawn(&mut sim, READ, Some(limit), SHORT);
     assert!(read > 0.99 * free, "{read} of {free}");
     assert!(none < 0.01 * free);
-    // With one budget of that size it would have had next to nothing.
+    // One budget of that size would have left it next to nothing.
     let [read, _] = drawn(
         &mut sim,
         READ,
@@ -95,7 +94,7 @@ fn a_small_budget_of_writes_costs_a_reader_nothing() {
     assert!(read < 0.05 * free, "{read} of {free}");
 }
 
-/// A budget of one direction alone leaves the other to itself.
+/// A budget for one direction alone does not limit the other.
 #[test]
 fn one_direction_is_counted_alone() {
     let mut sim = sim();
@@ -125,7 +124,7 @@ fn one_direction_is_counted_alone() {
     }
 }
 
-/// On a machine whose counter sees both directions, one budget for both is held as the sum.
+/// On a machine with a counter of both directions, one budget for both holds the sum.
 #[test]
 fn one_budget_for_both_stays_a_sum_where_counters_see_both() {
     let mut profile = Profile::built_in(Board::USUAL).unwrap();

@@ -1,4 +1,4 @@
-//! A run is a function of the experiment, the seed and the version.
+//! A run depends only on the experiment, the seed and the version.
 
 use quell_engine::compare::{Machines, NoProgress, Options, run};
 use quell_policy::experiment::Experiment;
@@ -78,7 +78,7 @@ fn result(seed: u64, machines: usize) -> (String, serde_json::Value) {
         done.result.failures
     );
     let mut result = done.result;
-    // The digest is of what was simulated, not of how a hash of the policy is spelled.
+    // The digest covers what was simulated, not how a hash of the policy is written.
     result.policy_hash = fnv1a64(EXPERIMENT);
     let text = serde_json::to_string(&result).unwrap();
     (fnv1a64(&text), serde_json::from_str(&text).unwrap())
@@ -91,8 +91,8 @@ fn fnv1a64(text: &str) -> String {
     format!("fnv1a64:{hash:016x}")
 }
 
-/// Changes with every meant change of the model, the planner or the statistics: then write down the
-/// new one.
+/// Changes with every intended change of the model, the planner or the statistics. Then write down
+/// the new one.
 const GOLDEN: &str = "fnv1a64:b420034e1833c326";
 
 #[test]
@@ -103,7 +103,7 @@ fn the_same_seed_gives_the_same_result_to_the_last_digit_on_any_number_of_thread
     }
     assert_eq!(first, GOLDEN);
     assert_ne!(result(8, 2).0, first);
-    // It is a result: the limit protects, and holds.
+    // A check that it is a result: the limit protects, and holds.
     let figures = |configuration: &str, subject: usize| {
         let all = value["configurations"].as_array().unwrap();
         let found = all.iter().find(|c| c["name"] == configuration).unwrap();

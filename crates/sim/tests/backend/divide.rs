@@ -33,7 +33,7 @@ fn banks(sim: &mut Sim, colours: &str) -> Setting {
     }
 }
 
-/// The inventory says what the published studies say of their machines.
+/// The inventory agrees with what the published studies say of their machines.
 #[test]
 fn what_can_be_divided_follows_from_the_profile() {
     let w3530 = fast(&mut sim()).partitions;
@@ -44,7 +44,7 @@ fn what_can_be_divided_follows_from_the_profile() {
         [12, 13, 19, 20]
     );
     assert_eq!(bits(&w3530.joint.unwrap().functions), [12, 13]);
-    // The second level has bits 12 to 14 for itself.
+    // Bits 12 to 14 belong to the second level alone.
     assert_eq!(bits(&w3530.sets.unwrap().functions), [15, 16, 17, 18]);
     assert_eq!((w3530.banks.unwrap().large, w3530.ways.len()), (0, 0));
 
@@ -62,13 +62,13 @@ fn what_can_be_divided_follows_from_the_profile() {
     assert_eq!(apollolake.partitions.exclusions, []);
     let caches = apollolake.caches.iter().filter(|cache| cache.level == 2);
     assert_eq!(caches.count(), 2, "one per module");
-    // Both threads of a core are known to be.
+    // Both threads of a core are in the inventory.
     let icelake = fast(&mut sim_of("icelake-sp"));
     assert_eq!(icelake.cpus[3].siblings, cpus("3,11"));
     assert!(icelake.partitions.mba.is_some() && icelake.partitions.sets.is_none());
     let no = icelake.mechanisms.get(&Mechanism::Banks);
     assert!(matches!(no, Some(Availability::No { why, .. }) if why.contains("icelake-sp")));
-    // Every number is told with its origin.
+    // Every number is reported with its origin.
     let simulated = icelake.simulated.unwrap();
     let find = |name: &str| {
         simulated
@@ -128,7 +128,7 @@ fn large_pages_have_no_colours_and_are_refused_with_what_they_cost() {
         error.contains("a page of 2MiB leaves 1 of the 16 colours of DRAM banks"),
         "{error}"
     );
-    // The rest has no colours: large pages are as good as any.
+    // The rest has no colours, so large pages are allowed there.
     sim.start(&subject("other", run, None)).unwrap();
 }
 
@@ -180,7 +180,7 @@ fn ways_locks_and_the_throttle_are_the_profiles_own() {
         .unwrap();
     let outcome = measure(&mut sim, &[rta, noise], Nanos::millis(1), Nanos::millis(3));
     let windows = &outcome.results[&rta].metrics["latency_ns"];
-    // 17 cycles of the second level at 1.6 GHz, or the first.
+    // 17 cycles of the second level at 1.6 GHz, or the first level.
     assert!(windows.iter().all(|ns| *ns < 12.0), "{windows:?}");
 
     let mut icelake = sim_of("icelake-sp");

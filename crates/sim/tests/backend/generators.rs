@@ -1,4 +1,4 @@
-//! The generators: each runs, and what must hold between them does.
+//! The generators: each one runs, and the known relations between them hold.
 
 use quell_policy::workload::Workload;
 use quell_record::backend::{Backend, Program};
@@ -50,14 +50,13 @@ fn a_list_in_order_is_no_slower_than_one_at_random_and_storing_is_no_faster() {
 fn streams_move_what_they_say() {
     let of = |operation: &str| rate(&alone(&format!("bandwidth:{operation},size=16MiB")));
     let (read, write, copy, past) = (of("read"), of("write"), of("copy"), of("non-temporal"));
-    // Alone a core is held up by its ten misses or by the bus: nobody moves more lines over it than
-    // it has (8.53 GB/s).
+    // Alone a core is limited by its ten misses or by the bus. The bus moves at most 8.53 GB/s.
     let bus = 8.6e9;
     assert!(read > 1e9 && read < bus, "{read}");
-    // Each line written is fetched, too; of a copy's two lines both are fetched and one is written.
+    // Each written line is read first. A copy reads two lines and writes one.
     assert!(2.0 * write < bus && write < read, "{write} of {read}");
     assert!(1.5 * copy < bus && copy > write, "{copy} beside {write}");
-    // Nothing is fetched.
+    // No line is read.
     assert!(past < bus && past > 1.3 * write, "{past} beside {write}");
 }
 
@@ -84,8 +83,7 @@ fn lists_in_one_bank_wait_for_each_other() {
         let mut spec = subject("one", "latency:size=4KiB", Some("0"));
         spec.program = Program::Generator(serde_json::from_str(&json).unwrap());
         let mut sim = sim();
-        // Beyond the last-level cache, of which the lists fill a quarter of the sets twice over and
-        // more.
+        // Beyond the last-level cache. The lists fill a quarter of its sets more than twice over.
         let id = sim.start(&spec).unwrap();
         let noise = sim
             .start(&subject("noise", "bandwidth:read,size=32MiB", Some("1")))
@@ -134,7 +132,7 @@ fn churn_displaces_and_flushing_makes_traffic_from_inside_the_caches() {
 fn stores_count_the_words_they_store() {
     let of = |more: &str| rate(&alone(&format!("stores:size=16MiB,{more}")));
     let (line, word) = (of("stride=64B"), of("stride=8B"));
-    // As many lines, eight times the words in each.
+    // As many lines, with eight times the words in each.
     assert!((4.0..8.5).contains(&(word / line)), "{word} and {line}");
     let past = of("stride=8B,operation=non-temporal");
     assert!(past > 1.2 * word, "{past} past the caches, {word} through");
@@ -155,7 +153,7 @@ fn a_target_rate_holds_alone_and_beside_others() {
         let measured = alone(run);
         let of_target = rate(&measured) / target;
         assert!((0.98..=1.02).contains(&of_target), "{run}: {of_target}");
-        // Slots of a tenth of a window: no window is without.
+        // Slots of a tenth of a window: each window has some.
         let windows = &measured.metrics["bandwidth_mb_s"];
         assert!(
             windows.iter().all(|w| *w > 0.9 * target / 1e6),
@@ -173,7 +171,7 @@ fn a_target_rate_holds_alone_and_beside_others() {
     )
     .unwrap();
     let other = start(&mut sim, "other", "bandwidth:read,size=16MiB", "1").unwrap();
-    // The other one began with a slice of 3 ms, which the paced one catches up with first.
+    // The other generator began with a slice of 3 ms. The paced one catches up on that first.
     let outcome = measure(
         &mut sim,
         &[paced, other],
@@ -247,7 +245,7 @@ fn a_call_alone_shows_every_frame_and_beside_streams_fewer_later() {
         (290.0..400.0).contains(&demand),
         "{demand} MB/s: 342, and a fifth more or less per frame"
     );
-    // Chosen by hand for this row of the study.
+    // The base round trip was chosen by hand for this row of the study.
     let rtt = mean(&solo, "rtt_ms");
     assert!((rtt / 1.85 - 1.0).abs() < 0.1, "{rtt} ms");
     let stream = "bandwidth:write,size=32MiB";
@@ -292,8 +290,8 @@ fn a_lattice_streams_and_a_trace_is_replayed() {
         serde_json::from_value::<Workload>(json).unwrap()
     };
     let measured = program(trace(&file));
-    // Two accesses in five cycles: three instructions, one of which each access is, and the
-    // accesses themselves.
+    // Two accesses in five cycles: the accesses themselves, and three instructions, each access
+    // being one.
     let expected = 1e9 / 0.357 * 2.0 / 3.0;
     let found = mean(&measured, "accesses_per_s");
     assert!(

@@ -1,6 +1,5 @@
-//! What the engine may rely on, on the simulated machine: the promises that
-//! `crates/linux/tests/conformance` and `crates/linux/tests/regulator.rs` test on Linux, as far as
-//! the machine has what they are about.
+//! What the engine may rely on, on the simulated machine. `crates/linux/tests/conformance` and
+//! `crates/linux/tests/regulator.rs` test the same promises on Linux.
 
 #![allow(
     clippy::unwrap_used,
@@ -49,7 +48,7 @@ pub(crate) fn step(group: &str, set: Setting) -> Step {
     }
 }
 
-/// A group of programs that will be started, with the CPUs to itself if `exclusive`.
+/// A group of programs that will be started. With `exclusive` it has the CPUs to itself.
 pub(crate) fn group(sim: &mut Sim, name: &str, on: &str, exclusive: bool) {
     let matching = Vec::new();
     sim.apply(&step(
@@ -80,7 +79,7 @@ pub(crate) fn subject(name: &str, run: &str, on: Option<&str>) -> SubjectSpec {
     }
 }
 
-/// What was seen until every one of `all` had its result.
+/// What was seen until all of `all` had their results.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) results: BTreeMap<SubjectId, Measurement>,
@@ -88,7 +87,7 @@ pub(crate) struct Outcome {
     pub(crate) throttles: u64,
 }
 
-/// Sends all off together and waits for their results.
+/// Starts all measurements together and waits for their results.
 pub(crate) fn measure(sim: &mut Sim, all: &[SubjectId], warmup: Nanos, duration: Nanos) -> Outcome {
     let mut outcome = Outcome::default();
     let mut seen = Observation::new();

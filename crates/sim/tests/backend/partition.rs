@@ -9,7 +9,7 @@ use crate::{cpus, group, measure, rate, sim, step, subject};
 
 const MS: Nanos = Nanos::millis(1);
 
-/// The part of a CPU's time that a list in the first-level cache gets: its latency alone is that of
+/// The part of a CPU's time that a list in the first-level cache gets. Alone its latency is that of
 /// the cache.
 fn share(latency_ns: f64) -> f64 {
     4.0 * 0.357 / latency_ns
@@ -22,7 +22,7 @@ fn a_group_that_has_its_cpus_to_itself_is_not_disturbed_there() {
     let victim = sim
         .start(&subject("victim", "latency:size=16KiB", None))
         .unwrap();
-    // Tasks of no group, that could run anywhere before.
+    // Tasks of no group, which could run anywhere before.
     let others =
         (0..4).map(|n| sim.start(&subject(&format!("other{n}"), "latency:size=16KiB", None)));
     let mut all = vec![victim];
@@ -34,7 +34,7 @@ fn a_group_that_has_its_cpus_to_itself_is_not_disturbed_there() {
     };
     let shares: Vec<f64> = all.iter().map(|id| share(latency(id))).collect();
     assert!(shares[0] > 0.95, "{shares:?}");
-    // Four share three CPUs, so two of them share one.
+    // Four tasks share three CPUs, so two of them share one.
     assert!(
         shares[1..].iter().filter(|s| **s < 0.6).count() >= 2,
         "{shares:?}"
@@ -85,7 +85,7 @@ fn tasks_on_one_cpu_take_turns() {
         .iter()
         .map(|id| rate(&outcome.results[id]) / free)
         .collect();
-    // A third of the time each, less what switching takes: 2 us every 3 ms.
+    // A third of the time each, less the switches: 2 us every 3 ms.
     assert!(parts.iter().all(|p| (0.30..0.36).contains(p)), "{parts:?}");
     let sum: f64 = parts.iter().sum();
     assert!((0.99..1.0).contains(&sum), "{sum}");
@@ -109,7 +109,7 @@ fn undoing_puts_everything_back() {
     let undone = sim.undo().unwrap();
     assert_eq!((undone.restored, undone.left), (3, Vec::new()));
     assert!(sim.now() >= then, "time goes on");
-    // CPU 0 is everybody's again, and as fast as it was.
+    // All tasks may use CPU 0 again, and it is as fast as before.
     let after = stream(&mut sim);
     assert!(
         (0.97..1.03).contains(&(after / before)),

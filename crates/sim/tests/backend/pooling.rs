@@ -1,5 +1,5 @@
-//! Budgets in one pool: what a neighbour gets while the critical group sleeps, and what is left of
-//! it when that wakes.
+//! Budgets in one pool: what a neighbour gets while the critical group sleeps, and what remains of
+//! it when that group wakes.
 
 use quell_control::config::Pooling;
 use quell_control::config::Regulation;
@@ -17,19 +17,19 @@ use crate::{group, measure, rate, sim, step, subject};
 const RESERVE: Rate = Rate(1_000_000_000);
 const NOISE: Rate = Rate(500_000_000);
 
-/// How the two CPUs of a cell fared, rates in bytes per second.
+/// What the two CPUs of a cell reached, in bytes per second.
 struct Cell {
     /// The neighbour's rate while the critical group slept, and afterwards.
     alone: f64,
     beside: f64,
-    /// The critical group's, from the moment it woke.
+    /// The critical group's rate from the moment it woke.
     critical: f64,
-    /// What its CPU gave and took.
+    /// What its CPU gave to the pool and took from it.
     pooled: Pooled,
 }
 
-/// A stream on CPU 1; after ten periods another one wakes on CPU 0, which has had a reserve all the
-/// while.
+/// A stream on CPU 1. After ten periods another one wakes on CPU 0, which has had a reserve from
+/// the start.
 fn cell(reclaim: bool, after: After) -> Cell {
     const IDLE: Nanos = Nanos::millis(10);
     const AWAKE: Nanos = Nanos::millis(6);
@@ -98,8 +98,8 @@ fn cell(reclaim: bool, after: After) -> Cell {
     }
 }
 
-/// Two streams of one group; the second begins when the first has run alone for 30 ms. Both
-/// together alone, and each afterwards.
+/// Two streams of one group. The second begins when the first has run alone for 30 ms. Returns the
+/// rate of the first alone, then of each.
 fn split(by: Split) -> [f64; 3] {
     let mut sim = sim();
     group(&mut sim, "noise", "0-1", false);
@@ -123,7 +123,7 @@ fn a_budget_goes_where_it_is_drawn() {
     let [alone, one, two] = split(Split::Even).map(of);
     assert!((0.47..=0.53).contains(&alone), "{alone}");
     assert!((0.94..=1.05).contains(&(one + two)), "{one} + {two}");
-    // All but an eighth of the other's part; and back again when that wakes.
+    // All but an eighth of the other CPU's part, and it is given back when the other stream wakes.
     let [alone, one, two] = split(Split::Demand).map(of);
     assert!((0.88..=0.97).contains(&alone), "{alone}");
     assert!((0.94..=1.05).contains(&(one + two)), "{one} + {two}");
@@ -137,17 +137,17 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let shared = cell(true, After::Proportional);
     let near = |rate: f64, of: u64| (0.95..=1.05).contains(&(rate / of as f64));
 
-    // While it sleeps: its own budget, both, and more than both.
+    // While it sleeps: the neighbour's own budget, both budgets, and more than both.
     assert!(near(reservation.alone, NOISE.0), "{}", reservation.alone);
     let both = NOISE.0 + RESERVE.0;
     assert!(near(reclaim.alone, both), "{}", reclaim.alone);
     assert!(shared.alone > 1.2 * both as f64, "{}", shared.alone);
-    // Nobody else draws anything: all but what the interrupts between two periods take.
+    // No other task draws anything: all but the time of the interrupts between two periods.
     let (free, _) = stream(&mut sim(), None);
     assert!(shared.alone > 0.9 * free, "{} of {free}", shared.alone);
 
-    // Awake it has its reserve back, but for what of it was in use in one period: a miss, counted.
-    // (In six periods' time there may be seven budgets.)
+    // Awake, it has its reserve back. In one period it lacks what was in use, which is counted as a
+    // miss. (Six periods' time may contain seven budgets.)
     for critical in [reservation.critical, reclaim.critical] {
         let of_reserve = critical / RESERVE.0 as f64;
         assert!((0.95..=1.2).contains(&of_reserve), "{of_reserve}");
@@ -161,7 +161,8 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     assert!(spare.alone > 1.2 * both as f64, "{}", spare.alone);
     assert!(spare.pooled.best_effort > 0);
 
-    // Sharing begins when both have drawn their budgets: more for both, and none of it guaranteed.
+    // Sharing begins when both have drawn their budgets. Both get more, and none of it is
+    // guaranteed.
     assert!(
         shared.critical > 1.2 * RESERVE.0 as f64,
         "{}",

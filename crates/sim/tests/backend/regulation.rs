@@ -1,4 +1,4 @@
-//! The regulator: the same code as on Linux, driven by the simulated counters' interrupts.
+//! The regulator: the same code as on Linux, driven by interrupts of the simulated counters.
 
 use quell_control::bandwidth::Verdict;
 use quell_control::config::Meter;
@@ -31,7 +31,7 @@ fn regulate(sim: &mut Sim, name: &str, limit: Rate, on: &str) -> Result<Vec<Stri
     sim.apply(&step(name, Setting::Regulate(regulation(limit, on))))
 }
 
-/// A stream on CPU 1, limited if told so.
+/// A stream on CPU 1, with a limit if one is given.
 pub(crate) fn stream(sim: &mut Sim, limit: Option<Rate>) -> (f64, Outcome) {
     group(sim, "noise", "1", false);
     if let Some(limit) = limit {
@@ -71,7 +71,7 @@ fn a_stream_gets_its_limit_no_less_and_no_more() {
     }
 }
 
-/// Up and down, and between budgets that are far from each other.
+/// The limit is raised and lowered, between budgets that are far from each other.
 #[test]
 fn a_changed_limit_holds_from_the_next_periods_on() {
     let mut sim = sim();
@@ -87,7 +87,7 @@ fn a_changed_limit_holds_from_the_next_periods_on() {
             budget: Lines::at(limit, PERIOD),
         })
         .unwrap();
-        // From three periods after the change on, over ten.
+        // Over ten periods, from three periods after the change on.
         let outcome = measure(&mut sim, &[noise], Nanos::millis(3), Nanos::millis(10));
         let of_cap = rate(&outcome.results[&noise]) / limit.0 as f64;
         assert!((0.95..=1.05).contains(&of_cap), "{limit}: {of_cap} of it");
@@ -103,7 +103,7 @@ fn below_its_limit_a_stream_is_never_stopped() {
     assert!(rate > 0.97 * free, "{rate} of {free}");
 }
 
-/// What an interrupt takes to come is used beyond the budget, and paid for later.
+/// The group uses more than its budget until the interrupt comes. It pays for that later.
 #[test]
 fn a_late_interrupt_lets_more_through_and_the_average_holds() {
     let overshoot = |delay: Nanos| {

@@ -1,5 +1,5 @@
-//! A regulator counts and stops the tasks of its group, and no others: groups that share a core,
-//! and tasks that have no limit.
+//! A regulator counts and stops only the tasks of its group. The core is shared with other groups,
+//! and with tasks that have no limit.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn part(free: f64, percent: u64) -> Rate {
     Rate(free as u64 * percent / 100)
 }
 
-/// Streams on CPU 1, each in a group of its own with its limit, if it has one: their rates.
+/// Streams on CPU 1, each in its own group, some with a limit. Returns their rates.
 fn together(sim: &mut Sim, groups: &[(&str, Option<Regulation>)], span: Nanos) -> Vec<f64> {
     for (name, limit) in groups {
         group(sim, name, "1", false);
@@ -38,7 +38,7 @@ fn together(sim: &mut Sim, groups: &[(&str, Option<Regulation>)], span: Nanos) -
     all.iter().map(|id| rate(&outcome.results[id])).collect()
 }
 
-/// The known answer: 20 and 50 % of the core's rate are their caps, and 30 % are left to the third.
+/// The known answer: two caps of 20 and 50 % of the core's rate leave 30 % to the third group.
 #[test]
 fn two_groups_on_a_core_have_a_budget_each() {
     let mut sim = sim();
@@ -58,7 +58,7 @@ fn two_groups_on_a_core_have_a_budget_each() {
     assert!((0.9..=1.05).contains(&of(2, 0.3)), "{rates:?} of {free}");
 }
 
-/// What a task without a limit moves is not counted: it neither takes from the group's budget nor
+/// What a task without a limit moves is not counted. It neither takes from the group's budget nor
 /// is stopped with it.
 #[test]
 fn a_task_without_a_limit_is_neither_counted_nor_stopped() {
@@ -85,7 +85,7 @@ fn a_task_without_a_limit_is_neither_counted_nor_stopped() {
         for one in seen.drain(..) {
             match one {
                 Seen::Result(id, measured) => {
-                    // In every window of a millisecond it ran.
+                    // It ran in every window of a millisecond.
                     let windows = &measured.metrics["bandwidth_mb_s"];
                     assert!(windows.iter().all(|w| *w > 0.0), "{windows:?}");
                     rates.insert(id, rate(&measured));
@@ -101,7 +101,7 @@ fn a_task_without_a_limit_is_neither_counted_nor_stopped() {
     assert!((0.95..=1.05).contains(&of_left), "{of_left}");
 }
 
-/// Two tasks of a group share its budget, and a task of no group has the rest of the core.
+/// Two tasks of a group share its budget. A task of no group has the rest of the core.
 #[test]
 fn the_tasks_of_a_group_share_its_budget() {
     let mut sim = sim();
@@ -119,7 +119,7 @@ fn the_tasks_of_a_group_share_its_budget() {
     assert!((0.55..=0.62).contains(&other), "{other}");
 }
 
-/// Two pooled groups on a core: what the one does not draw the other gets.
+/// Two pooled groups on a core: each gets what the other does not draw.
 #[test]
 fn pooled_groups_on_a_core_reclaim_from_each_other() {
     let mut sim = sim();
@@ -141,7 +141,7 @@ fn pooled_groups_on_a_core_reclaim_from_each_other() {
         let of_cap = rate / free / share;
         assert!((0.9..=1.05).contains(&of_cap), "{both:?} of {free}");
     }
-    // The second group has no task: its budget goes to the first.
+    // The second group has no task, so its budget goes to the first.
     for (name, limit) in &groups {
         group(&mut sim, name, "1", false);
         let set = Setting::Regulate(limit.clone().unwrap());
@@ -153,7 +153,7 @@ fn pooled_groups_on_a_core_reclaim_from_each_other() {
     assert!((0.85..=1.05).contains(&of_both), "{of_both}");
 }
 
-/// A budget is moved for one group; the other one on the core keeps its own.
+/// A budget is moved for one group. The other group on the core keeps its own.
 #[test]
 fn a_budget_is_moved_for_one_group_only() {
     let mut sim = sim();

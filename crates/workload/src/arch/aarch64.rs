@@ -1,11 +1,11 @@
-//! 64-bit Arm (Arm Architecture Reference Manual for A-profile, DDI 0487). Advanced SIMD belongs to
-//! every such processor that Rust's target is for.
+//! 64-bit Arm (Arm Architecture Reference Manual for A-profile, DDI 0487). Every processor of
+//! Rust's target has Advanced SIMD.
 //!
-//! - STNP *hints* that what it stores is not needed again soon: whether it goes past the caches is
+//! - STNP *hints* that what it stores is not needed again soon. Whether it goes past the caches is
 //!   the processor's choice.
 //! - DC CVAC and DC CIVAC clean to the point of coherency. A system-level cache may be part of
-//!   "memory" there. Linux lets programs use both (SCTLR_EL1.UCI), or does it in their place where
-//!   a processor errs.
+//!   "memory" there. Linux lets programs use both (SCTLR_EL1.UCI), or emulates them where a
+//!   processor has an erratum.
 //! - CNTVCT_EL0 is the generic timer: 25 MHz to 1 GHz, the same on all CPUs, readable under Linux.
 
 use core::arch::aarch64::{vdupq_n_u8, vld1q_u8, vorrq_u8, vst1q_u8};
@@ -35,7 +35,7 @@ pub fn every_streams() -> Vec<&'static Streams> {
     vec![&STREAMS]
 }
 
-/// Unknown to the compiler, so that no loop becomes a call of memset, and never zero.
+/// Unknown to the compiler, so that no loop becomes a call of memset. Never zero.
 fn value() -> u8 {
     black_box(0x5a)
 }
@@ -121,7 +121,7 @@ pub fn settle() {
 }
 
 pub fn fence() {
-    // SAFETY: a barrier has no other effect. Cache maintenance before it is done after it, too.
+    // SAFETY: a barrier has no other effect. It also waits for cache maintenance before it.
     unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
 }
 
@@ -174,9 +174,8 @@ unsafe fn flush(line: *mut u8) {
 #[inline]
 pub fn ticks() -> Option<u64> {
     let now: u64;
-    // SAFETY: barriers and the reading of a counter. The first waits for all loads before it; the
-    // others keep the reading from being done ahead of that, and what follows from being done ahead
-    // of the reading.
+    // SAFETY: barriers and the reading of a counter. The first barrier waits for all loads before
+    // it. The other two order the reading after that, and what follows after the reading.
     unsafe {
         asm!(
             "dsb ishld",
@@ -190,7 +189,7 @@ pub fn ticks() -> Option<u64> {
     Some(now)
 }
 
-/// The registers that the compiler uses are the widest of every such processor.
+/// The compiler's default registers are already the widest of every such processor.
 pub fn widest<W: Wide>() -> fn(&mut W::On) {
     W::run
 }

@@ -1,9 +1,9 @@
 //! What generators and probes take from the processor's architecture: streams in its widest
-//! registers, stores past the caches, requests about lines, barriers and a counter of time.
+//! registers, stores past the caches, requests about lines, barriers and a time counter.
 //!
-//! One file for each architecture, with the same names. `portable.rs` is for every other one: plain
-//! loops where plain loops do, and `None` where there is no instruction that Quell knows. Who asks
-//! then refuses, with the reason.
+//! There is one file per architecture, with the same names. `portable.rs` is for every other one:
+//! plain loops where these do, and `None` where Quell knows no instruction. The caller then
+//! refuses, with the reason.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -26,7 +26,7 @@ use x86_64 as here;
 const LINE: usize = quell_types::units::LINE_BYTES as usize;
 
 /// What is done to `lines` whole lines at `to`, reading from `from`. Kernels that only read or only
-/// write are given the same place twice.
+/// write get the same place twice.
 ///
 /// # Safety
 /// Both places must be 64-byte aligned, `lines` · 64 bytes long, valid for what the operation does,
@@ -38,9 +38,9 @@ pub struct Streams {
     pub read: Kernel,
     pub write: Kernel,
     pub copy: Kernel,
-    /// Writes past the caches.
+    /// Writes past the caches. `None` where Quell knows no such instruction.
     pub non_temporal: Option<Kernel>,
-    /// Reads as usual, writes past the caches.
+    /// Reads as usual, writes past the caches. `None` as above.
     pub copy_non_temporal: Option<Kernel>,
 }
 
@@ -62,10 +62,10 @@ pub fn fence() {
 /// Whether [`store_past`] goes past the caches here.
 pub const STORES_PAST: bool = here::STORES_PAST;
 
-/// Stores a word of two equal halves past the caches; into them where there is no such store.
+/// Stores a word of two equal halves past the caches, or into them where there is no such store.
 ///
 /// # Safety
-/// `to` must be an aligned word of ours. [`settle`] before others read it.
+/// `to` must be an aligned word of ours. Call [`settle`] before another thread reads it.
 #[inline(always)]
 pub unsafe fn store_past(to: *mut u64, half: u32) {
     // SAFETY: by the contract.
@@ -75,11 +75,11 @@ pub unsafe fn store_past(to: *mut u64, half: u32) {
 /// A request about a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Into the first-level cache, without waiting.
+    /// Fetches the line into the first-level cache, without waiting.
     Prefetch,
-    /// To memory, and kept.
+    /// Writes the line to memory and keeps it.
     WriteBack,
-    /// To memory, and dropped from all caches.
+    /// Writes the line to memory and drops it from all caches.
     Flush,
 }
 
@@ -89,15 +89,14 @@ pub enum Request {
 /// The address must lie in mapped, writable memory of ours.
 pub type Maker = unsafe fn(*mut u8);
 
-/// How a request is made on this processor; `None` where it, or our knowledge of it, has no
-/// instruction for it.
+/// How a request is made on this processor. `None` where Quell knows no instruction for it.
 pub fn request(request: Request) -> Option<Maker> {
     here::request(request)
 }
 
 /// A counter of constant rate that a program reads without the kernel's help, in its own unit.
-/// Loads before it are done when it is read, loads after it are not begun. `None` where we know of
-/// none.
+/// Loads before it are done when it is read, and loads after it have not begun. `None` where Quell
+/// knows none.
 #[inline]
 pub fn ticks() -> Option<u64> {
     here::ticks()
@@ -105,14 +104,14 @@ pub fn ticks() -> Option<u64> {
 
 /// A loop that gains from wide registers. `run` has to be `#[inline(always)]`.
 pub trait Wide {
-    /// What it works on.
+    /// The data that the loop works on.
     type On;
 
-    /// The loop.
+    /// Runs the loop once over `on`.
     fn run(on: &mut Self::On);
 }
 
-/// The loop in the widest registers of this processor among those we know.
+/// The loop, compiled for the widest registers that this processor has and Quell knows.
 pub fn widest<W: Wide>() -> fn(&mut W::On) {
     here::widest::<W>()
 }
@@ -125,7 +124,7 @@ mod tests {
     #[derive(Clone, Copy, PartialEq, Debug)]
     struct Line([u8; LINE]);
 
-    /// Runs a kernel over lines 1 to 3 of five, from other five lines, and returns what it left.
+    /// Runs a kernel over lines 1 to 3 of five, from five other lines, and returns what it left.
     fn run(kernel: Kernel) -> [Line; 5] {
         let mut to = [Line([1; LINE]); 5];
         let from = [Line([7; LINE]); 5];

@@ -58,7 +58,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, lines: usize) {
     }
 }
 
-/// Nothing goes past the caches.
+/// Nothing goes past the caches, so there is nothing to wait for.
 pub fn settle() {}
 
 pub fn fence() {

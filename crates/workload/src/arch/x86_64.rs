@@ -1,4 +1,4 @@
-//! x86-64: SSE2 belongs to every such processor, AVX2 to most (Intel SDM vol. 2: MOVNTDQ, MOVNTI,
+//! x86-64: every such processor has SSE2, most have AVX2 (Intel SDM vol. 2: MOVNTDQ, MOVNTI,
 //! PREFETCHT0, CLWB, CLFLUSHOPT, CLFLUSH, RDTSC).
 
 use core::arch::asm;
@@ -94,7 +94,7 @@ macro_rules! kernels {
                 let value = value();
                 for i in 0..lines * $per {
                     // SAFETY: inside the `lines` lines at `to`, which is aligned to a line. The
-                    // caller fences (`settle`) before anybody else may read them.
+                    // caller fences (`settle`) before another thread may read them.
                     unsafe { $stream(to.add(i), value) };
                 }
                 black_box(to);
@@ -171,7 +171,7 @@ pub fn request(request: Request) -> Option<Maker> {
     }
 }
 
-/// Leaf 7, sub-leaf 0, EBX: which of the newer instructions there are.
+/// Leaf 7, sub-leaf 0, EBX: which of the newer instructions exist.
 fn extended() -> u32 {
     #[allow(
         unused_unsafe,

@@ -1,5 +1,5 @@
-//! Which CPUs share a cache in fact, by the probe that knows nothing of the topology
-//! ([`crate::probe`]); among the pairs, cases whose answer is known, to see how often it errs.
+//! Which CPUs really share a cache, measured by the probe that knows nothing of the topology
+//! ([`crate::probe`]). Among the pairs are cases with a known answer, which show how often it errs.
 
 use std::io;
 
@@ -12,16 +12,16 @@ use super::{Block, Watch};
 use crate::Error;
 use crate::probe::{self, Probed};
 
-/// The scores of a known case, as told, and whether the round was quiet.
+/// Per round of a known case: the probe's score, and whether the round was quiet.
 type Rounds = Vec<(Option<f64>, bool)>;
 
-/// Probes of one pair.
+/// How often one pair is probed at least.
 const FEWEST: u32 = 5;
 
-/// One pair and the known cases for so many rounds.
+/// Probes one pair and the known cases for so many rounds.
 ///
 /// # Errors
-/// When a CPU may not be used, memory is not to be had, or `watch` says to stop.
+/// When a CPU may not be used, memory cannot be had, or `watch` returns false.
 pub fn sharing(
     machine: &Inventory,
     pair: (CpuId, CpuId),
@@ -37,14 +37,14 @@ pub fn sharing(
     Ok(rounds_of(machine, &[pair], rounds, rounds, &mut block)?)
 }
 
-/// The pairs of the machine.
+/// Probes the pairs of the machine.
 pub(super) fn sharing_of(
     machine: &Inventory,
     rounds: u32,
     block: &mut Block<'_, '_>,
 ) -> Result<Sharing, Error> {
     let pairs = pairs(machine);
-    // All pairs together are probed as often as a few would be.
+    // All pairs together are probed as often as a few pairs would be.
     let each = (rounds * 4 / u32::try_from(pairs.len().clamp(1, PAIRS)).unwrap_or(1))
         .clamp(FEWEST, rounds.max(FEWEST));
     rounds_of(machine, &pairs, each, rounds, block)

@@ -1,7 +1,8 @@
-//! Loaded latency (what Intel's Memory Latency Checker draws): a random list far beyond the caches
-//! on one CPU, while all others write at a rate that is held. Points in random order in every
-//! round, so that a disturbance hits all alike; the rates are parts of what the writers reach
-//! unhindered, measured first.
+//! Loaded latency, as Intel's Memory Latency Checker draws it. A random list far beyond the caches
+//! is walked on one CPU. All other CPUs write at a held rate.
+//!
+//! The points come in random order in every round, so a disturbance hits all alike. The rates are
+//! parts of what the writers reach unhindered, which is measured first.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -19,15 +20,15 @@ use crate::load::Driver;
 use crate::resolved::{Load, ResolvedWorkload};
 use crate::{Error, affinity, clock, measure, procfs};
 
-/// Parts of the writers' full rate; besides them idle and full.
+/// Parts of the writers' full rate. Idle and full are measured in addition.
 const PARTS: [f64; 6] = [0.15, 0.3, 0.45, 0.6, 0.75, 0.9];
-/// The writers run so long before the list is measured, and after.
+/// The writers run for so long before the list is measured, and after.
 const LEAD_NS: u64 = 15_000_000;
 /// How far ahead a common start is set.
 const START_NS: u64 = 2_000_000;
 const SEED: u64 = 0x10ad;
 
-/// What the writers are told to do.
+/// What the writers do during a point.
 #[derive(Clone, Copy, PartialEq)]
 enum Asked {
     Idle,
@@ -35,7 +36,7 @@ enum Asked {
     Full,
 }
 
-/// One CPU's part of a run; the writers answer with their rate, the list with its pieces.
+/// One CPU's part of a run. Writers answer with their rate, the list with its pieces.
 struct Part {
     rate: Option<Rate>,
     start: u64,
@@ -176,8 +177,8 @@ fn run(
     })
 }
 
-/// One point once: what the writers reached together in 10^6 bytes per second, and the list's
-/// pieces.
+/// Measures one point once: what the writers reached together in 10^6 bytes per second, and the
+/// list's pieces.
 fn one(hands: &[Hand], load: Asked, full_mb_s: f64, span: u64) -> Result<(f64, Vec<f64>), Error> {
     let (list, writers) = hands.split_first().ok_or_else(lost)?;
     let start = clock::now() + START_NS;
@@ -213,7 +214,7 @@ fn one(hands: &[Hand], load: Asked, full_mb_s: f64, span: u64) -> Result<(f64, V
     Ok((rate, list.hear()?))
 }
 
-/// Takes memory on its CPU, says so, and does its parts until nobody tells any more.
+/// Takes memory on its CPU, reports that, and does its parts until the channel closes.
 fn work(
     cpu: CpuId,
     workload: &ResolvedWorkload,
@@ -231,8 +232,7 @@ fn work(
     if let Load::Latency(list) = driver.load_mut() {
         warm(list);
     }
-    // The receiver goes away only when the measurement has failed elsewhere: then there is nobody
-    // to tell.
+    // The channel closes only when the measurement has failed elsewhere.
     let mut gone = say.send(Ok(Vec::new())).is_err();
     while !gone && let Ok(part) = told.recv() {
         gone = say.send(Ok(do_part(&mut driver, &part))).is_err();

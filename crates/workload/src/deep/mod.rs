@@ -1,6 +1,6 @@
-//! The measurements of `quell doctor --deep` that only run programs and look at the clock, one
-//! module each. Bounded in time: [`Depth`] has every number of rounds and every span. What they
-//! mean is `quell_plan::deep`'s.
+//! The measurements of `quell doctor --deep` that only run programs and read the clock, one module
+//! each. Their time is bounded: [`Depth`] has every number of rounds and every span.
+//! `quell_plan::deep` evaluates them.
 
 mod canary;
 mod loaded;
@@ -24,34 +24,34 @@ use crate::{Error, clock, measure, procfs};
 pub use canary::sharing;
 pub use throttled::{Class, curve as throttled};
 
-/// The longest list, whatever the cache.
+/// The longest list in bytes, whatever the cache.
 const LARGEST: u64 = 1 << 30;
-/// A piece of a walk that is timed by itself, in nanoseconds.
+/// The length of a separately timed piece of a walk, in nanoseconds.
 const PIECE_NS: f64 = 500_000.0;
 /// Accesses after which a list counts as warm: some 150 ms from memory.
 const WARM: u64 = 1 << 20;
 
-/// How much of everything.
+/// How many rounds and which spans each measurement gets; spans are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
-    /// Fewer rounds, some seconds in all.
+    /// Whether these are the few rounds of a quick run.
     pub quick: bool,
     /// Rounds of the known cases of the cache probe.
     pub controls: u32,
-    /// Rounds of the loaded latency, and the span of one point in one.
+    /// Loaded latency: rounds, and the span of a point in each.
     pub loaded: (u32, u64),
-    /// Rounds of page sizes, and the span of one list in one.
+    /// Page sizes: rounds, and the span of a list in each.
     pub pages: (u32, u64),
-    /// Rounds of one size of the latency curve, the span of one, and sizes per octave.
+    /// Latency curve: rounds per size, the span of each, and sizes per octave.
     pub steps: (u32, u64, u32),
-    /// How many milliseconds sleepers sleep, one by one.
+    /// How many milliseconds the sleepers sleep, one by one.
     pub sleeps: u32,
-    /// Rounds of the steps of bandwidth allocation, and the span of one step in one.
+    /// Bandwidth allocation: rounds, and the span of a step in each.
     pub throttled: (usize, u64),
 }
 
 impl Depth {
-    /// About a minute.
+    /// All measurements in about a minute.
     pub const FULL: Self = Self {
         quick: false,
         controls: 40,
@@ -61,7 +61,7 @@ impl Depth {
         sleeps: 4_000,
         throttled: (3, 60_000_000),
     };
-    /// Some seconds.
+    /// All measurements in some seconds.
     pub const QUICK: Self = Self {
         quick: true,
         controls: 6,
@@ -73,13 +73,13 @@ impl Depth {
     };
 }
 
-/// Makes the calling thread a real-time one; why not.
+/// Makes the calling thread a real-time one. The error says why that failed.
 pub type Fifo<'a> = &'a (dyn Fn() -> io::Result<()> + Sync);
 
-/// Told of the progress, as what is being measured and the part done in percent; false: stop.
+/// Called with what is being measured and the part done in percent. Returning false stops.
 pub type Watch<'a> = &'a mut dyn FnMut(&str, u32) -> bool;
 
-/// The progress of one block: percent of the whole from one number to another.
+/// The progress of one block, which maps to a range of percent of the whole.
 struct Block<'a, 'b> {
     label: &'static str,
     from: u32,
@@ -88,10 +88,10 @@ struct Block<'a, 'b> {
 }
 
 impl Block<'_, '_> {
-    /// `done` of `all` of this block are over.
+    /// Reports that `done` of `all` of this block are over.
     ///
     /// # Errors
-    /// When it is to stop.
+    /// When the measurement is to stop.
     fn at(&mut self, done: u32, all: u32) -> Result<(), Error> {
         let percent = self.from + (self.to - self.from) * done.min(all) / all.max(1);
         if (self.watch)(self.label, percent) {
@@ -106,11 +106,11 @@ fn interrupted() -> Error {
     Error::Interrupted
 }
 
-/// Measures everything but what the counters count. What cannot be measured here is named in
-/// `skipped`.
+/// Measures everything except what needs hardware counters. What cannot be measured here is named
+/// in `skipped`.
 ///
 /// # Errors
-/// When `watch` says to stop, or `/proc/stat` is malformed.
+/// When `watch` returns false, or `/proc/stat` is malformed.
 pub fn measure(
     machine: &Inventory,
     depth: &Depth,
@@ -170,10 +170,10 @@ pub fn measure(
     Ok(deep)
 }
 
-/// Latency against size alone: how much of the caches is there.
+/// Latency against size alone: how much of the caches is available.
 ///
 /// # Errors
-/// When `watch` says to stop, or the memory is not to be had.
+/// When `watch` returns false, or the memory cannot be had.
 pub fn cache_steps(
     machine: &Inventory,
     depth: &Depth,
@@ -188,18 +188,18 @@ pub fn cache_steps(
     Ok(steps::curve(machine, depth, &mut block)?)
 }
 
-/// What was stolen since `before` of some CPUs.
+/// CPU time stolen since `before` from the CPUs that `of` selects.
 fn stolen(before: &[CpuTimes], of: impl Fn(CpuId) -> bool) -> Result<Option<f64>, Error> {
     let now = procfs::cpu_times(&procfs::live())?;
     Ok(CpuTimes::stolen(before, &now, of))
 }
 
-/// The last-level cache of a CPU, as generators take it.
+/// The last-level cache of a CPU, as generators take its size.
 fn llc(machine: &Inventory, cpu: CpuId) -> Bytes {
     machine.data_caches(cpu).llc
 }
 
-/// The first CPU: where lists are walked.
+/// The first CPU, on which lists are walked.
 fn first(machine: &Inventory) -> Result<CpuId, Error> {
     machine
         .cpus
@@ -208,8 +208,8 @@ fn first(machine: &Inventory) -> Result<CpuId, Error> {
         .ok_or_else(|| Error::refused("measuring", "there is no CPU", "report this"))
 }
 
-/// A list far beyond the cache, as memory allows: four caches, at most a gibibyte, an eighth of
-/// what is available.
+/// The size of a list far beyond the cache: four caches, at most a gibibyte, and at most an eighth
+/// of the available memory.
 fn beyond(llc: Bytes) -> Result<Bytes, Error> {
     let available = procfs::available_memory()?;
     let (size, _) = measure::sizes(llc, 1, 1, available)?;
@@ -219,7 +219,7 @@ fn beyond(llc: Bytes) -> Result<Bytes, Error> {
 }
 
 /// Nanoseconds of CPU time per access of a list, over pieces of about [`PIECE_NS`], for `span` of
-/// real time: other programs on the same CPU do not count, but what they take of the caches does.
+/// real time. Other programs on the same CPU do not count, but their use of the caches does.
 fn latencies(list: &mut List, span: u64) -> Vec<f64> {
     let timed = |list: &mut List, accesses: u64| {
         let begin = clock::of_this_thread();
@@ -245,7 +245,7 @@ fn latency(list: &mut List, span: u64) -> Option<f64> {
     quell_types::stats::median(&latencies(list, span))
 }
 
-/// Walks a list once through, or so far that the caches hold what they would in the long run.
+/// Walks a list once, or so far that the caches hold what they would in the long run.
 fn warm(list: &mut List) {
     list.walk(u64::from(list.nodes()).min(WARM));
 }

@@ -1,5 +1,5 @@
-//! What address translation costs: the same random list in pages of 4 KiB and of 2 MiB, at sizes
-//! from within the second translation cache to far beyond it, the two side by side in every round.
+//! What address translation costs: the same random list in pages of 4 KiB and of 2 MiB. Sizes range
+//! from within the second translation cache to far beyond it. Every round measures both.
 
 use quell_plan::deep::{PageCost, Spread};
 use quell_plan::inventory::Inventory;
@@ -11,7 +11,7 @@ use crate::latency::List;
 use crate::memory::Granted;
 use crate::{Error, affinity};
 
-/// Besides the list far beyond the cache. A second translation cache of 1024 to 3072 entries
+/// In addition to the list far beyond the cache. A second translation cache of 1024 to 3072 entries
 /// reaches 4 to 12 MiB.
 const SIZES: [Bytes; 4] = [
     Bytes(256 << 10),
@@ -48,7 +48,7 @@ pub(super) fn cost(
         for _ in 0..rounds {
             block.at(done, steps)?;
             done += 1;
-            // Each has the caches to itself: what the other left is driven out first.
+            // Each list has the caches to itself: warming drives out the other one.
             warm(&mut base);
             let Some(b) = latency(&mut base, span) else {
                 continue;

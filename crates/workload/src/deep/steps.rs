@@ -1,5 +1,5 @@
-//! Latency against size, as `lat_mem_rd` (lmbench) measures it, with a random list in huge pages,
-//! so that neither prefetching nor address translation blurs the steps.
+//! Latency against size, as `lat_mem_rd` (lmbench) measures it. The list is random and in huge
+//! pages, so neither prefetching nor address translation blurs the steps.
 
 use quell_plan::deep::{CacheSteps, SizePoint, Spread, levels};
 use quell_plan::inventory::{CacheKind, Inventory};
@@ -51,7 +51,7 @@ pub(super) fn curve(
     })
 }
 
-/// From the smallest to `largest`, so many to the octave, in whole lines.
+/// Sizes from the smallest to `largest`, so many per octave, in whole lines.
 #[expect(
     clippy::cast_sign_loss,
     clippy::cast_possible_truncation,

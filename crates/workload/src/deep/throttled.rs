@@ -1,6 +1,6 @@
-//! What the percentages of bandwidth allocation come to on this machine ([`MbaCurve`], which has
-//! the method): streams by the operation of the machine's peak, each on its CPU, whose threads
-//! somebody else takes into a class of service.
+//! What the percentages of bandwidth allocation mean on this machine ([`MbaCurve`] has the method).
+//! Streams by the operation of the machine's peak run on one CPU each. The caller's [`Class`] takes
+//! their threads into a class of service.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,25 +19,26 @@ use crate::{Error, clock, procfs};
 /// How far ahead a common start is set: longer than a thread takes to wake.
 const START_NS: u64 = 1_000_000;
 
-/// A class of service of the machine, with nobody else in it.
+/// A class of service of the machine that has no other members.
 pub trait Class {
-    /// Takes these threads in, by the kernel's numbers.
+    /// Moves these threads in, by the kernel's thread ids.
     ///
     /// # Errors
-    /// When there is none to be had.
+    /// When no class can be had.
     fn enter(&mut self, threads: &BTreeSet<u32>) -> io::Result<()>;
 
-    /// Lets each core have so many percent of its requests.
+    /// Throttles each core to so many percent of its requests.
     ///
     /// # Errors
     /// When it cannot be set, or the measurement is to stop.
     fn set(&mut self, percent: u32) -> io::Result<()>;
 }
 
-/// Measures the curve of `cpus`, whose last-level cache holds `llc`, by streams of `operation`.
+/// Measures the curve of `cpus` by streams of `operation`. `llc`: the size of their last-level
+/// cache.
 ///
 /// # Errors
-/// Those of `class`; when a CPU may not be used, or memory is short.
+/// Those of `class`. Also when a CPU may not be used, or memory is short.
 pub fn curve(
     bounds: &MbaBounds,
     cpus: &CpuSet,
@@ -72,7 +73,7 @@ pub fn curve(
     })
 }
 
-/// What those of `workers` on these CPUs reach together in a span.
+/// What the workers on these CPUs reach together in a span, in program bytes per second.
 fn together(workers: &[Worker], cpus: &[CpuId], way: Way, span: u64) -> Result<f64, Error> {
     let chosen = || workers.iter().filter(|w| cpus.contains(&w.cpu));
     let start = clock::now() + START_NS;
@@ -88,7 +89,7 @@ mod tests {
     use crate::affinity;
     use quell_types::partition::MbaUnit;
 
-    /// A class that notes what it is asked, and fails at a percentage.
+    /// A class that records the calls, and fails at one percentage.
     #[derive(Default)]
     struct Noted {
         threads: BTreeSet<u32>,

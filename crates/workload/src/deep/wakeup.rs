@@ -1,6 +1,6 @@
 //! How late a thread wakes that sleeps until every next millisecond, on every CPU at once (the
-//! method of cyclictest, rt-tests): as an ordinary thread with the timer slack the kernel gives it
-//! (50 µs), and as a real-time one.
+//! method of cyclictest, rt-tests). It is measured as an ordinary thread with the kernel's default
+//! timer slack (50 µs), and as a real-time thread.
 
 use std::io;
 use std::thread;
@@ -13,7 +13,7 @@ use super::{Block, Depth, Fifo, stolen};
 use crate::{Error, affinity, clock, procfs};
 
 const PERIOD_NS: u64 = 1_000_000;
-/// Sleeps between two looks at whether to go on.
+/// Sleeps between two questions whether to stop.
 const TURN: u32 = 500;
 
 pub(super) fn all(
@@ -38,7 +38,7 @@ pub(super) fn all(
                     .iter_mut()
                     .zip(seen)
                     .for_each(|(all, seen)| all.extend(seen)),
-                // Real-time scheduling is not to be had: `doctor` says why elsewhere.
+                // Real-time scheduling is not allowed. `doctor` reports the reason elsewhere.
                 Err(_) if real_time => return Ok(found),
                 Err(e) => return Err(e),
             }
@@ -57,7 +57,7 @@ pub(super) fn all(
     Ok(found)
 }
 
-/// Microseconds late, of so many sleeps on each CPU.
+/// Microseconds of lateness, for so many sleeps on each CPU.
 fn together(cpus: &[CpuId], sleeps: u32, become_it: Fifo<'_>) -> Result<Vec<Vec<f64>>, Error> {
     thread::scope(|scope| {
         let sleepers: Vec<_> = cpus
@@ -82,7 +82,8 @@ fn sleeper(cpu: CpuId, sleeps: u32, become_it: Fifo<'_>) -> Result<Vec<f64>, Err
         clock::sleep_until(due);
         let now = clock::now();
         *late = now.saturating_sub(due) as f64 / 1e3;
-        // One that overslept goes on from there: a long stall is one late wake-up, not a hundred.
+        // After an oversleep the next one counts from there. A long stall is one late wake-up, not
+        // a hundred.
         due = (due + PERIOD_NS).max(now);
     }
     Ok(late)

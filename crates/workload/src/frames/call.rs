@@ -1,6 +1,6 @@
 //! The call stage: one loop that captures and encodes at the frame times, sends what rate control
-//! allows, and decodes what came back. Network and codec share the loop, so a frame that takes long
-//! to encode delays the packets before and behind it, and the round-trip time tells.
+//! allows, and decodes what came back. Network and codec share the loop. So a frame that takes long
+//! to encode delays the packets before and behind it, which shows in the round-trip time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,25 +22,25 @@ use crate::memory::{Buffer, Granted};
 use crate::resolved::ResolvedWorkload;
 use crate::{Error, clock};
 
-/// Encoded frames that are remembered: the one before, for prediction, and those under way.
+/// Encoded frames that are kept: the previous one for prediction, and those under way.
 const REBUILT: usize = 4;
-/// Packets leave in bursts this far apart, at most this many times as fast as media is made
+/// Packets leave in bursts at this interval, at most this many times as fast as media is made
 /// (libwebrtc's pacer).
 const PACE_NS: u64 = 5_000_000;
 const PACE: f64 = 2.5;
-/// Frames' worth of unsent packets behind which no frame is encoded.
+/// No frame is encoded behind so many frames' worth of unsent packets.
 const BACKLOG: f64 = 2.0;
 const REPORT_NS: u64 = 100_000_000;
-/// Rate control's floor and start, as parts of the most it may send.
+/// Rate control's floor and start, as parts of the highest rate.
 const FLOOR: f64 = 0.05;
 const START: f64 = 0.25;
 /// Weight of a new round-trip time in the smoothed one (RFC 6298).
 const SMOOTH: f64 = 0.125;
 
-/// An encoded frame under way.
+/// An encoded frame on its way to the peer and back.
 #[derive(Debug)]
 struct Flight {
-    /// Its number among the encoded ones.
+    /// Its number among the encoded frames.
     number: u64,
     captured: u64,
     bytes: usize,
@@ -56,7 +56,7 @@ impl Flight {
     }
 }
 
-/// The stage.
+/// The state of the call stage.
 #[derive(Debug)]
 pub(crate) struct Call {
     frame: usize,
@@ -71,7 +71,7 @@ pub(crate) struct Call {
     display: Option<ToDisplay>,
     peer: Peer,
     control: Congestion,
-    /// The time of the first frame, and which one is due.
+    /// The time of the first frame, and the number of the frame that is due.
     begin: u64,
     due: u64,
     encoded: u64,
@@ -80,20 +80,22 @@ pub(crate) struct Call {
     /// Bytes that may be sent now, and since when.
     allowance: f64,
     paced: u64,
-    /// The next packet's number; of those that came back, the highest and how many.
+    /// The next packet's number. `highest`, `back`: the highest number that came back, and how many
+    /// did.
     packet: u64,
     highest: u64,
     back: u64,
-    /// The same at the last report, and when that was.
+    /// The packet numbers at the last report, and when that was.
     reported: (u64, u64, u64),
     rtt_ns: f64,
-    /// Told of every frame, if somebody listens.
+    /// Reports every frame to the quell-client session, if there is one.
     session: Session,
     work: Work,
 }
 
 impl Call {
-    /// Takes its memory, and its peer. The display stage, if there is one, listens under `point`.
+    /// Takes its memory and starts its peer. A display stage, if there is one, listens under
+    /// `point`.
     pub(crate) fn new(workload: &ResolvedWorkload, point: &str) -> Result<Self, Error> {
         let ResolvedWorkload::FramesCall {
             frame,
@@ -145,13 +147,13 @@ impl Call {
         self.begin + self.due * 1_000_000_000 / self.fps
     }
 
-    /// Bytes of media per frame at the rate of the moment.
+    /// Bytes of media per frame at the present rate.
     fn media(&self) -> f64 {
         self.control.rate() / self.fps as f64
     }
 
     fn capture_and_encode(&mut self, now: u64) {
-        // Of several frame times that passed, the last is due; the others are dropped.
+        // Of several frame times that passed, the last is due. The earlier ones are dropped.
         let passed = (now - self.begin) * self.fps / 1_000_000_000;
         let number = passed.max(self.due);
         self.due = number + 1;
@@ -160,7 +162,7 @@ impl Call {
             return;
         }
         if self.flights.len() == REBUILT - 1 {
-            // Its place is needed: what has not come back by now is given up.
+            // Its place is needed. A frame that has not come back by now is given up.
             self.flights.pop_front();
         }
         let from = usize::try_from(number).unwrap_or(0) % self.camera.len();
@@ -213,7 +215,7 @@ impl Call {
                 if self.allowance < len as f64 {
                     return;
                 }
-                // What the encoder kept, from all over the frame, is what is sent of it.
+                // Bytes of the encoder's output, taken from all over the frame, are what is sent.
                 let at = self.frame * usize::try_from(flight.sent).unwrap_or(0)
                     / usize::try_from(flight.packets).unwrap_or(1);
                 let kept = self.kept.bytes();
@@ -227,7 +229,7 @@ impl Call {
                     frame: flight.number,
                 };
                 header.write(&mut packet);
-                // A packet that the socket does not take is lost, as on any network.
+                // A packet that the socket does not accept is lost, as on any network.
                 let _ = self.peer.socket.send(&packet[..len]);
                 flight.sent += 1;
                 self.allowance -= len as f64;
@@ -284,7 +286,7 @@ impl Call {
         };
         let place = usize::try_from(flight.number % REBUILT as u64).unwrap_or(0);
         let rebuilt = &self.rebuilt[place].bytes()[..self.frame];
-        // SAFETY: every slot has the frame's length, and this one is ours until it is shown.
+        // SAFETY: every slot has the frame's length, and this one is ours until it is handed over.
         unsafe {
             picture::decode(rebuilt, self.slots.at(slot), &mut |bytes| {
                 self.work.did(bytes)
@@ -315,7 +317,7 @@ impl Call {
     }
 }
 
-/// Two different ones, the second to be changed.
+/// Two different buffers, the second one mutable.
 fn two(all: &mut [Buffer], first: usize, second: usize) -> (&Buffer, &mut Buffer) {
     let (low, high) = all.split_at_mut(first.max(second));
     if first < second {
@@ -359,7 +361,7 @@ impl Stage for Call {
         if self.begin == 0 {
             self.begin = now;
         }
-        // Frame times that passed between two spans are nobody's.
+        // Frame times that passed between two spans belong to neither.
         self.due = (now - self.begin) * self.fps / 1_000_000_000 + 1;
         self.paced = now;
     }

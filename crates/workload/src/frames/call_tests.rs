@@ -52,8 +52,8 @@ fn alone_on_a_quiet_loopback_the_rate_rises_to_what_is_allowed() {
         .span(span(3_000, 2_000), &mut || false)
         .unwrap()
         .unwrap();
-    // At a quarter to begin with; how far it comes in three seconds depends on what else this
-    // machine does.
+    // It starts at a quarter. How far it rises in three seconds depends on what else this machine
+    // does.
     assert!(call.control.rate() > 1.5 * start, "{}", call.control.rate());
     let frames = mean(&measured, "frames_per_s");
     assert!((10.0..=31.0).contains(&frames), "{frames}");
@@ -122,10 +122,10 @@ fn a_stage_that_is_held_up_drops_frames_and_queues_nothing() {
         })
         .unwrap()
         .unwrap();
-    // Fewer than ten on a machine that did not let it run all the time.
+    // Fewer than ten where the machine did not let it run all the time.
     assert!(stalls >= 3, "{stalls}");
     let encoded = measured.metrics["encode_ms"].len();
-    // 60 frame times, two or three of which passed in each stall.
+    // 60 frame times. Two or three of them passed in each stall.
     let most = 62 - 3 * usize::try_from(stalls).unwrap() / 2;
     assert!(encoded <= most, "{encoded} of 60 frames");
     assert!(call.flights.len() < REBUILT);
@@ -142,7 +142,7 @@ fn a_display_that_stands_still_does_not_hold_the_call_up() {
     let measured = call.span(span(0, 1_500), &mut || false).unwrap().unwrap();
     let mut stuck = listener.accept().unwrap();
     assert!(mean(&measured, "frames_per_s") > 2.0 * SLOTS as f64);
-    // Three frames are in its hands, the rest was never handed over.
+    // Three frames are in the display's slots. All later ones were never handed over.
     assert!(call.display.as_mut().unwrap().slot().unwrap().is_none());
     assert!(stuck.newest().unwrap().is_some());
 }

@@ -1,20 +1,23 @@
 //! How much media the call may send: Google congestion control as of draft-ietf-rmcat-gcc-02 and G.
 //! Carlucci et al., "Analysis and Design of the Google Congestion Control for Web Real-time
-//! Communication", ACM MMSys 2016. A pure state machine: time arrives as nanoseconds, nothing is
-//! read from anywhere.
+//! Communication", ACM MMSys 2016. It is a pure state machine: time arrives as nanoseconds, and
+//! nothing is read from anywhere.
 //!
-//! | part | here | source |
-//! |---|---|---|
-//! | groups | packets sent within 5 ms are one | draft §5.2 |
-//! | gradient | slope of a line through the last 20 smoothed, accumulated delay variations, times gain 4 and the number of variations (at most 60) | the trendline filter that took the place of the draft's Kalman filter (MMSys §4, libwebrtc) |
-//! | detector | over-use when the gradient exceeds an adaptive threshold for 10 ms and does not fall; under-use below its negative | draft §5.4, with its gains |
-//! | rate | over-use: 0.85 × what arrived in the last half second; under-use: held; else raised, by 8 % a second, or near the last capacity by half a packet per response time; never raised above 1.5 × what arrived | draft §5.5 |
-//! | loss | over 10 % lost: × (1 − 0.5 × loss); under 2 %: × 1.05; every half second | draft §6 |
-//! | result | the smaller of the two, between floor and ceiling | draft §6 |
+//! - **Groups** (draft §5.2): packets sent within 5 ms are one group.
+//! - **Gradient**: the slope of a line through the last 20 smoothed, accumulated delay variations.
+//!   It is multiplied by gain 4 and by the number of variations (at most 60). This is the trendline
+//!   filter that replaced the draft's Kalman filter (MMSys §4, libwebrtc).
+//! - **Detector** (draft §5.4, with its gains): over-use when the gradient exceeds an adaptive
+//!   threshold for 10 ms and does not fall. Under-use when it is below the threshold's negative.
+//! - **Rate** (draft §5.5): on over-use 0.85 × what arrived in the last half second. On under-use
+//!   it is held. Else it rises by 8 % a second, or near the last capacity by half a packet per
+//!   response time. It never rises above 1.5 × what arrived.
+//! - **Loss** (draft §6), every half second: over 10 % lost: × (1 − 0.5 × loss). Under 2 %: × 1.05.
+//! - **Result** (draft §6): the smaller of the two, between floor and ceiling.
 //!
-//! Our own is the start: the rate doubles every half second until the first sign of congestion,
-//! where libwebrtc sends probing bursts; with 8 % a second alone a call would take half a minute to
-//! begin.
+//! Quell's own part is the start: the rate doubles every half second until the first sign of
+//! congestion. libwebrtc sends probing bursts instead. With 8 % a second alone a call would take
+//! half a minute to begin.
 
 use std::collections::VecDeque;
 
@@ -22,7 +25,7 @@ const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 /// Packets sent within this time are one group.
 const GROUP_NS: u64 = 5 * MILLISECOND;
-/// Delay variations in the line.
+/// How many delay variations the line has.
 const LINE: usize = 20;
 /// How much of the smoothed delay is kept per variation.
 const SMOOTHING: f64 = 0.9;
@@ -30,14 +33,14 @@ const GAIN: f64 = 4.0;
 const MOST_DELTAS: u32 = 60;
 const THRESHOLD_MS: f64 = 12.5;
 const THRESHOLDS_MS: (f64, f64) = (6.0, 600.0);
-/// Gains of the threshold, per millisecond: rising, falling.
+/// Gains of the threshold per millisecond: when rising, when falling.
 const ADAPT: (f64, f64) = (0.0087, 0.039);
-/// A gradient so far above the threshold is an outlier, to which the threshold does not adapt.
+/// A gradient so far above the threshold is an outlier. The threshold does not adapt to it.
 const OUTLIER_MS: f64 = 15.0;
 const OVERUSE_NS: u64 = 10 * MILLISECOND;
 const BACK_OFF: f64 = 0.85;
 const PER_SECOND: f64 = 1.08;
-/// The rate of arrival is over this long.
+/// The rate of arrival is measured over this time.
 const ARRIVED_NS: u64 = SECOND / 2;
 const LOSS_NS: u64 = SECOND / 2;
 const DOUBLING_NS: u64 = SECOND / 2;
@@ -47,20 +50,20 @@ const PACKET_BYTES: f64 = 1200.0;
 const CAPACITY_WEIGHT: f64 = 0.05;
 const CAPACITY_DEVIATION: (f64, f64) = (0.4, 2.5);
 
-/// What the detector says.
+/// What the detector concludes from the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Usage {
-    /// Delay is rising: the path takes less than is sent.
+    /// Delay rises: the path transports less than is sent.
     Over,
-    /// Delay is falling: a queue is being emptied.
+    /// Delay falls: a queue is being emptied.
     Under,
-    /// Neither.
+    /// Neither of the two.
     Normal,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing has gone wrong yet.
+    /// No sign of congestion has appeared yet.
     Start,
     Increase,
     Hold,
@@ -73,7 +76,7 @@ struct Group {
     last_arrived: u64,
 }
 
-/// The estimate of the path's delay gradient, and what it means.
+/// The estimate of the path's delay gradient, and the conclusion.
 #[derive(Debug)]
 struct Detector {
     before: Option<Group>,
@@ -185,7 +188,7 @@ impl Detector {
     }
 }
 
-/// The slope of the least-squares line; `None` when all points have one abscissa.
+/// The slope of the least-squares line. `None` when all points have one abscissa.
 fn slope(points: &VecDeque<(f64, f64)>) -> Option<f64> {
     let n = points.len() as f64;
     let (x, y) = points
@@ -197,7 +200,7 @@ fn slope(points: &VecDeque<(f64, f64)>) -> Option<f64> {
     (down > 0.0).then(|| up / down)
 }
 
-/// What arrived when congestion showed: mean in kbit/s, and variance as a part of it (libwebrtc's
+/// What arrived when congestion showed: mean in kbit/s, and variance relative to it (libwebrtc's
 /// estimator, with its weights and bounds).
 #[derive(Clone, Copy, Debug)]
 struct Capacity {
@@ -249,7 +252,7 @@ pub struct Congestion {
 }
 
 impl Congestion {
-    /// Starts at `start`; the rate stays between `floor` and `ceiling`.
+    /// Starts at `start`. The rate is always between `floor` and `ceiling`.
     #[must_use]
     pub fn new(floor: f64, start: f64, ceiling: f64) -> Self {
         Self {
@@ -277,8 +280,8 @@ impl Congestion {
             .clamp(self.floor, self.ceiling)
     }
 
-    /// A packet of `bytes` was acknowledged: when it was sent, and when it arrived at the peer,
-    /// each on a clock of its own.
+    /// A packet of `bytes` was acknowledged. `sent` and `arrived` are on the clocks of sender and
+    /// peer.
     pub fn packet(&mut self, sent: u64, arrived: u64, bytes: u64) {
         self.detector.packet(sent, arrived);
         self.arrived.push_back((arrived, bytes));
@@ -295,8 +298,9 @@ impl Congestion {
         }
     }
 
-    /// A report, some ten times a second: the round-trip time now, and how many packets since the
-    /// last report must have come back and how many did. Returns the new rate.
+    /// A report, some ten times a second. `rtt`: the present round-trip time. `expected`: how many
+    /// packets since the last report must have come back. `received`: how many did. Returns the new
+    /// rate.
     pub fn report(&mut self, now: u64, rtt: u64, expected: u64, received: u64) -> f64 {
         self.forget(now);
         let arrived = self.arrived_bytes as f64 * SECOND as f64 / ARRIVED_NS as f64;
@@ -313,18 +317,18 @@ impl Congestion {
         match self.detector.usage {
             Usage::Over => {
                 self.by_delay = self.by_delay.min(BACK_OFF * arrived.max(self.floor));
-                // Far below what the path once took: it is another path now.
+                // Far below what the path once transported: it is another path now.
                 let before = self.capacity.filter(|c| c.off(arrived) > -3.0);
                 self.capacity = Some(Capacity::of(arrived, before));
                 self.state = State::Hold;
-                // The next over-use is another one: what is in flight still shows this one.
+                // What is in flight still shows this over-use. The next one counts separately.
                 self.detector.over_since = None;
                 self.detector.usage = Usage::Normal;
             }
             Usage::Under => self.state = self.after_trouble(State::Hold),
             Usage::Normal => {
                 let raised = self.raised(arrived, since, rtt);
-                // What is not sent is no proof of capacity; but a rate once reached is not lost by
+                // Data that is not sent proves no capacity. But a rate once reached is not lost by
                 // sending less.
                 let most = match self.state {
                     State::Start => 2.0 * arrived,
@@ -369,7 +373,8 @@ impl Congestion {
         }
         let lost = (self.expected - self.received) as f64 / self.expected as f64;
         if lost > 0.1 {
-            // From what is really sent, or a rate far below its loss limit would not notice.
+            // Based on what is really sent. A rate far below its loss limit would not notice
+            // otherwise.
             self.by_loss = self.rate() * (1.0 - 0.5 * lost);
             self.state = State::Hold;
         } else if lost < 0.02 {
@@ -414,7 +419,7 @@ mod tests {
             }
         }
 
-        /// Sends 1200-byte packets at the rate asked for; returns the queue's longest delay in
+        /// Sends 1200-byte packets at the requested rate. Returns the queue's longest delay in
         /// nanoseconds.
         fn run(&mut self, ns: u64) -> u64 {
             let end = self.now + ns;
@@ -502,7 +507,7 @@ mod tests {
         assert_eq!(control.rate(), 300.0 * KB);
     }
 
-    /// Packets and reports in any order, of any times.
+    /// Packets and reports in any order, with any times.
     fn any_story() -> impl Strategy<Value = Vec<(u64, u64, u64, u64, bool)>> {
         let story = (
             0..200 * MILLISECOND,

@@ -1,6 +1,5 @@
 //! The display stage: takes the newest decoded frame, blends it over the screen and copies the
-//! screen into the framebuffer. While there is no call stage it makes frames of its own, at the
-//! same rate.
+//! screen into the framebuffer. Without a call stage it makes frames of its own, at the same rate.
 
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use crate::memory::{Buffer, Granted};
 use crate::resolved::ResolvedWorkload;
 use crate::{Error, clock};
 
-/// The stage.
+/// The state of the display stage.
 #[derive(Debug)]
 pub(crate) struct Display {
     frame: usize,
@@ -29,16 +28,16 @@ pub(crate) struct Display {
     point: String,
     listener: Option<Listener>,
     call: Option<FromCall>,
-    /// When its next own frame is due, and how many there were.
+    /// When its next own frame is due. `made`: how many it has made.
     next: u64,
     made: usize,
-    /// Told of every frame, if somebody listens.
+    /// Reports every frame to the quell-client session, if there is one.
     session: Session,
     work: Work,
 }
 
 impl Display {
-    /// Takes its memory, and a name under `point` where a call stage finds it.
+    /// Takes its memory, and a name under `point` by which a call stage finds it.
     pub(crate) fn new(workload: &ResolvedWorkload, point: &str) -> Result<Self, Error> {
         let ResolvedWorkload::FramesDisplay { frame, fps, ring } = *workload else {
             return Err(Error::refused(
@@ -79,7 +78,7 @@ impl Display {
         self.work.sample("compose_ms", ms(took));
     }
 
-    /// Shows the newest frame of the call; an error when the call is gone.
+    /// Shows the newest frame of the call. An error means that the call has ended.
     fn show_newest(&mut self, now: u64) -> Result<(), rustix::io::Errno> {
         let Some(call) = &mut self.call else {
             return Ok(());
@@ -89,7 +88,7 @@ impl Display {
         };
         if let Some((frame, len)) = call.at(handed.slot) {
             // SAFETY: the slot is mapped with that length, cannot be made smaller, and is ours
-            // until given back.
+            // until it is handed back.
             unsafe { self.show(frame, len, now) };
         }
         let age = clock::now().saturating_sub(handed.captured);

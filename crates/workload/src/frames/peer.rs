@@ -1,6 +1,6 @@
-//! The far end of the call, with the network between: a thread that reflects every packet over
-//! loopback UDP, having written down when it arrived. Both sockets take whatever port is free and
-//! speak to each other only.
+//! The far end of the call, with the network between: a thread that stamps every packet with its
+//! arrival and reflects it over loopback UDP. Both sockets take any free port and talk only to each
+//! other.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -11,23 +11,23 @@ use std::time::Duration;
 
 use crate::{Error, clock};
 
-/// Bytes of a full packet: what video calls use, to fit any path.
+/// Bytes of a full packet: what video calls use, so that it fits any path.
 pub(super) const PACKET: usize = 1200;
 /// Bytes of a packet's header.
 const HEADER: usize = 32;
-/// What is asked for as the sockets' buffers: the kernel gives at most `net.core.rmem_max`.
+/// The requested size of the sockets' buffers. The kernel gives at most `net.core.rmem_max`.
 const BUFFER: usize = 1 << 20;
 
-/// What a packet says of itself.
+/// The header of a packet. Times are nanoseconds of the monotonic clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Its number.
+    /// The packet's number, from 1 on.
     pub(super) number: u64,
     /// When it was sent.
     pub(super) sent: u64,
     /// When it arrived at the peer.
     pub(super) arrived: u64,
-    /// The encoded frame it belongs to.
+    /// The number of the encoded frame that it belongs to.
     pub(super) frame: u64,
 }
 
@@ -43,7 +43,7 @@ impl Header {
         }
     }
 
-    /// From a packet; `None` if it is too short to be one.
+    /// From the beginning of a packet. `None` if it is too short.
     pub(super) fn read(packet: &[u8]) -> Option<Self> {
         let (fields, _) = packet.get(..HEADER)?.as_chunks::<8>();
         let [number, sent, arrived, frame] = [0, 1, 2, 3].map(|i| u64::from_le_bytes(fields[i]));
@@ -56,10 +56,10 @@ impl Header {
     }
 }
 
-/// The peer, and our socket to it.
+/// The peer's thread, and the call's socket to it.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Ours; does not block.
+    /// The call's socket; it does not block.
     pub(super) socket: UdpSocket,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -108,12 +108,12 @@ fn reflect(socket: &UdpSocket, over: &AtomicBool) {
                 if let Some(mut header) = Header::read(&packet[..n]) {
                     header.arrived = clock::now();
                     header.write(&mut packet);
-                    // What cannot be sent is lost, as packets are.
+                    // A packet that cannot be sent is lost, as on any network.
                     let _ = socket.send(&packet[..n]);
                 }
             }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            // The other socket is gone, and with it the call.
+            // The other socket has been closed, and the call has ended.
             Err(_) => return,
         }
     }
@@ -122,7 +122,7 @@ fn reflect(socket: &UdpSocket, over: &AtomicBool) {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
-        // An empty packet wakes it at once; the timeout would, too.
+        // An empty packet wakes the thread at once. The timeout would, too.
         let _ = self.socket.send(&[]);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

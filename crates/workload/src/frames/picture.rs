@@ -1,8 +1,10 @@
 //! What is done to frames in memory: the passes of an encoder, a decoder and a compositor, with
-//! real loads and stores over whole frames, told in slices so that demand can be seen at the times
-//! of the frames. Not a codec: the passes are those of one (search for motion, transform of what is
-//! left, reconstruction, filter, colour conversion, blend), each as little arithmetic as lets
-//! memory decide.
+//! real loads and stores over whole frames. Work is reported in slices, so that demand can be seen
+//! at the frame times.
+//!
+//! This is not a codec, but it has the passes of one: search for motion, transform of the
+//! difference, reconstruction, filter, colour conversion, blend. Each does so little arithmetic
+//! that memory decides.
 //!
 //! | pass | loads per byte of frame | stores |
 //! |---|---|---|
@@ -14,20 +16,21 @@
 //! | compose: colours over what is on the screen, four bytes a pixel | 1 + 8/3 | 8/3 |
 //! | flip: the composed screen into the framebuffer | 8/3 | 8/3 |
 
-/// A piece: what motion is searched for.
+/// Bytes of a piece, for which motion is searched.
 pub const PIECE: usize = 64;
-/// Work is told after so many bytes of frame.
+/// Work is reported after so many bytes of frame.
 const SLICE: usize = 16 << 10;
-/// Bytes of a pixel: in a frame 3/2, on the screen 4.
+/// Bytes of a pixel: 3/2 in a frame, 4 on the screen.
 const FRAME_PER_SCREEN: (usize, usize) = (3, 8);
 
-/// The size of the screen for a frame.
+/// The size of the screen for a frame, in bytes.
 #[must_use]
 pub const fn screen_bytes(frame: usize) -> usize {
     frame / FRAME_PER_SCREEN.0 * FRAME_PER_SCREEN.1
 }
 
-/// Frames that differ from one another as moving pictures do: a pattern that shifts, and noise.
+/// Fills a frame. Numbers give frames that differ as moving pictures do: a shifting pattern, and
+/// noise.
 pub fn paint(frame: &mut [u8], number: u32) {
     let mut noise = number.wrapping_mul(0x9e37_79b9) | 1;
     for (i, byte) in frame.iter_mut().enumerate() {
@@ -39,7 +42,7 @@ pub fn paint(frame: &mut [u8], number: u32) {
     }
 }
 
-/// Copies a frame. `did` is told the bytes loaded and stored.
+/// Copies a frame. `did` is called with the bytes loaded and stored.
 pub fn capture(from: &[u8], to: &mut [u8], did: &mut impl FnMut(usize)) {
     for (from, to) in from.chunks(SLICE).zip(to.chunks_mut(SLICE)) {
         to.copy_from_slice(from);
@@ -54,9 +57,9 @@ fn difference(a: &[u8], b: &[u8]) -> u32 {
         .sum()
 }
 
-/// Encodes `frame` against the frame `before`: what is left after prediction goes to `kept`, and
-/// `rebuilt` becomes what a decoder would see. All have one length. Returns the sum of what was
-/// left, which keeps the search honest.
+/// Encodes `frame` against the frame `before`. The difference after prediction goes to `kept`, and
+/// `rebuilt` becomes what a decoder would see. All have one length. Returns the sum of the
+/// differences, so that the search cannot be optimized away.
 pub fn encode(
     frame: &[u8],
     before: &[u8],
@@ -91,8 +94,8 @@ pub fn encode(
     left
 }
 
-/// What is left after prediction, as the sums and differences of its halves (a Haar step in
-/// wrapping bytes, so that it can be taken back exactly).
+/// The difference after prediction, as sums and differences of its halves: a Haar step in wrapping
+/// bytes, so that it can be reverted exactly.
 fn transform(piece: &[u8], predicted: &[u8], kept: &mut [u8]) {
     let half = piece.len() / 2;
     for i in 0..half {
@@ -122,7 +125,7 @@ fn rebuild(kept: &[u8], predicted: &[u8], rebuilt: &mut [u8]) {
 /// line before.
 ///
 /// # Safety
-/// `to` must be valid for writes of `rebuilt.len()` bytes, and nobody else may write there
+/// `to` must be valid for writes of `rebuilt.len()` bytes, and nothing else may write there
 /// meanwhile.
 pub unsafe fn decode(rebuilt: &[u8], to: *mut u8, did: &mut impl FnMut(usize)) {
     for (n, from) in rebuilt.chunks(SLICE).enumerate() {
@@ -139,18 +142,18 @@ pub unsafe fn decode(rebuilt: &[u8], to: *mut u8, did: &mut impl FnMut(usize)) {
     }
 }
 
-/// Blends a frame over the screen, pixel by pixel: grey and tint, half and half with what is there.
+/// Blends a frame over the screen, pixel by pixel: grey and tint, half and half with the screen.
 ///
 /// # Safety
-/// `frame` must be valid for reads of `len` bytes, and nobody may write there meanwhile.
+/// `frame` must be valid for reads of `len` bytes, and nothing may write there meanwhile.
 pub unsafe fn compose(
     frame: *const u8,
     len: usize,
     screen: &mut [u32],
     did: &mut impl FnMut(usize),
 ) {
-    // 2/3 of a 4:2:0 frame is light, the rest colour: one byte for two pixels here, both components
-    // together.
+    // 2/3 of a 4:2:0 frame is light, the rest is colour. Here one byte has both colour components
+    // of two pixels.
     let pixels = (len / FRAME_PER_SCREEN.0 * 2).min(screen.len());
     let step = SLICE / 4;
     for start in (0..pixels).step_by(step) {

@@ -1,7 +1,9 @@
-//! How decoded frames reach the display stage: a few slots in memory that both processes map, and
-//! messages that hand a slot over and back. The memory is a sealed `memfd` (it cannot be made
-//! smaller under the reader), sent over a unix socket with a name in the abstract namespace: kernel
-//! objects without a path, gone with the last process that has them.
+//! How decoded frames reach the display stage: slots in memory that both processes map, and
+//! messages that hand a slot over and back.
+//!
+//! The memory is a sealed `memfd`: it cannot be made smaller under the reader. It is sent over a
+//! unix socket with a name in the abstract namespace. These are kernel objects without a path. They
+//! are gone with the last process that has them.
 //!
 //! | from | message | says |
 //! |---|---|---|
@@ -24,11 +26,11 @@ use rustix::net::{
 
 use crate::Error;
 
-/// Frames on their way to the display, at most.
+/// The most frames on their way to the display.
 pub(super) const SLOTS: usize = 3;
-/// Displays of one run.
+/// The most displays of one run.
 const MOST_DISPLAYS: usize = 8;
-/// Larger frames are not taken from another process.
+/// Bytes of the largest frame that is accepted from another process.
 const MOST_FRAME: usize = 64 << 20;
 
 /// A mapping of the shared memory.
@@ -66,7 +68,7 @@ impl Drop for Mapping {
     }
 }
 
-/// The call stage's end: the slots, and one more frame for what nobody sees.
+/// The call stage's end: the slots, and one more frame that is not displayed.
 #[derive(Debug)]
 pub(super) struct Slots {
     fd: OwnedFd,
@@ -78,7 +80,7 @@ impl Slots {
     /// Takes and touches memory for frames of `frame` bytes.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel refuses the memory.
     pub(super) fn new(frame: usize) -> Result<Self, Error> {
         let what = "taking memory to be shared with the display stage (memfd)";
         let failed = |e: Errno| Error::kernel(what)(e);
@@ -91,20 +93,20 @@ impl Slots {
         let map = Mapping::new(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE);
         let map = map.map_err(failed)?;
         for at in (0..len).step_by(4096) {
-            // SAFETY: `at` lies inside the mapping, which nobody else knows yet.
+            // SAFETY: `at` lies inside the mapping, which no other code refers to yet.
             unsafe { map.start.as_ptr().add(at).write_volatile(0) };
         }
         Ok(Self { fd, map, frame })
     }
 
-    /// Where a slot begins; `None` is the frame that nobody sees.
+    /// Where a slot begins. `None` is the frame that is not displayed.
     pub(super) fn at(&self, slot: Option<usize>) -> *mut u8 {
         let slot = slot.filter(|s| *s < SLOTS).unwrap_or(SLOTS);
         // SAFETY: there are SLOTS + 1 frames in the mapping.
         unsafe { self.map.start.as_ptr().add(slot * self.frame) }
     }
 
-    /// Looks for a display that has no call yet.
+    /// Searches for a display that has no call yet.
     pub(super) fn connect(&self, point: &str) -> Option<ToDisplay> {
         (0..MOST_DISPLAYS).find_map(|n| {
             let socket = socket().ok()?;
@@ -134,17 +136,17 @@ pub(super) struct ToDisplay {
 }
 
 impl ToDisplay {
-    /// A slot to decode into, if the display has given one back.
+    /// A slot to decode into, if the display has handed one back.
     ///
     /// # Errors
-    /// When the display is gone.
+    /// When the display has ended.
     pub(super) fn slot(&mut self) -> Result<Option<usize>, Errno> {
         let mut bytes = [0; 8];
         loop {
             match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((_, 8)) => {
                     let slot = usize::try_from(u64::from_le_bytes(bytes)).unwrap_or(SLOTS);
-                    // A slot given back twice would be written while it is read.
+                    // A slot handed back twice would be written while it is read.
                     if slot < SLOTS && !self.free.contains(&slot) {
                         self.free.push(slot);
                     }
@@ -157,10 +159,10 @@ impl ToDisplay {
         }
     }
 
-    /// Hands a slot over.
+    /// Hands a slot over to the display.
     ///
     /// # Errors
-    /// When the display is gone.
+    /// When the display has ended.
     pub(super) fn show(&mut self, slot: usize, number: u64, captured: u64) -> Result<(), Errno> {
         let bytes = to_bytes([slot as u64, number, captured]);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -177,10 +179,10 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Takes the first name that is free.
+    /// Takes the first free name.
     ///
     /// # Errors
-    /// When none is.
+    /// When no name is free.
     pub(super) fn new(point: &str) -> Result<Self, Error> {
         let what = "waiting for a call stage (abstract unix socket)";
         for n in 0..MOST_DISPLAYS {
@@ -202,7 +204,7 @@ impl Listener {
         ))
     }
 
-    /// The call that has come, if one has.
+    /// The call that has connected, if there is one.
     pub(super) fn accept(&self) -> Option<FromCall> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::accept_with(&self.socket, flags).ok()?;
@@ -214,7 +216,7 @@ impl Listener {
         })
     }
 
-    /// To be polled.
+    /// The socket, to be polled for a call.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -223,11 +225,11 @@ impl Listener {
 /// A frame that was handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Handed {
-    /// Its slot.
+    /// The slot that it lies in.
     pub(super) slot: usize,
-    /// Its number.
+    /// The number of the frame.
     pub(super) number: u64,
-    /// When it was captured.
+    /// When it was captured, in nanoseconds of the monotonic clock.
     pub(super) captured: u64,
 }
 
@@ -240,10 +242,10 @@ pub(super) struct FromCall {
 }
 
 impl FromCall {
-    /// The newest frame handed over since the last time; older ones are given back unseen.
+    /// The newest frame handed over since the last call of this. Older ones are handed back unseen.
     ///
     /// # Errors
-    /// When the call is gone, or speaks of memory that is not there.
+    /// When the call has ended, or names memory that does not exist.
     pub(super) fn newest(&mut self) -> Result<Option<Handed>, Errno> {
         let mut newest: Option<Handed> = None;
         loop {
@@ -283,7 +285,7 @@ impl FromCall {
                     return Err(Errno::INVAL);
                 }
                 let len = SLOTS * self.frame;
-                // Sealed and large enough: reading cannot fault, whatever the other side does.
+                // Sealed and large enough: reading cannot fault, whatever the other process does.
                 let sealed = rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK);
                 let size = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
                 if !sealed || size < len {
@@ -305,7 +307,7 @@ impl FromCall {
         }
     }
 
-    /// The bytes of a slot: where, and how many.
+    /// The bytes of a slot: where they begin, and how many there are.
     pub(super) fn at(&self, slot: usize) -> Option<(*const u8, usize)> {
         let map = self.map.as_ref().filter(|_| slot < SLOTS)?;
         // SAFETY: there are SLOTS frames in the mapping.
@@ -313,16 +315,16 @@ impl FromCall {
         Some((start.cast_const(), self.frame))
     }
 
-    /// Hands a slot back.
+    /// Hands a slot back to the call.
     ///
     /// # Errors
-    /// When the call is gone.
+    /// When the call has ended.
     pub(super) fn give_back(&self, slot: usize) -> Result<(), Errno> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         rustix::net::send(&self.socket, &(slot as u64).to_le_bytes(), flags).map(|_| ())
     }
 
-    /// To be polled.
+    /// The socket, to be polled for frames.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -336,7 +338,7 @@ fn to_bytes(fields: [u64; 3]) -> [u8; 24] {
     bytes
 }
 
-/// Messages keep their bounds, arrive in order, and tell when the other side has gone.
+/// Messages keep their bounds and arrive in order, and the end of the other process is noticed.
 fn socket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -346,8 +348,8 @@ fn address(point: &str, n: usize) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("{point}-{n}").as_bytes())
 }
 
-/// Whether the other side is a process of the same user: names in the abstract namespace are open
-/// to all.
+/// Checks that the other side is a process of the same user: names in the abstract namespace are
+/// open to all.
 fn ours(socket: &OwnedFd) -> Result<(), Errno> {
     let other = rustix::net::sockopt::socket_peercred(socket)?;
     if other.uid == rustix::process::geteuid() {

@@ -1,5 +1,5 @@
-//! A stage's account of its work, and the loop that drives it: what is due is done, then it sleeps
-//! until something is due again or arrives.
+//! A stage's account of its work, and the loop that drives it. The loop does what is due, then
+//! sleeps until something is due again or arrives.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,24 @@ use crate::{Error, clock};
 /// How often a stage asks whether to end.
 const ASK_NS: u64 = 5_000_000;
 const SECOND: u64 = 1_000_000_000;
-/// Samples of one kind that memory is touched for before a span.
+/// Memory is touched before a span for so many samples of one kind.
 const SAMPLES: usize = 1 << 16;
 
-/// What has been done, and one span's values of it.
+/// What has been done so far, and the values of the present span.
 #[derive(Debug, Default)]
 pub(super) struct Work {
-    /// Program bytes.
+    /// Program bytes loaded and stored so far.
     pub(super) bytes: u64,
-    /// Frames finished.
+    /// How many frames are finished.
     pub(super) frames: u64,
     /// Bytes of media that came back.
     pub(super) media: u64,
     record: Option<Record>,
 }
 
-/// A counter over the windows of a span. What was added between two looks is spread evenly over the
-/// time between them, so that the mean over the windows is exactly what was done per time, however
-/// long a look was kept waiting.
+/// A counter over the windows of a span. What was added between two readings is spread evenly over
+/// the time between them. So the mean over the windows is exactly what was done per time, however
+/// late a reading comes.
 #[derive(Debug)]
 struct Series {
     values: Vec<f64>,
@@ -40,7 +40,7 @@ struct Series {
 }
 
 impl Series {
-    /// For `duration`, in windows of `window` nanoseconds, at least one.
+    /// For `duration` nanoseconds, in windows of `window` nanoseconds, at least one.
     fn new(duration: u64, window: u64) -> Self {
         let window = window.clamp(1, duration.max(1));
         let count = usize::try_from(duration / window).unwrap_or(usize::MAX);
@@ -81,7 +81,7 @@ impl Series {
         (self.last, self.count) = (now, count);
     }
 
-    /// What was done per second, in units of `unit`.
+    /// What was done per second in each window, in units of `unit`.
     fn into_rates(self, unit: f64) -> Vec<f64> {
         let scale = 1e9 / self.window as f64 / unit;
         self.values.into_iter().map(|v| v * scale).collect()
@@ -99,7 +99,7 @@ struct Record {
 }
 
 impl Work {
-    /// Program bytes were loaded and stored.
+    /// Adds program bytes that were loaded and stored.
     pub(super) fn did(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
         if let Some(record) = &mut self.record {
@@ -107,7 +107,7 @@ impl Work {
         }
     }
 
-    /// A value of something measured once in a while.
+    /// Adds a value of something that is measured now and then.
     pub(super) fn sample(&mut self, name: &'static str, value: f64) {
         if let Some(samples) = self.record.as_mut().and_then(|r| r.samples.get_mut(name)) {
             samples.push(value);
@@ -155,7 +155,7 @@ impl Work {
         ] {
             metrics.insert(name.to_owned(), series.into_rates(unit));
         }
-        // What did not happen has no values: without a call stage, the frames of a display have no
+        // What did not happen has no values. Without a call stage, the frames of a display have no
         // age.
         metrics.retain(|_, values| !values.is_empty());
         Some(Measurement {
@@ -171,25 +171,25 @@ impl Work {
     }
 }
 
-/// A stage.
+/// A stage of the call, driven by [`run`].
 pub(super) trait Stage {
-    /// What its samples are called.
+    /// The metric names of its samples.
     const SAMPLES: &'static [&'static str];
 
-    /// Its account.
+    /// The account of its work.
     fn work(&mut self) -> &mut Work;
 
-    /// Does what is due, and returns when something is due again.
+    /// Does what is due. Returns when something is due again.
     fn turn(&mut self, now: u64) -> Result<u64, Error>;
 
-    /// Sleeps until then, or until something arrives.
+    /// Sleeps until this time, or until something arrives.
     fn wait(&self, until: u64) -> Result<(), Error>;
 
-    /// Forgets what was due while it was not asked to work.
+    /// Forgets what was due while the stage did not run.
     fn resume(&mut self, now: u64);
 }
 
-/// Runs a stage until `until`; `false` when asked to end.
+/// Runs a stage until `until`. `false` when asked to end.
 fn run(stage: &mut impl Stage, until: u64, asked: &mut dyn FnMut() -> bool) -> Result<bool, Error> {
     let mut ask = 0;
     loop {
@@ -226,7 +226,7 @@ pub(super) fn span<S: Stage>(
     Ok(measured.filter(|_| done))
 }
 
-/// Keeps a stage going.
+/// Keeps a stage running until asked to end.
 pub(super) fn hold(stage: &mut impl Stage, asked: &mut dyn FnMut() -> bool) -> Result<(), Error> {
     stage.resume(clock::now());
     run(stage, u64::MAX, asked).map(|_| ())
@@ -245,7 +245,7 @@ pub(super) fn poll(fds: &mut [rustix::event::PollFd<'_>], until: u64) -> Result<
     }
 }
 
-/// Nanoseconds as milliseconds.
+/// Converts nanoseconds to milliseconds.
 pub(super) fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
@@ -262,7 +262,7 @@ mod tests {
         series.look(1_000, 60);
         series.look(3_000, 260);
         series.look(9_000, 260);
-        // 100 per window from 500 on, for two and a half windows; then nothing.
+        // 100 per window from 500 on, for two and a half windows. Then nothing.
         assert_eq!(series.into_rates(1e6), [100.0, 100.0, 50.0, 0.0]);
     }
 

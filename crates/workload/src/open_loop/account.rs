@@ -1,10 +1,10 @@
-//! What becomes of requests: latencies from the intended start, and those without an answer.
+//! What becomes of requests: latencies from the intended start, and requests without an answer.
 
 use quell_types::stats::{percentile, sorted};
 
 use super::Latency;
 
-/// Requests whose intended start lies in the measured span.
+/// Requests with their intended start in the measured span.
 #[derive(Debug)]
 pub(super) struct Account {
     begin: u64,
@@ -16,8 +16,8 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Room for the latencies of so many requests. Written and emptied again: pages come at the
-    /// first write, and that must not fall into the measured span.
+    /// Room for the latencies of so many requests. It is written and emptied again: pages come at
+    /// the first write, and that must not happen in the measured span.
     pub(super) fn memory(requests: u64) -> Vec<u64> {
         let mut latencies = vec![u64::MAX; usize::try_from(requests).unwrap_or(0)];
         latencies.clear();
@@ -40,7 +40,7 @@ impl Account {
         (self.begin..self.end).contains(&intended)
     }
 
-    /// The request that was to start at `intended` has its answer.
+    /// The request with this intended start has its answer.
     pub(super) fn answered(&mut self, intended: u64, now: u64) {
         if self.counts(intended) {
             self.answered += 1;
@@ -49,7 +49,7 @@ impl Account {
         }
     }
 
-    /// It has none by `now`, and is not waited for any longer.
+    /// The request has no answer by `now`, and is not waited for any longer.
     pub(super) fn given_up(&mut self, intended: u64, now: u64) {
         if self.counts(intended) {
             self.unanswered += 1;
@@ -57,18 +57,18 @@ impl Account {
         }
     }
 
-    /// All requests that count, and those without an answer.
+    /// How many requests count, and how many of them have no answer.
     pub(super) fn requests(&self) -> (u64, u64) {
         (self.answered + self.unanswered, self.unanswered)
     }
 
-    /// Answers per second.
+    /// Answers per second, until the last answer or the end of the span.
     pub(super) fn achieved(&self) -> f64 {
         let took = self.last_answer.max(self.end) - self.begin;
         self.answered as f64 * 1e9 / took.max(1) as f64
     }
 
-    /// `None` without requests.
+    /// `None` where there were no requests.
     pub(super) fn latency(&self) -> Option<Latency> {
         let all: Vec<f64> = self.latencies.iter().map(|n| *n as f64).collect();
         let all = sorted(&all);
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_request_that_waited_counts_from_its_intended_start() {
-        // Requests every ms for a second; the server stops from 500 to 600 ms, and answers at once
+        // Requests every ms for a second. The server stops from 500 to 600 ms, and answers at once
         // otherwise.
         let mut account = Account::new(0, 1_000 * MS, Vec::new());
         for start in (0..1_000).map(|i| i * MS) {
@@ -97,8 +97,7 @@ mod tests {
             account.answered(start, if stopped { 600 * MS } else { start });
         }
         let latency = account.latency().unwrap();
-        // 100 of 1000 waited, from 100 ms down to 1; the ten longest of them make up the last per
-        // cent.
+        // 100 of 1000 waited, from 100 ms down to 1. The ten longest of them are the last per cent.
         assert_eq!(latency.p50_ns, 0.0);
         assert!((90.0e6..=92.0e6).contains(&latency.p99_ns), "{latency:?}");
         assert_eq!(latency.max_ns, 100.0e6);

@@ -1,4 +1,4 @@
-//! The client itself: sockets that do not block, one epoll, and a timer for the next request.
+//! The client itself: non-blocking sockets, one epoll, and a timer for the next request.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -23,16 +23,16 @@ use crate::{Error, affinity, clock};
 
 /// How long connecting and the first command may take.
 const SETUP: Duration = Duration::from_secs(5);
-/// From being ready to the first request.
+/// Time between being ready and the first request.
 const AHEAD_NS: u64 = 1_000_000;
-/// The key outlives a client that was killed for so long.
+/// How long the key outlives a client that was killed.
 const KEY_KEPT_S: u64 = 60;
-/// Requests that are written at once.
+/// The most requests that are written at once.
 const BATCH: usize = 64;
-/// Bytes read at once.
+/// The most bytes that are read at once.
 const READ: usize = 16 << 10;
 
-/// One connection: what is still to be sent, and the intended starts of what is not answered.
+/// One connection: what is still to be sent, and the intended starts of unanswered requests.
 struct Connection {
     stream: TcpStream,
     /// Bytes not sent yet, and where in the request the next of them is.
@@ -42,7 +42,7 @@ struct Connection {
     answers: Answers,
 }
 
-/// The same request again and again, as one piece of memory to write from.
+/// The same request many times, as one piece of memory to write from.
 struct Requests {
     bytes: Vec<u8>,
     one: usize,
@@ -80,7 +80,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes what has arrived.
+    /// Takes the answers that have arrived.
     fn receive(&mut self, buffer: &mut [u8], account: &mut Account) -> Result<(), Error> {
         loop {
             let n = match self.stream.read(buffer) {
@@ -122,9 +122,10 @@ fn unexpected(answer: String) -> Error {
     )
 }
 
-/// Runs the client.
+/// Runs the client and measures its requests.
 ///
-/// # Errors When the server cannot be reached, does not speak the protocol, or closes a connection;
+/// # Errors
+/// When the server cannot be reached, does not speak the protocol, or closes a connection. Also
 /// when the CPU cannot be had.
 pub fn open_loop(options: &OpenLoopOptions) -> Result<OpenLoopReport, Error> {
     options.check()?;
@@ -164,7 +165,7 @@ fn connect(server: &SocketAddr) -> Result<TcpStream, Error> {
     Ok(stream)
 }
 
-/// Sends one command on a connection of its own; the first line of the answer.
+/// Sends one command on a connection of its own. Returns the first line of the answer.
 fn once(server: &SocketAddr, command: &[u8]) -> Result<String, Error> {
     let what = || format!("speaking with {server}");
     let mut stream = connect(server)?;
@@ -213,7 +214,7 @@ impl Clock {
         epoll::add(&self.epoll, stream, number, edges).map_err(Error::kernel("watching a socket"))
     }
 
-    /// Waits for events, until `due` at the latest.
+    /// Waits for events, at most until `due`.
     fn wait(&mut self, due: u64, now: u64, events: &mut Vec<Event>) -> Result<(), Error> {
         events.clear();
         let at_once = due <= now;

@@ -1,15 +1,14 @@
-//! An open-loop client of a server that speaks the redis protocol (`quell bench open-loop`): GETs
-//! at a fixed rate on a fixed schedule, spread over several connections.
+//! An open-loop client of a server that speaks the redis protocol (`quell bench open-loop`). It
+//! sends GETs at a fixed rate on a fixed schedule, spread over several connections.
 //!
 //! The latency of a request runs from its *intended* start, whether or not it could be sent then. A
-//! closed-loop client waits for an answer before it asks again: a server that stops for 100 ms
-//! delays one request per connection, and the others are never made (coordinated omission). Here
+//! closed-loop client waits for an answer before it asks again. So a server that stops for 100 ms
+//! delays one request per connection, and the rest are never made (coordinated omission). Here
 //! every request that was due meanwhile counts with the time that it waited. The client's own
 //! delays count as well: a stopped client is a delay for its user.
 //!
-//! The schedule has equal intervals, not random ones (Poisson): a queue that builds up is then due
-//! to the server or to the machine, never to the client's dice, and two runs at one rate ask the
-//! same.
+//! The schedule has equal intervals, not random ones (Poisson). So a queue that builds up is due to
+//! the server or to the machine, never to chance in the client. Two runs at one rate ask the same.
 
 mod account;
 mod client;
@@ -31,23 +30,23 @@ use crate::bench::duration_text;
 
 /// The most requests of a run: each keeps 8 bytes.
 pub const MOST_REQUESTS: u64 = 100_000_000;
-/// The most connections.
+/// The most connections of one client.
 pub const MOST_CONNECTIONS: u32 = 1_000;
 
-/// What to ask, and how often.
+/// What to ask, how often, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenLoopOptions {
-    /// The server, as host:port.
+    /// The server, as `host:port`.
     pub server: String,
     /// Requests per second, over all connections together.
     pub rate: u32,
-    /// Connections; request `i` goes to connection `i` modulo this number.
+    /// How many connections. Request `i` goes to connection `i` modulo this number.
     pub connections: u32,
-    /// The CPU the client is pinned to; absent: wherever the scheduler puts it.
+    /// The CPU to which the client is pinned. `None`: wherever the scheduler puts it.
     pub cpu: Option<CpuId>,
     /// Requests before the measured span, at the same rate.
     pub warmup: Nanos,
-    /// The measured span: requests whose intended start lies in it count.
+    /// The measured span. Requests with their intended start in it count.
     pub duration: Nanos,
     /// How long answers are waited for after the last intended start.
     pub patience: Nanos,
@@ -96,47 +95,47 @@ impl OpenLoopOptions {
     }
 }
 
-/// What was measured.
+/// The outcome of one run of the client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenLoopReport {
-    /// Always [`crate::bench::SCHEMA`].
+    /// Always [`crate::bench::SCHEMA`]; the first field of the JSON.
     pub schema: String,
-    /// Always `open-loop`.
+    /// Always `open-loop`, as the command is called.
     pub name: String,
     /// The server, as it was given.
     pub server: String,
-    /// The CPU the client was pinned to.
+    /// The CPU to which the client was pinned. `None`: it was not pinned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuId>,
-    /// Connections.
+    /// How many connections were used.
     pub connections: u32,
     /// The measured span, in nanoseconds.
     pub duration_ns: u64,
     /// Requests per second that were wanted.
     pub offered_per_s: f64,
-    /// Answered requests ÷ the time from the first intended start to the last answer or the end of
-    /// the span, whichever is later.
+    /// Answered requests per second. The time runs from the first intended start to the last answer
+    /// or the end of the span, whichever is later.
     pub achieved_per_s: f64,
-    /// Requests whose intended start lay in the span.
+    /// Requests with their intended start in the span.
     pub requests: u64,
-    /// Those of them that had no answer when the client's patience ended. They are in the latencies
-    /// with the time that they had waited, so these are at least what is shown.
+    /// Those of them without an answer when the client's patience ended. They count in the
+    /// latencies with the time that they had waited, so the real latencies are at least as high.
     pub unanswered: u64,
-    /// From the intended start to the answer, in nanoseconds.
+    /// From the intended start to the answer.
     #[serde(flatten)]
     pub latency: Latency,
 }
 
-/// Latencies in nanoseconds.
+/// Percentiles of latencies, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// The median.
+    /// The 50th percentile of all requests.
     pub p50_ns: f64,
-    /// The 99th percentile.
+    /// The 99th percentile of all requests.
     pub p99_ns: f64,
-    /// The 99.9th percentile.
+    /// The 99.9th percentile of all requests.
     pub p999_ns: f64,
-    /// The longest.
+    /// The longest latency of all requests.
     pub max_ns: f64,
 }
 

@@ -1,6 +1,6 @@
-//! The redis protocol, as much of it as a client needs that always asks for the same key.
+//! The part of the redis protocol that is needed by a client that always asks for the same key.
 
-/// The value that the key is set to: three bytes, as redis-benchmark has by default.
+/// The value of the key: three bytes, as redis-benchmark has by default.
 pub(super) const VALUE: &str = "xxx";
 /// The answer to every GET.
 const ANSWER: &[u8] = b"$3\r\nxxx\r\n";
@@ -24,7 +24,7 @@ impl Answers {
     /// How many answers `bytes` completes.
     ///
     /// # Errors
-    /// The line that is not such an answer.
+    /// The line that is no such answer.
     pub(super) fn accept(&mut self, bytes: &[u8]) -> Result<usize, String> {
         let mut complete = 0;
         let mut rest = bytes;

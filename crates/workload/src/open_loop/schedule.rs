@@ -1,15 +1,15 @@
-//! When requests are due: equal intervals, each computed from the beginning so that rounding does
-//! not add up.
+//! When requests are due: at equal intervals. Each time is computed from the beginning, so rounding
+//! does not add up.
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Requests whose intended start lies in `[0, span)` at `rate` per second.
+/// How many requests have their intended start in `[0, span)` at `rate` per second.
 pub(super) fn requests(rate: u32, span: u64) -> u64 {
     let all = (u128::from(span) * u128::from(rate)).div_ceil(u128::from(SECOND));
     u64::try_from(all).unwrap_or(u64::MAX)
 }
 
-/// The intended starts of a run.
+/// The intended starts of a run, and which one is next.
 #[derive(Debug)]
 pub(super) struct Schedule {
     begin: u64,
@@ -35,7 +35,7 @@ impl Schedule {
             .saturating_add(u64::try_from(after).unwrap_or(u64::MAX))
     }
 
-    /// When the next request is due; `None` after the last.
+    /// When the next request is due. `None` after the last.
     pub(super) fn due(&self) -> Option<u64> {
         (self.next < self.requests).then(|| self.intended(self.next))
     }

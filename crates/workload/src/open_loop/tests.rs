@@ -19,7 +19,7 @@ const STALL: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
     Answers,
-    /// Stops once for [`STALL`], after so many.
+    /// Stops once for [`STALL`], after so many GETs.
     Stalls(usize),
     Silent,
     Refuses,
@@ -74,7 +74,7 @@ fn serve(listener: &TcpListener, manner: Manner, over: &AtomicBool, asked: &Atom
     while !over.load(Ordering::Relaxed) {
         while let Ok((stream, _)) = listener.accept() {
             stream.set_nonblocking(true).unwrap();
-            // Bytes of an unfinished command go before what comes next.
+            // Bytes of an unfinished command precede what comes next.
             streams.push((stream, String::new()));
         }
         streams.retain_mut(|(stream, text)| {
@@ -147,11 +147,11 @@ fn every_request_is_made_and_answered_at_the_rate_offered() {
 
 #[test]
 fn a_stall_shows_in_the_99th_percentile() {
-    // 2000 requests in a second, 0.5 ms apart; a stall of 100 ms in its middle. The requests due in
-    // the first 10 ms of the stall, 20 of 2000, wait 90 ms and more: they are the last per cent,
-    // whatever else the machine does. The rank of the percentile may be that of the request before,
-    // and the intervals at both ends are not whole: 89 ms. A client that waits for its answers
-    // would have four such requests, one per connection, and p99 would not see them.
+    // 2000 requests in a second, one every 0.5 ms, with a stall of 100 ms in the middle. The
+    // requests due in the first 10 ms of the stall, 20 of 2000, wait 90 ms and more. They are the
+    // last per cent, whatever else the machine does. The rank of the percentile may be that of the
+    // request before, and the intervals at both ends are not whole: 89 ms. A client that waits for
+    // its answers would have four such requests, one per connection, and p99 would not show them.
     in_one_of_ten(|| {
         let server = Server::start(Manner::Stalls(1_000));
         let report = server.ask(&|_| {}).unwrap();
@@ -176,8 +176,8 @@ fn requests_without_an_answer_count_with_what_they_waited() {
     assert!(begun.elapsed() >= Duration::from_millis(300));
     assert_eq!((report.requests, report.unanswered), (200, 200));
     assert_eq!(report.achieved_per_s, 0.0);
-    // The last was due at the end of the span, and then waited for as long as the client's
-    // patience.
+    // The last one was due at the end of the span. It was then waited for until the client's
+    // patience ended.
     assert!(report.latency.p50_ns >= 240e6, "{report}");
     assert!(report.latency.max_ns >= 299e6, "{report}");
 }
@@ -188,7 +188,7 @@ fn a_server_that_refuses_or_closes_is_an_error() {
     assert!(refused.to_string().contains("-NOAUTH"), "{refused}");
     let closed = Server::start(Manner::Closes).ask(&|_| {}).unwrap_err();
     let text = closed.to_string();
-    // With requests unread the kernel resets the connection.
+    // With unread requests the kernel resets the connection.
     assert!(text.contains("closed") || text.contains("reset"), "{text}");
     let unused = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = unused.local_addr().unwrap().to_string();

@@ -1,5 +1,5 @@
-//! Anonymous memory, taken by a process of its own: when somebody kills that one, for there is no
-//! memory left, this one is there to say so, and to start another, as a batch system would.
+//! Anonymous memory, taken by a child process. When the kernel kills that one because memory is
+//! exhausted, this process reports it and starts another, as a batch system would.
 
 use std::collections::BTreeMap;
 use std::ptr::{self, NonNull};
@@ -18,12 +18,12 @@ use crate::memory::Granted;
 
 use crate::{Error, clock, procfs};
 
-/// Pages stored to between two looks at the clock.
+/// Pages stored to between two readings of the clock.
 const BATCH: usize = 256;
-/// Another process is started so long after one was killed.
+/// How long after a kill the next process is started.
 const AGAIN_NS: u64 = 500_000_000;
 
-/// Memory that both processes see: the pages stored to so far.
+/// Memory that both processes see: the count of pages stored to so far.
 #[derive(Debug)]
 struct Count(NonNull<AtomicU64>);
 
@@ -49,12 +49,12 @@ impl Count {
 
 impl Drop for Count {
     fn drop(&mut self) {
-        // SAFETY: ours, and nobody uses it any more.
+        // SAFETY: the mapping is ours, and no reference to it is left.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), page()) };
     }
 }
 
-/// The process that has the memory; killed with this one.
+/// The process that has the memory. It is killed with this one.
 #[derive(Debug)]
 struct Taker {
     pid: libc::pid_t,
@@ -77,15 +77,14 @@ impl Taker {
                 } else {
                     0
                 };
-                // SAFETY: ends the child at once, without running what the parent wants run at its
-                // end.
+                // SAFETY: ends the child at once, without running the parent's exit handlers.
                 unsafe { libc::_exit(why) }
             }
             pid => Ok(Self { pid }),
         }
     }
 
-    /// How it has ended, if it has.
+    /// How it has ended. `None` while it runs.
     fn ended(&self) -> Result<Option<End>, Error> {
         let mut status = 0;
         // SAFETY: `status` is valid for the call, the child is ours.
@@ -98,20 +97,20 @@ impl Taker {
     }
 }
 
-/// How the process that has the memory ends.
+/// How the process that has the memory ended.
 #[derive(Debug)]
 enum End {
-    /// Somebody ended it.
+    /// A signal ended it: the kernel for want of memory, or a user.
     Killed,
-    /// It was given no memory; why, as an error of the kernel's.
+    /// It got no memory; the kernel's error number.
     Refused(i32),
 }
 
 impl Drop for Taker {
     fn drop(&mut self) {
         let mut status = 0;
-        // SAFETY: the child is ours and was not waited for, or the number is still reserved for
-        // nobody: `ended` was false.
+        // SAFETY: the child is ours and was not waited for, so its number is not reused: `ended`
+        // returned `None`.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, &raw mut status, 0);
@@ -119,8 +118,8 @@ impl Drop for Taker {
     }
 }
 
-/// Grows to `size` within `ramp` ns and stores to page after page of what it has, for ever; comes
-/// back only where the memory is refused, with the reason.
+/// Grows to `size` within `ramp` ns, then stores to page after page without end. Returns only where
+/// the memory is refused, with the reason.
 fn take(size: usize, ramp: u64, count: &AtomicU64) -> Errno {
     let protect = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -129,7 +128,7 @@ fn take(size: usize, ramp: u64, count: &AtomicU64) -> Errno {
         Ok(map) => map,
         Err(why) => return why,
     };
-    // SAFETY: the mapping is ours and of that size. Grown page by page, not by 2 MiB.
+    // SAFETY: the mapping is ours and of that size. It grows page by page, not by 2 MiB.
     let _ = unsafe { madvise(map, size, Advice::LinuxNoHugepage) };
     let start: *mut u8 = map.cast();
     let (bytes, begin) = (page(), clock::now());
@@ -140,7 +139,7 @@ fn take(size: usize, ramp: u64, count: &AtomicU64) -> Errno {
         let due = usize::try_from(grown).unwrap_or(pages).clamp(1, pages);
         let until = due.min(has + BATCH);
         while has < until {
-            // SAFETY: the page lies in the mapping, and nobody else knows of it.
+            // SAFETY: the page lies in the mapping, and nothing else refers to it.
             let page = unsafe { std::slice::from_raw_parts_mut(start.add(has * bytes), bytes / 2) };
             // Half of each page does not compress.
             noise(page, &mut seed);
@@ -148,7 +147,7 @@ fn take(size: usize, ramp: u64, count: &AtomicU64) -> Errno {
             count.fetch_add(1, Ordering::Relaxed);
         }
         for _ in 0..BATCH.min(has) {
-            // SAFETY: as above; volatile, for the store is what it is for.
+            // SAFETY: as above. Volatile, because the store is the purpose.
             unsafe { start.add(at * bytes).cast::<u64>().write_volatile(seed) };
             at = (at + 1) % has;
         }
@@ -156,19 +155,19 @@ fn take(size: usize, ramp: u64, count: &AtomicU64) -> Errno {
     }
 }
 
-/// The hog.
+/// The hog: the process that has the memory, and its supervision.
 #[derive(Debug)]
 pub(crate) struct AnonHog {
     spec: workload::AnonHog,
-    /// Goes before the page that it counts in.
+    /// Dropped before the page that it counts in.
     taker: Option<Taker>,
     count: Count,
-    /// When another one is due.
+    /// When another process is due.
     again: u64,
     killed: u64,
 }
 
-/// One span's values.
+/// The values of one span, by metric.
 #[derive(Debug, Default)]
 struct Record {
     pages_per_s: Vec<f64>,
@@ -178,7 +177,8 @@ struct Record {
 
 impl AnonHog {
     /// # Errors
-    /// Where the machine does not have as much: nobody is started again and again to be killed.
+    /// When the machine does not have so much memory. Else processes would be started only to be
+    /// killed.
     pub(crate) fn new(spec: &workload::AnonHog) -> Result<Self, Error> {
         if let Some(memory) = vm::memory(&procfs::live())?
             && let (available, swap) = (memory.available, memory.swap_free)
@@ -199,7 +199,7 @@ impl AnonHog {
         })
     }
 
-    /// Sees to it that somebody takes memory.
+    /// Starts a process that takes memory, unless one runs or it is too early.
     fn tend(&mut self, now: u64) -> Result<(), Error> {
         let ended = self.taker.as_ref().map_or(Ok(None), Taker::ended)?;
         if let Some(end) = ended {
@@ -220,8 +220,8 @@ impl AnonHog {
         Ok(())
     }
 
-    /// Runs from `begin`, which is now, until `until`; how many pages were stored to, or `None`
-    /// when asked to end.
+    /// Runs from `begin`, which is now, until `until`. Returns how many pages were stored to, or
+    /// `None` when asked to end.
     fn run(
         &mut self,
         (begin, until): (u64, u64),
@@ -235,7 +235,7 @@ impl AnonHog {
             let now = clock::now();
             self.tend(now)?;
             let count = self.count.get().load(Ordering::Relaxed);
-            // A window that was slept over is empty, and what was done since then is spread evenly.
+            // Windows that passed during a sleep share evenly what was done since then.
             let due = (now.min(until) - window) / length;
             if let Some(record) = record.as_deref_mut().filter(|_| due > 0) {
                 let each = (count - before) as f64 * 1e9 / length as f64 / due as f64;
@@ -321,7 +321,7 @@ mod tests {
     fn it_grows_to_its_size_and_goes_on() {
         let measured = hog().span(span_of(600), &mut || false).unwrap().unwrap();
         let resident = &measured.metrics["resident_mb"];
-        // Half of it is there after half of the ramp; the rest is what the test itself had when it
+        // Half of it is there after half of the ramp. The rest is what the test itself had when it
         // forked.
         let (first, last) = (resident[0], *resident.last().unwrap());
         assert!(last >= 16.0, "{resident:?}");
@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn memory_that_is_refused_is_an_error_and_no_kill() {
         let mut hog = hog();
-        // Past any address space.
+        // Larger than any address space.
         hog.spec.size = Bytes(1 << 60);
         let why = hog
             .span(span_of(500), &mut || false)

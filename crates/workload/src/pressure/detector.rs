@@ -1,8 +1,9 @@
-//! The object detector: frames arrive at a fixed rate; for each one an image is read through the
-//! page cache and gone over together with all the weights, which are a mapped file. Frames that
-//! arrive while one is worked on are dropped, as by a camera nobody asks; whoever waits for what
-//! the detector says waits on, until the next frame that is looked at is done, and so counts such
-//! an arrival. The first pass of each file is part of getting ready.
+//! The object detector. Frames arrive at a fixed rate. For each one an image is read through the
+//! page cache. It is processed together with all the weights, which are a mapped file.
+//!
+//! Frames that arrive during the work on another one are dropped, as those of a camera are. The
+//! result of a dropped frame comes with the next processed frame, and its time counts until then.
+//! The first pass over each file is part of getting ready.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,34 +24,34 @@ use crate::memory::Granted;
 use crate::periodic::room;
 use crate::{Error, clock};
 
-/// Bytes of an image.
+/// Bytes of the smallest image.
 const SMALLEST: usize = 100_000;
 const LARGEST: usize = 200_000;
-/// What the arithmetic takes at a time.
+/// Bytes that the arithmetic takes at a time.
 const LINE: usize = 64;
 
-/// The detector.
+/// The detector, with its files mapped and read.
 #[derive(Debug)]
 pub(crate) struct Detector {
     weights: Map,
-    /// Bytes of each page that the arithmetic goes over.
+    /// Bytes of each page that the arithmetic processes.
     per_page: usize,
     images: File,
-    /// The same, to ask which pages are in memory; never touched.
+    /// The weights and images again, mapped only to ask which pages are in memory. Never touched.
     shown: Map,
-    /// Where each image begins, and its length.
+    /// Of each image its first byte in the file, and its length.
     index: Vec<(usize, usize)>,
-    /// The next image.
+    /// The index of the next image.
     turn: usize,
     image: Vec<u8>,
     seen: Vec<u8>,
     period: u64,
-    /// When the last frame was done: what had arrived until then is dropped.
+    /// When the last frame was done. Frames that arrived until then are dropped.
     done: u64,
     session: Session,
 }
 
-/// One span's values.
+/// The values of one span, by metric.
 #[derive(Debug)]
 struct Record {
     ended_ns: Vec<u64>,
@@ -97,7 +98,7 @@ pub(super) fn period(spec: &workload::Detector) -> u64 {
     1_000_000_000 / u64::from(spec.fps.max(1))
 }
 
-/// Page faults of the calling thread so far: those that waited for a disk, and the others.
+/// Page faults of the calling thread so far: those that waited for a disk, and all other ones.
 fn faults() -> (f64, f64) {
     // SAFETY: a plain structure of numbers, filled by the kernel.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -150,7 +151,7 @@ impl Detector {
         Ok(detector)
     }
 
-    /// Reads the next image and goes over it with the weights.
+    /// Reads the next image and processes it with the weights.
     fn look(&mut self) -> Result<(), Error> {
         let (from, len) = self.index[self.turn];
         self.turn = (self.turn + 1) % self.index.len();
@@ -173,8 +174,9 @@ impl Detector {
         Ok(())
     }
 
-    /// Works on the frames that arrive from `begin` on and before `until`, one each period, and
-    /// where the last of them was dropped on the one after; how many, or `None` when asked to end.
+    /// Works on the frames that arrive from `begin` on and before `until`, one each period. If the
+    /// last of them was dropped, it also works on the next one. Returns how many, or `None` when
+    /// asked to end.
     fn run(
         &mut self,
         (begin, until): (u64, u64),
@@ -183,7 +185,7 @@ impl Detector {
     ) -> Result<Option<u64>, Error> {
         let period = usize::try_from(self.period).unwrap_or(usize::MAX);
         let mut frames = 0;
-        // The first arrival that nothing is known of yet.
+        // The first arrival that is not accounted for yet.
         let mut first = begin;
         while first < until {
             let mut arrived = first;
@@ -221,7 +223,7 @@ impl Detector {
     }
 }
 
-/// Waits until a moment; whether nobody asked to end.
+/// Waits until this time. `false` when asked to end.
 fn wait(until: u64, asked: &mut dyn FnMut() -> bool) -> bool {
     loop {
         if asked() {
@@ -240,7 +242,7 @@ fn layout(images: u32) -> (Vec<(usize, usize)>, usize) {
     let mut at = 0;
     let index = (0..images as usize)
         .map(|i| {
-            // Spread over the whole range, the same in each run.
+            // Spread over the whole range, and the same in each run.
             let len = SMALLEST + i * 61_803 % (LARGEST - SMALLEST);
             let from = at;
             at += len.next_multiple_of(page());
@@ -317,7 +319,7 @@ mod tests {
         detector.span(span, &mut || false).unwrap().unwrap()
     }
 
-    /// Whoever was dropped waited for the same end as the next one, and arrived a period earlier.
+    /// A dropped frame waited for the same end as the next one, and arrived a period earlier.
     fn as_a_viewer_sees_it(metrics: &BTreeMap<String, Vec<f64>>, period_ms: f64) {
         let (frames, dropped) = (&metrics[FRAME_MS], &metrics["dropped"]);
         assert_eq!(frames.len(), dropped.len());
@@ -360,7 +362,7 @@ mod tests {
             clock::now() - begin
         };
         let pass = (0..3).map(pass).min().unwrap();
-        // Weights for some four periods.
+        // Weights that take some four periods.
         let mib = (16 * 4 * small.period).div_ceil(pass).clamp(16, 1024);
         let metrics = measure(&mut detector(240, mib));
         as_a_viewer_sees_it(&metrics, small.period as f64 / 1e6);

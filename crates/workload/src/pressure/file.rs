@@ -1,4 +1,4 @@
-//! Hogs of the page cache: one that reads a file, one that writes it.
+//! Hogs of the page cache: one reads a file, one writes it.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -15,10 +15,10 @@ use crate::Error;
 use crate::generator::{Generator, Span};
 use crate::memory::Granted;
 
-/// A piece: short enough for the end to be noticed soon on a slow disk.
+/// Bytes of a piece, short enough that the end is noticed soon on a slow disk.
 const PIECE: usize = 256 << 10;
 
-/// Reads.
+/// Reads its file piece by piece.
 #[derive(Debug)]
 struct Reader {
     file: File,
@@ -34,7 +34,7 @@ impl Reader {
     fn ended(&mut self) -> Result<(), Error> {
         self.at = 0;
         if self.passes == Passes::Once {
-            // Mapped pages stay: the mapping goes first.
+            // Mapped pages would remain in memory, so the mapping goes first.
             self.mapped = None;
             forget(&self.file)?;
         }
@@ -102,7 +102,7 @@ fn length(size: Bytes) -> Result<usize, Error> {
     })
 }
 
-/// Writes.
+/// Writes over its file piece by piece.
 #[derive(Debug)]
 struct Overwriter {
     file: File,

@@ -1,4 +1,4 @@
-//! Files of the generators' own, without a name (`O_TMPFILE`), on a disk.
+//! The generators' own files on a disk, without a name (`O_TMPFILE`).
 
 use std::fs::File;
 use std::io::Write;
@@ -15,28 +15,28 @@ use rustix::fs::{
 use super::page;
 use crate::Error;
 
-/// So much is written at a time, and so much may wait to be written: what makes a file must not be
-/// pressure itself.
+/// Bytes that are written at a time, and that may wait to be written. Making a file must not be
+/// memory pressure itself.
 const CHUNK: usize = 1 << 20;
 const BATCH: u64 = 16 << 20;
-/// One part of so many of the disk is left free.
+/// One part in so many of the disk is left free.
 const SPARE: u64 = 20;
-/// File systems whose files lie in memory: statfs(2).
+/// File systems that keep their files in memory: statfs(2).
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// What stays in the page cache of a file that was made.
+/// Which pages of a new file remain in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cached {
-    /// All of it, as far as the kernel keeps it.
+    /// All pages, as far as the kernel keeps them.
     Kept,
-    /// Nothing.
+    /// No page of the file.
     Dropped,
 }
 
-/// A file of so many bytes in the folder for temporary files.
+/// Makes a file of so many bytes in the folder for temporary files.
 ///
 /// # Errors
-/// Where that folder is in memory, the disk has no room, or cannot be written.
+/// When that folder is in memory, or the disk has no room or cannot be written.
 pub(crate) fn make(size: Bytes, cached: Cached) -> Result<File, Error> {
     make_in(&std::env::temp_dir(), size, cached)
 }
@@ -47,7 +47,7 @@ fn make_in(folder: &Path, size: Bytes, cached: Cached) -> Result<File, Error> {
         let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | more;
         open(folder, how, Mode::RUSR | Mode::WUSR).map(File::from)
     };
-    // Past the page cache, where the file system can: quicker, and nobody's memory.
+    // Past the page cache, where the file system can: quicker, and without use of memory.
     let file = file(OFlags::DIRECT).or_else(|_| file(OFlags::empty()));
     let mut file = file.map_err(Error::kernel(what.clone()))?;
     let kind = fstatfs(&file).map_err(Error::kernel(what.clone()))?.f_type;
@@ -71,7 +71,7 @@ fn make_in(folder: &Path, size: Bytes, cached: Cached) -> Result<File, Error> {
             "ask for a smaller size, or set TMPDIR to a folder on a larger disk",
         ));
     }
-    // Which takes whole pages at places divisible by a page.
+    // O_DIRECT takes whole pages, at addresses divisible by a page.
     let mut room = vec![0; CHUNK + page()];
     let from = room.as_ptr().align_offset(page());
     let chunk = &mut room[from..from + CHUNK];
@@ -87,7 +87,7 @@ fn make_in(folder: &Path, size: Bytes, cached: Cached) -> Result<File, Error> {
             forget(&file)?;
         }
     }
-    // From here on through the page cache.
+    // From here on accesses go through the page cache.
     let flags = fcntl_getfl(&file).map_err(Error::kernel(what.clone()))?;
     fcntl_setfl(&file, flags - OFlags::DIRECT).map_err(Error::kernel(what.clone()))?;
     if cached == Cached::Kept {
@@ -102,7 +102,7 @@ fn make_in(folder: &Path, size: Bytes, cached: Cached) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Bytes that do not compress.
+/// Fills `bytes` with data that does not compress.
 pub(super) fn noise(bytes: &mut [u8], seed: &mut u64) {
     for word in bytes.chunks_exact_mut(8) {
         *seed ^= *seed << 13;
@@ -112,20 +112,20 @@ pub(super) fn noise(bytes: &mut [u8], seed: &mut u64) {
     }
 }
 
-/// Takes a file out of the page cache, and out of the kernel's memory of what was reclaimed:
-/// reading it is reading it for the first time.
+/// Removes a file from the page cache, and from the kernel's memory of reclaimed pages. The next
+/// read is as if it were the first.
 pub(super) fn forget(file: &File) -> Result<(), Error> {
     fadvise(file, 0, None, Advice::DontNeed).map_err(Error::kernel("dropping a file's pages"))
 }
 
-/// A file mapped for reading, as long as it lives.
+/// A file that is mapped for reading until this is dropped.
 #[derive(Debug)]
 pub(super) struct Map {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: nobody writes to the mapping; the file has no name and no other writer.
+// SAFETY: nothing writes to the mapping. The file has no name and no other writer.
 unsafe impl Send for Map {}
 
 impl Map {
@@ -147,14 +147,14 @@ impl Map {
         Ok(Self { start, len })
     }
 
-    /// What is in it. The file keeps its size while it is mapped.
+    /// The file's bytes. The file keeps its size while it is mapped.
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping lives as long as `self`, is of that length, and nobody writes to it.
+        // SAFETY: the mapping lives as long as `self`, has that length, and nothing writes to it.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// How many pages of `[from, from + len)`, `from` at the beginning of one, are not in the page
-    /// cache; `seen` has a byte for each at least.
+    /// How many pages of `[from, from + len)` are not in the page cache. `from` is the beginning of
+    /// a page, and `seen` has at least a byte for each page.
     pub(super) fn missing(&self, from: usize, len: usize, seen: &mut [u8]) -> Result<usize, Error> {
         let pages = len.div_ceil(page());
         let seen = &mut seen[..pages];

@@ -1,21 +1,23 @@
-//! Latency under memory pressure (Channabasappa and Ravindran): an object [`detector`] whose
-//! weights and images are pages of files, and what takes memory from it: anonymous pages
-//! ([`anon`]), pages of files that are read or written ([`mod@file`]).
+//! Latency under memory pressure (Channabasappa and Ravindran). An object [`detector`] has its
+//! weights and images in pages of files. Hogs take memory from it: anonymous pages ([`anon`]), and
+//! pages of files that are read or written ([`mod@file`]).
 //!
-//! Files have no name ([`files`]): nothing is left of them, whatever ends the generator. They lie
-//! in the folder for temporary files (`TMPDIR`), which has to be on a disk.
+//! Files have no name ([`files`]), so none remains, whatever ends the generator. They lie in the
+//! folder for temporary files (`TMPDIR`), which has to be on a disk.
 //!
 //! | generator | metric | one value per | is |
 //! |---|---|---|---|
-//! | `detector` | `frame_ms` | arrival | from there to the end of the arithmetic; if dropped, to that of the next frame looked at |
-//! | | `dropped` | arrival | 1 if the frame before was not done, so that nobody looked at this one; else 0 |
-//! | | `cache_misses` | frame | share of the image's pages that were not in the page cache (`mincore`) |
+//! | `detector` | `frame_ms` | arrival | from there to the end of the arithmetic |
+//! | | `dropped` | arrival | 1 if the frame before was not done, else 0 |
+//! | | `cache_misses` | frame | share of the image's pages not in the page cache (`mincore`) |
 //! | | `major_faults`, `minor_faults` | frame | of the thread (`getrusage`) |
 //! | | `resident_mb` | frame | 10^6 bytes, afterwards (`/proc/self/statm`) |
 //! | `anon-hog` | `pages_per_s` | window of 100 ms | pages stored to |
 //! | | `resident_mb` | window | of the process that takes the memory |
-//! | | `killed` | window | how often somebody killed that process; another one is started |
+//! | | `killed` | window | how often that process was killed; another one is started |
 //! | `file-hog`, `dirty-writer` | `bandwidth_mb_s` | window of 100 ms | 10^6 bytes of the file |
+//!
+//! The `frame_ms` of a dropped frame runs to the end of the next frame that is processed.
 
 mod anon;
 mod detector;
@@ -33,21 +35,21 @@ use crate::Error;
 use crate::generator::MOST_WINDOWS;
 use crate::resolved::ResolvedWorkload;
 
-/// The bytes of a page of this machine.
+/// Bytes of a page of this machine.
 fn page() -> usize {
     rustix::param::page_size()
 }
 
-/// The length of a hog's windows in a span: what is left over behind the last whole one is in none.
+/// The length of a hog's windows in a span. What follows the last whole window is in none.
 fn window(duration_ns: u64) -> u64 {
     duration_ns.clamp(1, 100_000_000)
 }
 
-/// Refuses a span with nothing to be measured, or too much: these keep time by themselves, whatever
-/// windows were asked for. Before anything is made, since files take their time.
+/// Refuses a span with nothing to measure, or too much. These generators keep time by themselves,
+/// whatever windows were asked for. It is checked before files are made, since that takes time.
 ///
 /// # Errors
-/// As said.
+/// When the span has no value, or too many.
 pub(crate) fn check(workload: &ResolvedWorkload, duration: Nanos) -> Result<(), Error> {
     let (each, what, remedy) = match workload {
         ResolvedWorkload::Detector(spec) => (
@@ -75,11 +77,11 @@ pub(crate) fn check(workload: &ResolvedWorkload, duration: Nanos) -> Result<(), 
     ))
 }
 
-/// How often a hog looks whether it is to end.
+/// How often a hog asks whether to end, in nanoseconds.
 const ASK_NS: u64 = 10_000_000;
 
-/// 10^6 bytes in memory, as `/proc/PID/statm` (second number, in pages) tells; `None` where nobody
-/// is.
+/// 10^6 bytes in memory, from the second number (in pages) of `/proc/PID/statm`. `None` where there
+/// is no such process.
 fn resident_mb(pid: Option<u32>) -> Option<f64> {
     let path = pid.map_or("/proc/self/statm".to_owned(), |pid| {
         format!("/proc/{pid}/statm")
@@ -115,7 +117,7 @@ mod tests {
             };
             bench(&options).unwrap_err().to_string()
         };
-        // Nobody has so much: what is refused is the span.
+        // No machine has so much memory. The span is what is refused.
         let size = Bytes(1 << 60);
         let detector = ResolvedWorkload::Detector(Detector {
             weights: size,

@@ -30,7 +30,7 @@ impl Windows {
         }
     }
 
-    /// So much was done until now.
+    /// Adds what was done until now.
     pub(super) fn add(&mut self, now: u64, done: u64) {
         let at = now.saturating_sub(self.begin) / self.length;
         let at = usize::try_from(at).unwrap_or(usize::MAX);
@@ -39,24 +39,24 @@ impl Windows {
         }
     }
 
-    /// Per second, times `unit`.
+    /// What was done per second in each window, times `unit`.
     fn rates(self, unit: f64) -> Vec<f64> {
         let seconds = self.length as f64 / 1e9;
         self.counts.iter().map(|c| c * unit / seconds).collect()
     }
 }
 
-/// What does a bit of work and tells how much it was.
+/// Does a bit of work and returns how much it was.
 pub(super) trait Work {
-    /// So many bytes at most, or a few milliseconds of it.
+    /// Does so many bytes at most, or a few milliseconds of work.
     fn some(&mut self) -> Result<u64, Error>;
 }
 
-/// Keeps work up, at a rate if there is one.
+/// Repeats work, at a rate if there is one.
 #[derive(Debug)]
 pub(super) struct Hog<W> {
     work: W,
-    /// Bytes per second.
+    /// Bytes per second. `None`: as fast as it can.
     rate: Option<u64>,
 }
 
@@ -70,7 +70,7 @@ impl<W: Work> Hog<W> {
         &mut self.work
     }
 
-    /// Works until `until`; `None` when asked to end.
+    /// Works until `until`. `None` when asked to end.
     pub(super) fn run(
         &mut self,
         until: u64,
@@ -91,7 +91,7 @@ impl<W: Work> Hog<W> {
                 }
                 ask = now + ASK_NS;
             }
-            // Ahead of its rate it waits.
+            // Waits where it is ahead of its rate.
             let due = self.rate.map_or(0, |rate| {
                 let ns = u128::from(done) * 1_000_000_000 / u128::from(rate.max(1));
                 begin.saturating_add(u64::try_from(ns).unwrap_or(u64::MAX))

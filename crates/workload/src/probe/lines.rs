@@ -1,11 +1,13 @@
 //! The lines that the probe writes, pushes out, flushes and walks.
 //!
-//! Written lines, because caches drop clean ones on the way out as they like. Far apart, because
-//! prefetchers fetch neighbours. Every page is visited just before a walk, so that address
-//! translation costs all three walks the same. And fast, because on a busy machine a line stays in
-//! a shared cache for a millisecond or less: lines at different offsets in a page never share a set
-//! of the second-level cache, whatever the pages' places in memory (a virtual machine cannot know
-//! them), so only the few offsets that are sampled have to be written in enough other pages.
+//! - They are written, because caches may drop clean lines on the way out.
+//! - They are far from each other, because prefetchers fetch neighbours.
+//! - Every page is visited just before a walk, so that address translation costs all three walks
+//!   the same.
+//! - Pushing out is fast, because on a busy machine a line remains in a shared cache for a
+//!   millisecond or less. Lines at different offsets in a page never share a set of the
+//!   second-level cache, wherever the pages lie in memory. A virtual machine cannot know that. So
+//!   only the few sampled offsets have to be written in enough other pages.
 
 use std::ptr;
 
@@ -19,38 +21,38 @@ use crate::memory::Buffer;
 use crate::{Error, clock};
 
 const PAGE: usize = 4096;
-/// Sampled offsets in a page, and how far apart they are: more than a pair of lines.
+/// How many offsets in a page are sampled. `GAP`: bytes between them, more than a pair of lines.
 const OFFSETS: usize = 8;
 const GAP: usize = PAGE / OFFSETS;
-/// Pages with sampled lines.
+/// How many pages have sampled lines.
 const PAGES: usize = 64;
-/// What those pages take together.
+/// Bytes of those pages together.
 pub(super) const SAMPLED_BYTES: u64 = (PAGES * PAGE) as u64;
 const SAMPLES: usize = PAGES * OFFSETS;
 /// Each walk is timed in so many parts.
 const PARTS: usize = 8;
 
-/// Where a sampled line lies, from 0 to [`SAMPLES`].
+/// The offset in the buffer of a sampled line, numbered from 0 to [`SAMPLES`].
 const fn sample(i: usize) -> usize {
     PAGE * (i % PAGES) + GAP * (i / PAGES)
 }
 
-/// A buffer with a list through its sampled lines. They lie in the first [`PAGES`] pages; the
-/// others push them out.
+/// A buffer with a list through its sampled lines. They lie in the first [`PAGES`] pages. Writing
+/// all other pages pushes them out.
 pub(super) struct Lines {
     buffer: Buffer,
     next: Vec<u32>,
 }
 
 // SAFETY: two threads write and read the buffer, by volatile accesses through raw pointers and
-// never at the same time: each touches it only between the phase that lets it and the one it opens
-// then, with release and acquire.
+// never at the same time. Each touches it only between the phase that allows it and the phase that
+// it opens then, with release and acquire.
 unsafe impl Sync for Lines {}
 
 impl Lines {
     pub(super) fn new(size: Bytes, seed: u64) -> Result<Self, Error> {
         let lines = Self {
-            // Huge pages where to be had: fewer translations, less noise. Base pages do as well.
+            // Huge pages where possible: fewer translations, less noise. Base pages do as well.
             buffer: Buffer::new(size, Pages::Huge)?,
             next: cycle(SAMPLES as u32, Order::Random, seed),
         };
@@ -104,7 +106,7 @@ impl Lines {
         median(&parts).unwrap_or(f64::NAN)
     }
 
-    /// Flushes all sampled lines from all caches; [`flush_is_known`] tells whether it can.
+    /// Flushes all sampled lines from all caches, where [`flush_is_known`].
     pub(super) fn flush(&self) {
         let Some(flush) = arch::request(Request::Flush) else {
             return;
@@ -117,7 +119,7 @@ impl Lines {
     }
 }
 
-/// Whether a line can be flushed from all caches by an ordinary program here.
+/// Whether an ordinary program can flush a line from all caches here.
 pub(super) fn flush_is_known() -> bool {
     arch::request(Request::Flush).is_some()
 }

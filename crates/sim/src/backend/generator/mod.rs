@@ -1,6 +1,6 @@
-//! The generators on the simulated machine: what a workload is there ([`work`]), and how it is
-//! measured: loads of equal steps in windows (here), those that work in units by their log
-//! ([`units`]), all by what the machine counts besides ([`Counter`]).
+//! The generators on the simulated machine. [`work`] says what a workload is there. Loads of equal
+//! steps are measured in windows (here). Generators that work in units are measured by their log
+//! ([`units`]). In addition all have what the machine counts ([`Counter`]).
 
 mod units;
 mod work;
@@ -22,14 +22,14 @@ use work::{Judged, Kind, Steps};
 
 pub(super) use work::{Place, Work};
 
-/// The length of a window: that of the generators on Linux.
+/// The length of a window, as the generators on Linux have it.
 const WINDOW: Nanos = Nanos::millis(1);
 
 #[derive(Debug)]
 enum Phase {
-    /// Waits to be sent off.
+    /// Waits for the order to start.
     Ready,
-    /// Runs; measuring begins at the first look from then on.
+    /// Runs. Measuring begins at the first reading of the clock at or after `until`.
     WarmsUp { until: Nanos, duration: Nanos },
     Measures {
         begin: Nanos,
@@ -38,20 +38,20 @@ enum Phase {
         counted: Counter,
         windows: Box<Windows>,
     },
-    /// Keeps its load up.
+    /// Continues as load after its measurement.
     Loads,
 }
 
-/// What an alarm is for.
+/// What an alarm of a generator is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bell {
-    /// To look at the clock.
+    /// To read the clock.
     Look,
     /// The next slot of its target rate begins.
     Slot,
 }
 
-/// Whose alarm it is: a generator's number and what it is for.
+/// The number of the generator that an alarm belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(pub(super) u32);
 
@@ -60,14 +60,14 @@ impl Key {
         u64::from(self.0) << 1 | u64::from(bell == Bell::Slot)
     }
 
-    /// What rang.
+    /// The generator and the purpose of an alarm, from its key.
     pub(super) fn rang(key: u64) -> (Self, Bell) {
         let bell = if key & 1 == 0 { Bell::Look } else { Bell::Slot };
         (Self(u32::try_from(key >> 1).unwrap_or(u32::MAX)), bell)
     }
 }
 
-/// What the machine counts of a task besides what its generator does, over a span.
+/// What the machine counts of a task over a span, apart from the generator's own metrics.
 #[derive(Clone, Copy, Debug)]
 struct Counter {
     begin: Nanos,
@@ -84,14 +84,14 @@ impl Counter {
         }
     }
 
-    /// Bytes read from memory for the task.
+    /// Bytes read from memory for the task since the begin.
     fn memory_bytes(&self, os: &Os, task: TaskId) -> u64 {
         let (now, before) = (os.counts(task), self.before);
         (now.misses - before.misses + now.prefetches - before.prefetches) * LINE_BYTES
     }
 
-    /// `ipc` ([`Counts::ipc`]; without time on a core there is none) and `misses_per_ms`, lines
-    /// that its accesses read from memory per millisecond.
+    /// `ipc` ([`Counts::ipc`]; absent without time on a core) and `misses_per_ms`: lines that its
+    /// accesses read from memory per millisecond.
     fn end(&self, os: &Os, task: TaskId) -> Vec<(&'static str, Vec<f64>)> {
         let (now, before) = (os.counts(task), self.before);
         let since = Counts {
@@ -110,7 +110,7 @@ impl Counter {
     }
 }
 
-/// A generator that was started.
+/// A generator that was started as a task.
 #[derive(Debug)]
 pub(super) struct Generator {
     pub(super) task: TaskId,
@@ -138,14 +138,14 @@ impl Generator {
         }
     }
 
-    /// From now on its units are told of, if it works in units.
+    /// From now on its units are collected for [`Self::fresh`], if it works in units.
     pub(super) fn observe(&mut self) {
         if let Does::Units(units) = &mut self.does {
             units.observe();
         }
     }
 
-    /// Its units that ended since the last time, if they are told of; times are since booting.
+    /// The units that ended since the last call, if they are collected. Times are since booting.
     pub(super) fn fresh(&mut self, os: &mut Os) -> Vec<Unit> {
         match &mut self.does {
             Does::Units(units) => units.fresh(os, self.task),
@@ -153,7 +153,7 @@ impl Generator {
         }
     }
 
-    /// Sends it off; `key` is its alarms'.
+    /// Starts warm-up and measurement. `key` identifies its alarms.
     pub(super) fn go(&mut self, os: &mut Os, key: Key, warmup: Nanos, duration: Nanos) {
         match &mut self.does {
             Does::Steps(load) => load.go(os, key, warmup, duration),
@@ -161,7 +161,7 @@ impl Generator {
         }
     }
 
-    /// It has done what it was to do.
+    /// The task has done all its accesses.
     pub(super) fn finished(&mut self, os: &mut Os, key: Key) {
         match &mut self.does {
             Does::Steps(load) => load.keep_pace(os, key),
@@ -169,7 +169,7 @@ impl Generator {
         }
     }
 
-    /// An alarm of its own; its measurement, once it is over.
+    /// Handles one of its alarms. Returns its measurement once that is over.
     pub(super) fn alarm(&mut self, os: &mut Os, key: Key, bell: Bell) -> Option<Measurement> {
         match &mut self.does {
             Does::Steps(load) => load.alarm(os, key, bell),
@@ -177,7 +177,7 @@ impl Generator {
         }
     }
 
-    /// It runs again; its measurement, once it is over.
+    /// The task runs again. Returns its measurement once that is over.
     pub(super) fn runs(&mut self, os: &mut Os, key: Key) -> Option<Measurement> {
         match &mut self.does {
             Does::Steps(load) => load.look(os, key),
@@ -186,14 +186,14 @@ impl Generator {
     }
 }
 
-/// A load of equal steps.
+/// A load of equal steps, and its measurement.
 #[derive(Debug)]
 struct Load {
     task: TaskId,
     steps: Steps,
     clock: Picos,
     pace: Option<Pace>,
-    /// Its pace has begun.
+    /// Whether the target rate has begun to be kept.
     paced: bool,
     phase: Phase,
 }
@@ -221,8 +221,8 @@ impl Load {
         os.alarm(until, key.of(Bell::Look));
     }
 
-    /// Does what is due by the end of the slot, or waits for the next one: as on Linux by sleeping,
-    /// and if that is not worth it by spinning, which here is holding the core.
+    /// Does what is due by the end of the slot, or waits for the next one. On Linux it waits by
+    /// sleeping, or by spinning where that is too short. Spinning here is holding the core.
     fn keep_pace(&mut self, os: &mut Os, key: Key) {
         let Some(pace) = &mut self.pace else {
             os.sleep(self.task);
@@ -250,9 +250,9 @@ impl Load {
         }
     }
 
-    /// An alarm of its own: it looks at the clock, if it runs. One that reports rates is looked at
-    /// from outside, since what it has done is known at every moment; the times of the others end
-    /// where they can look.
+    /// Handles one of its alarms. A load that reports rates is read from outside, since its
+    /// progress is known at every moment. One that reports times reads the clock itself, so only
+    /// while it runs.
     fn alarm(&mut self, os: &mut Os, key: Key, bell: Bell) -> Option<Measurement> {
         if bell == Bell::Slot {
             self.keep_pace(os, key);
@@ -265,7 +265,7 @@ impl Load {
         self.look(os, key)
     }
 
-    /// It looks at the clock; its measurement, once it is over.
+    /// Reads the clock. Returns the measurement once that is over.
     fn look(&mut self, os: &mut Os, key: Key) -> Option<Measurement> {
         let (steps, task) = (self.steps, self.task);
         let (now, units) = (os.now(), os.done(self.task) / steps.accesses);
@@ -322,9 +322,9 @@ impl Load {
     }
 }
 
-/// The metrics of a load of equal steps, from the windows of its main one.
+/// The metrics of a load of equal steps, from the windows of its main metric.
 fn metrics(steps: &Steps, values: Vec<f64>) -> BTreeMap<&'static str, Vec<f64>> {
-    // A time per access as a rate, and the other way round.
+    // Converts times per access to rates, and rates to times.
     let inverse = |unit: f64| values.iter().map(|v| unit / v.max(1e-3)).collect();
     match steps.judged {
         Judged::Rate { also_time: true } => {
@@ -343,7 +343,7 @@ fn metrics(steps: &Steps, values: Vec<f64>) -> BTreeMap<&'static str, Vec<f64>> 
     }
 }
 
-/// When to look next: at the end of a window, or as often as a generator on Linux looks.
+/// When to read the clock next: at the end of a window, or as often as a generator on Linux does.
 fn next(begin: Nanos, end: Nanos, windows: &Windows, cut: Cut, now: Nanos) -> Nanos {
     match cut {
         Cut::AtLook => now.plus(Nanos(LOOK_NS)),

@@ -1,15 +1,17 @@
 //! Generators that work in units: a real-time task's jobs, and the frames of a video call's two
-//! subjects. The machine logs each unit; here is what is made of the log.
+//! subjects. The machine logs each unit. This module makes metrics of the log.
 //!
-//! **Frames.** A frame that is late by a period or more is never begun (a camera has a newer one by
-//! then). What a person on the call notices follows from when frames get done:
+//! **Frames.** A frame that is late by a period or more never begins: a camera has a newer one by
+//! then. What a person on the call notices follows from when frames are done:
 //!
 //! | metric | is |
 //! |---|---|
-//! | `frames_per_s` | frames done, from one completion to another: the last ones before a second begins and before it ends |
-//! | `encode_ms`, `compose_ms` | of each frame, from its begin to its end |
-//! | `rtt_ms` | of each packet, [`CallModel::base_rtt`] and how long it waits for the call's thread, which is busy with a frame until that is done |
-//! | `media_kb_s` | frames per second × media per frame, which is `rate` ÷ frames per second: nothing but the machine holds the call up |
+//! | `frames_per_s` | frames done per second, by the times of completions |
+//! | `encode_ms`, `compose_ms` | per frame, from its begin to its end |
+//! | `rtt_ms` | per packet: [`CallModel::base_rtt`], plus its wait while a frame is encoded |
+//! | `media_kb_s` | frames per second × media per frame (`rate` ÷ frames per second) |
+//!
+//! Only the machine limits `media_kb_s`: nothing else delays the call.
 //!
 //! Deviations from Linux: no packets, no rate control, no hand-over from call to display, so a
 //! frame has no age.
@@ -26,18 +28,18 @@ use crate::machine::Unit;
 use crate::os::{Os, TaskId};
 use crate::pattern::Stage;
 
-/// Picoseconds per nanosecond.
+/// Picoseconds of a nanosecond.
 const PS: Picos = 1_000;
 /// Nanoseconds of a second.
 const SECOND: u64 = 1_000_000_000;
 
-/// The free parameters of the call, none of which the published demand tells.
+/// The free parameters of the call. The published demand gives none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct CallModel {
-    /// The round trip of a packet that nothing waits for. Calibrated: with it the call alone on
+    /// The round trip of a packet that waits for nothing. Calibrated: with it the call alone on
     /// `xeon-w3530` has the published 1.85 ms.
     pub(in super::super) base_rtt: Nanos,
-    /// Bytes of a packet, which says how many arrive, evenly: those of the call on Linux.
+    /// Bytes of a packet, as on Linux. It determines how many arrive, evenly spaced.
     pub(in super::super) packet: Bytes,
 }
 
@@ -48,20 +50,20 @@ impl CallModel {
     };
 }
 
-/// What works in units.
+/// The kind of work that comes in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
-    /// A real-time task.
+    /// A real-time task with a job per period.
     Task {
         period: Nanos,
         deadline: Nanos,
-        /// Program bytes of a pass: the lines it touches.
+        /// Program bytes of a pass: the lines that it touches.
         bytes: u64,
     },
-    /// A video call's subject.
+    /// A subject of the video call.
     Frames {
         stage: Stage,
-        /// The most media that the call sends.
+        /// The highest media rate that the call sends.
         media: Rate,
         fps: u32,
     },
@@ -80,22 +82,22 @@ enum Phase {
         done: u64,
         counted: Counter,
         windows: Box<Windows>,
-        /// Those that ended since the begin, and the last one before.
+        /// Units that ended since the measurement began, and the last one before.
         units: Vec<Unit>,
     },
     Loads,
 }
 
-/// A generator that works in units.
+/// A generator that works in units, and its measurement.
 #[derive(Debug)]
 pub(super) struct Units {
     job: Job,
-    /// The clock period.
+    /// Picoseconds of a core cycle.
     clock: Picos,
     phase: Phase,
-    /// Those that ended since the last look.
+    /// Units that ended since the clock was read last.
     ended: Vec<Unit>,
-    /// Those that ended since somebody else was told, if anybody is.
+    /// Units that [`Self::fresh()`] has not returned yet. `None`: they are not collected.
     fresh: Option<Vec<Unit>>,
 }
 
@@ -110,13 +112,13 @@ impl Units {
         }
     }
 
-    /// From now on somebody is told of every unit.
+    /// From now on units are collected for [`Self::fresh()`].
     pub(super) fn observe(&mut self) {
         self.fresh = Some(Vec::new());
     }
 
-    /// Those that ended since the last time, if anybody is told: from when they were due, or of
-    /// frames from when they began.
+    /// The units that ended since the last call, if they are collected. A job's time counts from
+    /// when it was due, a frame's from when it began.
     pub(super) fn fresh(&mut self, os: &mut Os, task: TaskId) -> Vec<deadline::Unit> {
         self.gather(os, task);
         let from = |unit: &Unit| match self.job {
@@ -190,7 +192,8 @@ impl Units {
                     (lines * LINE_BYTES) as f64 * 1e3 / ns.max(1) as f64
                 });
                 let open = match self.job {
-                    // What was released within the span belongs to it, however late it is done.
+                    // A job that was released within the span belongs to it, however late it is
+                    // done.
                     Job::Task { period, .. } => units
                         .last()
                         .is_none_or(|last| last.due + period.0 * PS < end.0 * PS),
@@ -246,7 +249,7 @@ impl Units {
     }
 }
 
-/// The measured time, in picoseconds since booting.
+/// The measured span, in picoseconds since booting.
 struct Span {
     begin: Picos,
     end: Picos,
@@ -256,8 +259,8 @@ fn ms(time: Picos) -> f64 {
     time as f64 / 1e9
 }
 
-/// The metrics of `docs/generators.md` for a real-time task; how many jobs were released in the
-/// span and done.
+/// Adds the metrics of `docs/generators.md` for a real-time task. Returns how many jobs were
+/// released in the span and done.
 fn task_metrics(
     metrics: &mut Vec<(&str, Vec<f64>)>,
     span: &Span,
@@ -292,7 +295,7 @@ fn task_metrics(
     jobs
 }
 
-/// The metrics of a frame subject, but for its bandwidth.
+/// The metrics of a frame subject, except its bandwidth.
 fn frame_metrics(
     metrics: &mut Vec<(&str, Vec<f64>)>,
     span: &Span,
@@ -321,9 +324,9 @@ fn frame_metrics(
     metrics.extend([("frames_per_s", frames), (name, took)]);
 }
 
-/// Frames done per second, second by second: between the last completion before each begins and the
-/// last before it ends. A subject that has not come to an end for two periods is not given that
-/// time.
+/// Frames done per second, for each second. Its time is counted between the last completions before
+/// its begin and before its end. Where the last completion is more than two periods old, its time
+/// counts to the boundary itself.
 fn per_second(span: &Span, units: &[Unit], period: Picos) -> Vec<f64> {
     let whole = span.end - span.begin;
     let seconds = ((whole + SECOND * PS / 2) / (SECOND * PS)).max(1);
@@ -347,9 +350,9 @@ fn per_second(span: &Span, units: &[Unit], period: Picos) -> Vec<f64> {
         .collect()
 }
 
-/// The round trip of each packet that arrives while it is known what the thread does: from the
-/// first completion to the last, `apart` from each other. Between a frame's being due and its begin
-/// the thread does not run, and takes packets first when it does.
+/// The round trip of each packet. Packets arrive every `apart` from the first completion to the
+/// last: there it is known what the thread does. Between a frame's due time and its begin the
+/// thread does not run. When it does run, it takes packets first.
 fn round_trips(span: &Span, units: &[Unit], apart: Picos, base: Nanos) -> Vec<f64> {
     let Some((first, rest)) = units.split_first() else {
         return Vec::new();
@@ -378,7 +381,7 @@ mod tests {
 
     const MS: Picos = 1_000_000_000;
 
-    /// A unit by its times in milliseconds.
+    /// A unit with these times, in milliseconds.
     fn unit(due: u64, began: u64, ended: u64, skipped: u64) -> Unit {
         Unit {
             due: due * MS,
@@ -401,9 +404,9 @@ mod tests {
             .map(|n| unit(n * 40, n * 40, n * 40 + 9, 0))
             .collect();
         assert_eq!(per_second(&span(200, 1200), &steady, 40 * MS), [25.0]);
-        // The same whatever part of a period the span begins with.
+        // The same, whatever part of a period the span begins with.
         assert_eq!(per_second(&span(215, 1187), &steady, 40 * MS), [25.0]);
-        // Nothing after half of the time: two periods of doubt, then it counts.
+        // No completion after half of the time: two periods of doubt, then that time counts.
         let (half, _) = steady.split_at(16);
         let found = per_second(&span(200, 1200), half, 40 * MS)[0];
         assert!((found - 11.0 / 1.031).abs() < 1e-9, "{found}");
@@ -413,8 +416,8 @@ mod tests {
     fn packets_wait_for_the_frame_that_the_thread_is_busy_with() {
         let units = [unit(0, 0, 10, 0), unit(40, 40, 50, 0), unit(80, 84, 94, 0)];
         let trips = round_trips(&span(0, 100), &units, 2 * MS, Nanos::millis(1));
-        // At 10, 12 … 38 nothing waits; at 40 … 48 until 50; then free until 80; then until 84,
-        // then until 94.
+        // At 10, 12 … 38 packets do not wait. At 40 … 48 they wait until 50. Then the thread is
+        // free until 80, and busy until 84 and until 94.
         assert_eq!(trips.len(), 42);
         assert!(trips[..15].iter().all(|t| *t == 1.0));
         assert_eq!(trips[15..20], [11.0, 9.0, 7.0, 5.0, 3.0]);

@@ -1,5 +1,5 @@
-//! What a workload is on the simulated machine: its accesses, its memory, and what is made of how
-//! many were done.
+//! What a workload is on the simulated machine: its accesses, its memory, and how accesses done
+//! become metrics.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -19,33 +19,33 @@ use crate::pattern::{
     Churn, Frames, Lattice, ParallelLists, Pattern, Replay, Stage, Stores, Stream, Task,
 };
 
-/// The same list in every run, as on Linux: what is compared is configurations, not permutations.
+/// The same list in every run, as on Linux: configurations are compared, not permutations.
 const SEED: u64 = 0x5eed;
 
-/// The memory taken beyond the banks' share of it, in parts of the whole, as on Linux: frames are
-/// not handed out evenly.
+/// Extra memory beyond the banks' share: a quarter of it, as on Linux, because frames are not
+/// handed out evenly.
 const SPARE: u64 = 4;
 
-/// Core cycles that the collision of the eight cells of a line of each distribution takes. Assumed:
-/// some 240 floating-point operations a cell, two a cycle.
+/// Core cycles to collide eight cells: those of a line of each distribution. Assumed: some 240
+/// floating-point operations a cell, two a cycle.
 const COLLIDE: u32 = 8 * 240 / 2;
 
 /// What is measured of a load of equal steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judged {
-    /// Nanoseconds per access; also as a rate, where it is reported.
+    /// Nanoseconds per access; also as a rate where that is reported.
     Time {
         /// Accesses of a step.
         accesses: u64,
         also_rate: bool,
     },
-    /// Program bytes per second; also as the time of 64 of them, where it is reported.
+    /// Program bytes per second; also as the time of 64 of them where that is reported.
     Rate { also_time: bool },
-    /// Accesses per second, and the time of one.
+    /// Accesses per second, and the time of one access.
     Accesses,
 }
 
-/// A load of equal steps.
+/// The size and target of a load of equal steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Steps {
     /// Simulated accesses of a step.
@@ -53,39 +53,39 @@ pub(super) struct Steps {
     /// Program bytes of a step.
     pub(super) bytes: u64,
     pub(super) judged: Judged,
-    /// The target rate.
+    /// `None`: as fast as the machine allows.
     pub(super) rate: Option<Rate>,
 }
 
-/// How a workload goes on.
+/// Whether a workload runs in equal steps or in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Steps(Steps),
     Units(Job),
 }
 
-/// The CPU that a workload is for.
+/// The CPU on which a workload is to run.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Place {
     pub(in super::super) caches: Caches,
-    /// Its clock period.
+    /// Picoseconds of a core cycle there.
     pub(in super::super) clock: Picos,
-    /// After which an idle memory answers.
+    /// After this time an idle memory answers.
     pub(in super::super) latency: Picos,
 }
 
-/// What a workload is on the simulated machine.
+/// A workload in terms of the simulated machine.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Work {
     workload: Workload<Bytes>,
-    /// The memory that it takes.
+    /// Bytes of memory that it takes.
     pub(in super::super) memory: Bytes,
     pub(in super::super) placement: Placement,
-    /// Touching its memory leaves it changed.
+    /// Whether touching its memory leaves it modified.
     pub(in super::super) writes: bool,
-    /// SCHED_FIFO's, of a real-time task.
+    /// The SCHED_FIFO priority of a real-time task; `None` for all else.
     pub(in super::super) priority: Option<u32>,
-    /// What it says of its units.
+    /// What it declares of its units of work; `None` where it declares nothing.
     pub(in super::super) declared: Option<Declared>,
     pub(super) kind: Kind,
     clock: Picos,
@@ -93,7 +93,7 @@ pub(in super::super) struct Work {
     trace: Option<Replay>,
 }
 
-/// Why there is no such generator here.
+/// Why these generators do not exist here.
 const KERNEL_ONLY: &str = "the simulated machine has no page cache, no reclaim and no threads that wait for each other; use --on linux, or the lab (quell lab)";
 
 fn refused(workload: &Workload<Bytes>, why: &dyn std::fmt::Display) -> BackendError {
@@ -102,7 +102,7 @@ fn refused(workload: &Workload<Bytes>, why: &dyn std::fmt::Display) -> BackendEr
 
 impl Work {
     /// # Errors
-    /// For what the simulated machine does not have, and parameters that make no sense.
+    /// For what the simulated machine does not have, and for parameters that make no sense.
     pub(in super::super) fn new(workload: &Workload, place: &Place) -> Result<Self, BackendError> {
         let workload = &workload.resolve(&place.caches);
         if let Some(fault) = workload.fault() {
@@ -258,10 +258,10 @@ impl Work {
         })
     }
 
-    /// Its accesses to the memory it got.
+    /// Its accesses to the memory that it got.
     ///
     /// # Errors
-    /// When too little of that memory lies where it is wanted.
+    /// When too little of that memory lies in the wanted banks.
     pub(in super::super) fn pattern(&self, space: &Space) -> Result<Pattern, BackendError> {
         let of = &self.workload;
         Ok(match *of {
@@ -345,7 +345,7 @@ impl Work {
     }
 }
 
-/// What a workload says of its units.
+/// What a workload declares of its units of work.
 fn declared(workload: &Workload<Bytes>) -> Option<Declared> {
     let Workload::Periodic {
         size,
@@ -362,12 +362,12 @@ fn declared(workload: &Workload<Bytes>) -> Option<Declared> {
     })
 }
 
-/// Program bytes of a pass: the lines it touches.
+/// Program bytes of a pass: the lines that it touches.
 fn pass_bytes(size: Bytes, step: Bytes) -> u64 {
     size.0.div_ceil(step.0.max(LINE_BYTES)) * LINE_BYTES
 }
 
-/// Nothing of a frame subject but its media `rate` may differ from what is usual: its demand is the
+/// Only the media `rate` of a frame subject may differ from its usual value: its demand is the
 /// published one.
 fn as_published(workload: &Workload<Bytes>, rate: Rate) -> Result<(), BackendError> {
     let usual: Workload = workload
@@ -392,7 +392,7 @@ fn as_published(workload: &Workload<Bytes>, rate: Rate) -> Result<(), BackendErr
     Err(refused(workload, &why))
 }
 
-/// The memory in which the share of these banks is `size` and a quarter, as on Linux.
+/// How much memory to take so that these banks' share of it is `size` and a quarter, as on Linux.
 fn with_share(size: Bytes, banks: &Banks) -> Bytes {
     let (some, all) = banks.share();
     let fair = size.0 * all / some;
