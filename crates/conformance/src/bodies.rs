@@ -14,8 +14,8 @@ use quell_plan::{DiskRates, Observed, Promise, Setting};
 use quell_record::backend::{Action, HoldOptions, Seen, SubjectId};
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::options::After;
 use quell_types::options::Split;
+use quell_types::options::{After, Idle};
 use quell_types::source::Source;
 use quell_types::units::{Lines, Nanos, Rate, Share};
 
@@ -343,6 +343,7 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
                 reclaim,
                 after,
                 predictor: Share::WHOLE,
+                idle: Idle::Counted,
                 quantum: Lines(1 << 16),
                 capped: true,
                 headroom: false,

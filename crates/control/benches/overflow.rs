@@ -11,7 +11,7 @@ use quell_control::bandwidth::CpuRegulator;
 use quell_control::config::Pooling;
 use quell_control::pool::{Pool, SharedPool};
 use quell_control::pooled::PooledRegulator;
-use quell_types::options::After;
+use quell_types::options::{After, Idle};
 use quell_types::units::{Lines, Nanos, Share};
 
 const RUNS: usize = 7;
@@ -53,6 +53,7 @@ fn rules(quantum: u64) -> Pooling {
         reclaim: true,
         after: After::Wait,
         predictor: Share::percent(50),
+        idle: Idle::Counted,
         quantum: Lines(quantum),
         capped: true,
         headroom: false,

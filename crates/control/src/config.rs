@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use quell_types::cpuset::CpuSet;
-use quell_types::options::{After, Split};
+use quell_types::options::{After, Idle, Split};
 use quell_types::partition::Mask;
 use quell_types::units::{Lines, Nanos, Rate, Share};
 
@@ -37,6 +37,9 @@ pub struct Pooling {
     pub reclaim: bool,
     /// What happens once all members have drawn all there is.
     pub after: After,
+    /// Whether that waits for CPUs that draw nothing.
+    #[serde(skip_serializing_if = "Idle::is_counted", default)]
+    pub idle: Idle,
     /// Weight of the newest period in the prediction.
     pub predictor: Share,
     /// How much is taken from the pool at a time.

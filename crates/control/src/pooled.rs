@@ -31,9 +31,11 @@
 //!
 //! - After a miss MemGuard lifts the cap until the period ends. Here the cap is lifted to the
 //!   budget, so that what a miss grants twice is bounded.
-//! - MemGuard leaves idle CPUs out when it asks whether all are exhausted. Here an idle CPU counts
-//!   as spent only when it has given away all it had. So without reclaim nothing is shared while
-//!   any CPU has budget left.
+//! - MemGuard leaves idle CPUs out when it asks whether all are exhausted ([`Idle::LeftOut`]). By
+//!   default an idle CPU counts as spent only when it has given away all it had. So without reclaim
+//!   nothing is shared while any CPU has budget left. MemGuard asks the kernel at the start of a
+//!   period whether the CPU runs its idle task. Here a CPU is idle that drew nothing but
+//!   [`NOISE`] in the last period.
 //! - No counter of an idle CPU stands still (interrupts, the brake's own wake-ups). So "all" is all
 //!   but [`NOISE`]. The CPU keeps that part, and its use wakes no other CPU.
 //! - What is taken back grows with what has been drawn in the period, from a quantum up. A CPU that
@@ -49,7 +51,7 @@
 //!
 //! [`CpuRegulator`]: super::bandwidth::CpuRegulator
 
-use quell_types::options::After;
+use quell_types::options::{After, Idle};
 use quell_types::units::{Lines, Nanos, Share};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -165,6 +167,8 @@ pub struct PooledRegulator {
     /// The reading from which it runs freely until the period ends, and its debt at that reading.
     free: Option<(u64, u64)>,
     predicted: u64,
+    /// Lines that it drew in the last period: its whole budget before there was one.
+    drawn: u64,
     forgiven: u64,
     did: Pooled,
 }
@@ -189,6 +193,7 @@ impl PooledRegulator {
             twice: 0,
             free: None,
             predicted: budget,
+            drawn: budget,
             forgiven: 0,
             did: Pooled::default(),
         }
@@ -289,8 +294,10 @@ impl PooledRegulator {
             pool.give(current, Lines(self.lent));
             self.did.donated += self.lent;
         }
-        if self.lent > 0 && kept <= self.noise() {
-            // It seems idle. If it draws more than the noise, it is counted as having lines again.
+        let left_out = self.rules.idle == Idle::LeftOut && self.drawn <= self.noise();
+        if left_out || (self.lent > 0 && kept <= self.noise()) {
+            // It seems idle. With reclaim it is counted as having lines again when it draws more
+            // than the noise.
             self.spent = true;
             pool.spend(current);
         }
@@ -369,8 +376,9 @@ impl PooledRegulator {
             None => spent.saturating_sub(self.grant),
         };
         let periods = (next.start.since(last.start).0 / self.length).max(1);
+        self.drawn = spent / periods;
         for _ in 0..periods.min(64) {
-            self.predict(spent / periods);
+            self.predict(self.drawn);
         }
         if self.missed {
             self.predicted = self.predicted.max(self.next_budget);

@@ -10,6 +10,7 @@ fn rules(reclaim: bool, after: After) -> Pooling {
         reclaim,
         after,
         predictor: Share::percent(50),
+        idle: Idle::Counted,
         quantum: Lines(QUANTUM),
         capped: true,
         headroom: false,
@@ -26,6 +27,8 @@ struct Cpu {
     /// Drawn in this period, and whether it was stopped in it below its budget.
     drawn: u64,
     starved: bool,
+    /// Drawn in the period before.
+    last: u64,
     gone: bool,
 }
 
@@ -50,6 +53,7 @@ impl Machine {
             stopped: false,
             drawn: 0,
             starved: false,
+            last: u64::MAX,
             gone: false,
         });
         let mut machine = Self {
@@ -66,6 +70,9 @@ impl Machine {
 
     fn begin_all(&mut self) {
         for cpu in self.cpus.iter_mut().filter(|cpu| !cpu.gone) {
+            if cpu.regulator.period().is_some() {
+                cpu.last = cpu.drawn;
+            }
             (cpu.drawn, cpu.starved) = (0, false);
             let verdict = cpu
                 .regulator
@@ -141,12 +148,13 @@ impl Machine {
     }
 
     /// Seen from outside: no other CPU has anything left that it could draw without asking, except
-    /// noise.
+    /// noise, and but for idle ones that are left out.
     fn all_spent(&self, who: usize) -> bool {
         let noise = |cpu: &Cpu| (cpu.regulator.budget().0 / NOISE).clamp(1, QUANTUM);
         let idle = |cpu: &Cpu| {
-            cpu.armed
-                .is_some_and(|armed| armed - cpu.used <= noise(cpu))
+            let left_out = cpu.regulator.rules.idle == Idle::LeftOut && cpu.last <= noise(cpu);
+            let armed = cpu.armed;
+            left_out || armed.is_some_and(|armed| armed - cpu.used <= noise(cpu))
         };
         let others = self.cpus.iter().enumerate().filter(|(i, _)| *i != who);
         others
@@ -294,6 +302,29 @@ fn with_reclaim_an_idle_cpu_does_not_keep_the_others_waiting() {
 }
 
 #[test]
+fn as_in_memguard_an_idle_cpu_is_left_out() {
+    let periods = |idle, drawn| {
+        let r = Pooling {
+            idle,
+            ..rules(false, After::Proportional)
+        };
+        let mut machine = Machine::new(&[r.clone(), r], &[100, 100]);
+        machine.draw(0, drawn, 0);
+        machine.pass(LENGTH.0);
+        machine.draw(1, 1_000, 0);
+        // Its budget is its own all the same.
+        machine.draw(0, 60, 0);
+        assert!(!machine.cpus[0].stopped);
+        machine.renewed
+    };
+    assert_eq!(periods(Idle::Counted, 0), 0);
+    assert_eq!(periods(Idle::LeftOut, 0), 10, "a budget at a time");
+    // What a counter counts of an idle CPU is no use; a line more is.
+    assert_eq!(periods(Idle::LeftOut, 3), 10);
+    assert_eq!(periods(Idle::LeftOut, 4), 0);
+}
+
+#[test]
 fn a_cpu_without_a_cap_is_never_stopped() {
     let mut critical = rules(true, After::Wait);
     critical.capped = false;
@@ -438,13 +469,24 @@ fn after() -> impl Strategy<Value = After> {
     ]
 }
 
+fn idle() -> impl Strategy<Value = Idle> {
+    prop_oneof![Just(Idle::Counted), Just(Idle::LeftOut)]
+}
+
 const BUDGETS: [u64; 4] = [120, 60, 40, 200];
 
 proptest! {
     /// What budgets guarantee, for any sequence of demands and any mode.
     #[test]
-    fn guarantees_hold(demands in demands(), reclaim in any::<bool>(), after in after(), uncapped in any::<bool>(), leaves in leaves()) {
-        let mut all = vec![rules(reclaim, after); 4];
+    fn guarantees_hold(
+        demands in demands(),
+        reclaim in any::<bool>(),
+        after in after(),
+        idle in idle(),
+        uncapped in any::<bool>(),
+        leaves in leaves(),
+    ) {
+        let mut all = vec![Pooling { idle, ..rules(reclaim, after) }; 4];
         all[0].capped = !uncapped;
         let mut machine = Machine::new(&all, &BUDGETS);
         for (n, (which, want, late, span)) in demands.into_iter().enumerate() {

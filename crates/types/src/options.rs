@@ -21,6 +21,26 @@ pub enum After {
     Proportional,
 }
 
+/// Whether a CPU that draws nothing counts when it is asked whether all budgets are spent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Idle {
+    /// It counts as spent once it has given its budget away.
+    #[default]
+    Counted,
+    /// It is left out, as in MemGuard: it counts as spent in each period that follows one in which
+    /// it drew nothing.
+    LeftOut,
+}
+
+impl Idle {
+    /// Whether this is the default, which records leave out.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        *self == Self::Counted
+    }
+}
+
 /// How a group's budget is spread over its CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

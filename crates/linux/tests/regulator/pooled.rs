@@ -12,7 +12,7 @@ use quell_control::config::Pooling;
 use quell_control::config::Regulation;
 use quell_control::pooled::Pooled;
 use quell_linux::brake::{Brake, Lost};
-use quell_types::options::After;
+use quell_types::options::{After, Idle};
 use quell_types::units::{Lines, Nanos, Share};
 
 use crate::{Busy, pool};
@@ -45,6 +45,7 @@ impl Pair {
                     after,
                     predictor: Share::percent(50),
                     // 50 µs of CPU time at this peak.
+                    idle: Idle::Counted,
                     quantum: Lines(50_000),
                     capped: true,
                     headroom: false,

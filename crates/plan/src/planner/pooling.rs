@@ -75,6 +75,7 @@ pub(super) fn pooling(
     is_pooled(keys, budget).then(|| Pooling {
         reclaim: keys.reclaim,
         after: keys.after,
+        idle: keys.idle,
         predictor: fraction(keys.predictor.unwrap_or(PREDICTOR)),
         quantum: given.unwrap_or(usual).max(Lines(1)),
         capped: budget != Budget::Reserve,
@@ -118,7 +119,7 @@ pub(super) fn notes(draft: &mut Draft<'_>) {
     let asked = keys.reclaim || keys.after != After::Wait;
     if asked && draft.refusals.is_empty() && pooled.is_empty() {
         draft.acts.push(words::CHANGES_NOTHING.to_owned());
-    } else if keys.after != After::Wait && !keys.reclaim {
+    } else if keys.after != After::Wait && !keys.reclaim && keys.idle.is_counted() {
         draft.notes.push(words::NOT_BEYOND_IDLE.to_owned());
     }
 }

@@ -1,9 +1,9 @@
 //! The sections of a policy: a group's promises, and how the machine's mechanisms are to be used.
 
 use quell_types::mechanism::Mechanism;
-use quell_types::options::After;
 use quell_types::options::PressureController;
 use quell_types::options::Split;
+use quell_types::options::{After, Idle};
 use quell_types::source::Source;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 use schemars::JsonSchema;
@@ -263,6 +263,10 @@ pub struct RegulatorKeys {
     /// What happens once all budgets are spent before the period ends: all wait, all run freely
     /// until it ends, or a new period begins at once.
     pub after: After,
+    /// Whether an idle CPU keeps the others waiting for that: "counted" (until it has given its
+    /// budget away, which takes `reclaim`) or "left-out" (a CPU that drew nothing in the last period
+    /// is not asked, as in MemGuard; its budget stays its own).
+    pub idle: Idle,
     /// Whether reserves follow the target: what is left to the best-effort groups that the
     /// regulator holds moves with how many units of the critical groups with targets are late,
     /// those of the worst off first; what is planned for them is what they have at first and at
@@ -296,6 +300,7 @@ impl Default for RegulatorKeys {
             period: None,
             reclaim: false,
             after: After::Wait,
+            idle: Idle::Counted,
             adapt: Adapt::Off,
             strict: false,
             split: Split::default(),

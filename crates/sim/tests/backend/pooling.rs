@@ -7,8 +7,8 @@ use quell_control::pooled::Pooled;
 use quell_plan::Setting;
 use quell_record::backend::{Action, Backend, Observation, Seen};
 use quell_record::events::Event;
-use quell_types::options::After;
 use quell_types::options::Split;
+use quell_types::options::{After, Idle};
 use quell_types::units::{Lines, Nanos, Rate, Share};
 
 use crate::regulation::{PERIOD, regulation, stream};
@@ -38,6 +38,7 @@ fn cell(reclaim: bool, after: After) -> Cell {
         reclaim,
         after,
         predictor: Share::percent(75),
+        idle: Idle::Counted,
         quantum: Lines(1024),
         capped: true,
         headroom: false,

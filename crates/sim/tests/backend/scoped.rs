@@ -9,7 +9,7 @@ use quell_plan::Setting;
 use quell_record::backend::{Action, Backend, Observation, Seen};
 use quell_record::events::Event;
 use quell_sim::Sim;
-use quell_types::options::After;
+use quell_types::options::{After, Idle};
 use quell_types::units::{Lines, Nanos, Rate, Share};
 
 use crate::regulation::{regulation, stream};
@@ -129,6 +129,7 @@ fn pooled_groups_on_a_core_reclaim_from_each_other() {
             reclaim: true,
             after: After::Wait,
             predictor: Share::percent(50),
+            idle: Idle::Counted,
             quantum: Lines(1024),
             capped: true,
             headroom: false,

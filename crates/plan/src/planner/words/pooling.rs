@@ -32,6 +32,9 @@ pub fn because(held: &Regulation) -> String {
         After::Spare => "; once all budgets are spent all run on until the period ends",
         After::Proportional => "; once all budgets are spent a new period begins at once",
     });
+    if pooling.after != After::Wait && !pooling.idle.is_counted() {
+        text.push_str(", CPUs that drew nothing in the last period left out");
+    }
     text
 }
 
