@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
-/// Exit codes (`docs/architecture.md`, "The command line").
+/// Exit codes (`docs/commands.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// 0: done.

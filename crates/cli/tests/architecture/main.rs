@@ -1,5 +1,5 @@
-//! The rules of the architecture, over the `use` lines of the sources, and the specification's word
-//! that its tests exist.
+//! The rules of the architecture, over the `use` lines of the sources, and the documents' word that
+//! what they name exists.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,8 +11,10 @@ use std::collections::BTreeSet;
 use std::fs;
 
 mod depends;
+mod documents;
 mod imports;
 
+use documents::{pages, quoted};
 use imports::{crates, imports, program, sources};
 
 /// What some sources do not import.
@@ -227,28 +229,32 @@ fn nothing_below_the_command_line_prints() {
     assert_eq!(prints, may);
 }
 
-/// Names of three words and more in backquotes; a star stands for the rest of a name.
+/// Names of four words and more in backquotes; a star stands for the rest of a name.
 #[test]
 fn the_tests_that_the_specification_names_exist() {
+    let mut pages = pages("docs/design");
+    pages.extend(documents::pages("docs/decisions"));
     let text = fs::read_to_string(crates().join("../docs/specification.md")).unwrap();
+    pages.insert("docs/specification.md".into(), text);
     let all: String = sources(&crates())
         .into_iter()
         .map(|(_, text)| text)
         .collect();
-    let is_test = |name: &&str| {
+    let is_test = |name: &String| {
         name.matches('_').count() >= 3
             && name
                 .chars()
                 .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_*".contains(c))
     };
-    let named: BTreeSet<&str> = text.split('`').skip(1).step_by(2).filter(is_test).collect();
+    let named = pages.values().flat_map(|text| quoted(text));
+    let named: BTreeSet<String> = named.filter(is_test).collect();
     assert!(named.len() > 100, "{}", named.len());
-    let there = |name: &&&str| {
+    let there = |name: &&String| {
         let ends = if name.ends_with('*') { "" } else { "(" };
         let name = name.trim_end_matches('*');
         all.contains(&format!("fn {name}{ends}")) || all.contains(&format!("mod {name} {{"))
     };
-    let missing: Vec<&&str> = named.iter().filter(|name| !there(name)).collect();
+    let missing: Vec<&String> = named.iter().filter(|name| !there(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 
@@ -257,15 +263,9 @@ fn the_tests_that_the_specification_names_exist() {
 /// written.
 #[test]
 fn the_sources_that_the_documents_name_exist() {
-    let top = crates().join("..");
     let mut missing = BTreeSet::new();
-    for entry in fs::read_dir(top.join("docs")).unwrap() {
-        let page = entry.unwrap().path();
-        if page.extension().is_none_or(|e| e != "md") {
-            continue;
-        }
-        let text = fs::read_to_string(&page).unwrap();
-        for name in text.split('`').skip(1).step_by(2) {
+    for (page, text) in pages("docs") {
+        for name in quoted(&text) {
             let Some((first, rest)) = name.split_once('/') else {
                 continue;
             };
@@ -288,7 +288,7 @@ fn the_sources_that_the_documents_name_exist() {
                 .any(|path| path.exists())
             });
             if !there {
-                missing.insert((page.file_name().unwrap().to_owned(), name.to_owned()));
+                missing.insert((page.clone(), name));
             }
         }
     }
