@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Measures what docs/performance.md reports and prints it as Markdown. Needs root and a quiet machine; a quarter of an hour.
-# Usage: scripts/performance.sh path/to/quell > docs/performance.new
+# Measures speed and prints it as Markdown, for a page under docs/results/. Needs root and a quiet machine; a quarter of an
+# hour. docs/performance.md has the conclusions.
+# Usage: scripts/performance.sh path/to/quell > docs/results/YYYY-MM-DD-subject.md
 set -euo pipefail
 quell=$(realpath "$1")
 PATH=$(dirname "$quell"):$PATH
