@@ -26,7 +26,7 @@ use crate::sink::Sink;
 /// How often what came is put on record.
 const TELL_EVERY: Nanos = Nanos::millis(100);
 
-/// So long after its first unit a group's target is to be met (`docs/specification.md`).
+/// So long after its first unit a group's target is to be met (`docs/specification/deadlines.md`).
 const SETTLED: Nanos = Nanos::secs(2);
 
 /// How long a group's first unit is waited for until somebody is told that there is none: a program

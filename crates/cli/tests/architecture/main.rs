@@ -1,5 +1,5 @@
-//! The rules of the architecture, over the `use` lines of the sources, and the specification's word
-//! that its tests exist.
+//! The rules of the architecture, over the `use` lines of the sources, and what the documents say of
+//! sources and tests.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,6 +12,7 @@ use std::fs;
 
 mod depends;
 mod imports;
+mod specification;
 
 use imports::{crates, imports, program, sources};
 
@@ -227,31 +228,6 @@ fn nothing_below_the_command_line_prints() {
     assert_eq!(prints, may);
 }
 
-/// Names of three words and more in backquotes; a star stands for the rest of a name.
-#[test]
-fn the_tests_that_the_specification_names_exist() {
-    let text = fs::read_to_string(crates().join("../docs/specification.md")).unwrap();
-    let all: String = sources(&crates())
-        .into_iter()
-        .map(|(_, text)| text)
-        .collect();
-    let is_test = |name: &&str| {
-        name.matches('_').count() >= 3
-            && name
-                .chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_*".contains(c))
-    };
-    let named: BTreeSet<&str> = text.split('`').skip(1).step_by(2).filter(is_test).collect();
-    assert!(named.len() > 100, "{}", named.len());
-    let there = |name: &&&str| {
-        let ends = if name.ends_with('*') { "" } else { "(" };
-        let name = name.trim_end_matches('*');
-        all.contains(&format!("fn {name}{ends}")) || all.contains(&format!("mod {name} {{"))
-    };
-    let missing: Vec<&&str> = named.iter().filter(|name| !there(name)).collect();
-    assert!(missing.is_empty(), "{missing:?}");
-}
-
 /// Paths of sources in the documents: from the top (`crates/linux/src/undo.rs`), or from a crate's
 /// folder without `src` (`linux/undo.rs`); `{a,b}` stands for two, `NAME` for one that is to be
 /// written.
@@ -259,7 +235,8 @@ fn the_tests_that_the_specification_names_exist() {
 fn the_sources_that_the_documents_name_exist() {
     let top = crates().join("..");
     let mut missing = BTreeSet::new();
-    for entry in fs::read_dir(top.join("docs")).unwrap() {
+    let folders = [top.join("docs"), top.join("docs/specification")];
+    for entry in folders.iter().flat_map(|f| fs::read_dir(f).unwrap()) {
         let page = entry.unwrap().path();
         if page.extension().is_none_or(|e| e != "md") {
             continue;
