@@ -66,7 +66,7 @@ soak: deps build
 vm:
 	CARGO="$(CARGO)" tests/vm/run.sh all
 
-# Speed, for docs/performance.md.
+# Speed, as a page for docs/results/.
 bench: build
 	scripts/performance.sh $(QUELL)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Measures what docs/performance.md reports and prints it as Markdown. Needs root and a quiet machine; a quarter of an hour.
-# Usage: scripts/performance.sh path/to/quell > docs/performance.new
+# Measures speed and prints it as Markdown, for a page under docs/results/. Needs root and a quiet machine; a quarter of an
+# hour. docs/performance.md has the conclusions.
+# Usage: scripts/performance.sh path/to/quell > docs/results/YYYY-MM-DD-subject.md
 set -euo pipefail
 quell=$(realpath "$1")
 PATH=$(dirname "$quell"):$PATH
@@ -11,6 +12,7 @@ last=$(($(nproc --all) - 1))
 say() { printf '\n%s\n' "$@"; }
 block() { echo '```'; cat; echo '```'; }
 
+printf '# Speed, measured on %s\n' "$(date +%F)"
 say "## The machine" "\`quell doctor --deep\`"
 "$quell" doctor --deep 2>/dev/null | sed "/^Mechanisms/,\$d" | block
 "$quell" bench rates | block
@@ -77,10 +79,9 @@ say "## Calls on an unregulated CPU that wait for a throttled one" \
 flush() { "$quell" bench flush --cpu 0 --stir "$last" --duration 4s; }
 stream=("$quell" bench bandwidth --cpu "$last" --duration 5s)
 { echo "free:"; "${stream[@]}" >/dev/null & sleep 0.8; flush; wait; } | block
-for how in "1ms 5ms" "10ms 5ms" "100ms 5ms" "100ms 100ms"; do
-  # shellcheck disable=SC2086
-  policy 10% $how
-  { echo "period and longest stop: $how"
+for period in 1ms 10ms 100ms; do
+  policy 10% "$period"
+  { echo "period: $period"
     "$quell" run -q "$work/policy.toml" -- "${stream[@]}" >/dev/null 2>&1 & sleep 0.8; flush; wait; } | block
 done
 

@@ -42,8 +42,8 @@ fn doctor_names_every_mechanism_and_its_reason() {
         assert!(text.out.contains(mechanism), "{mechanism}: {}", text.out);
     }
     assert!(!machine["cpus"].as_array().unwrap().is_empty(), "{machine}");
-    // 100 ms are promised (docs/specification.md); a busy machine and an unoptimised build get five
-    // times that.
+    // 100 ms are promised (PROG-01, docs/specification/program.md); a busy machine and an unoptimised
+    // build get five times that.
     assert!(took < Duration::from_millis(500), "{took:?}");
 }
 

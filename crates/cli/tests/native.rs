@@ -283,7 +283,7 @@ fn cost_and_delay(test: &str, allow: &str) -> Duration {
         took.is_some() || waited_in_all(&events) < HARDLY,
         "{events:?}"
     );
-    // Bounds for a machine that others use, too; the figures themselves are in docs/performance.md.
+    // Bounds for a machine that others use, too; the figures themselves are in docs/results/.
     assert!(share < 10.0, "{share} % of a CPU");
     assert!(resident < 32 << 20, "{resident}");
     machine.unchanged("at the end");

@@ -29,7 +29,8 @@ use crate::setup::Setup;
 pub(crate) const ACHIEVED: &str = "achieved_of_cap";
 /// Metric of a periodic task, per release: 1 if its job was late or never began, else 0.
 const MISSES: &str = "misses";
-/// A limit held when its group never moved more than this multiple of it (`docs/specification.md`).
+/// A limit held when its group never moved more than this multiple of it (RECORD-02,
+/// `docs/specification/program.md`).
 const HELD: f64 = 1.05;
 
 fn reaction(late: &[f64]) -> Option<Reaction> {

@@ -13,6 +13,7 @@ use std::fs;
 mod depends;
 mod documents;
 mod imports;
+mod specification;
 
 use documents::{pages, quoted};
 use imports::{crates, imports, program, sources};
@@ -227,35 +228,6 @@ fn nothing_below_the_command_line_prints() {
         .collect();
     let may: BTreeSet<String> = PRINT.iter().map(|(name, _)| (*name).to_owned()).collect();
     assert_eq!(prints, may);
-}
-
-/// Names of four words and more in backquotes; a star stands for the rest of a name.
-#[test]
-fn the_tests_that_the_specification_names_exist() {
-    let mut pages = pages("docs/design");
-    pages.extend(documents::pages("docs/decisions"));
-    let text = fs::read_to_string(crates().join("../docs/specification.md")).unwrap();
-    pages.insert("docs/specification.md".into(), text);
-    let all: String = sources(&crates())
-        .into_iter()
-        .map(|(_, text)| text)
-        .collect();
-    let is_test = |name: &String| {
-        name.matches('_').count() >= 3
-            && name
-                .chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_*".contains(c))
-    };
-    let named = pages.values().flat_map(|text| quoted(text));
-    let named: BTreeSet<String> = named.filter(is_test).collect();
-    assert!(named.len() > 100, "{}", named.len());
-    let there = |name: &&String| {
-        let ends = if name.ends_with('*') { "" } else { "(" };
-        let name = name.trim_end_matches('*');
-        all.contains(&format!("fn {name}{ends}")) || all.contains(&format!("mod {name} {{"))
-    };
-    let missing: Vec<&String> = named.iter().filter(|name| !there(name)).collect();
-    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// Paths of sources in the documents: from the top (`crates/linux/src/undo.rs`), or from a crate's
