@@ -204,7 +204,7 @@ mod tests {
     /// A CPU that draws 25 budgets of what it is to have from now on pays for them as what they
     /// were: one.
     #[test]
-    fn what_was_drawn_is_paid_for_by_the_budget_that_it_was_drawn_from() {
+    fn what_was_drawn_is_paid_from_the_budget_it_was_drawn_from() {
         let mut cpu = CpuRegulator::new(Lines(2_500), PERIOD, Nanos(0), Lines(0));
         cpu.set_budget(BUDGET);
         assert_eq!(

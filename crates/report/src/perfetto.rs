@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn every_event_is_one_that_viewers_know_and_every_track_has_a_name() {
+    fn every_event_is_known_to_viewers_and_every_track_named() {
         let events = events(&sample::record());
         let mut named = BTreeSet::new();
         for event in &events {
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_has_its_spans_by_configuration_and_its_metric_window_by_window() {
+    fn a_subject_has_spans_by_configuration_and_metric_windows() {
         let record = sample::record();
         let events = events(&record);
         // The neighbour comes before the victim; six configurations, two rounds.
