@@ -1,5 +1,5 @@
-//! The rules of the architecture, over the `use` lines of the sources, and the specification's word
-//! that its tests exist.
+//! The rules of the architecture, over the `use` lines of the sources, the specification's word
+//! that its tests exist, and how the sources read.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,6 +12,7 @@ use std::fs;
 
 mod depends;
 mod imports;
+mod prose;
 
 use imports::{crates, imports, program, sources};
 

@@ -7,7 +7,7 @@
 //! ```text
 //! camera ─► capture ─► encode ─► pace ─► UDP ─► peer (thread; reflects)
 //!                                                 │
-//!            display ◄─ shared memory ◄─ decode ◄─┘          rate control ◄─ when packets came back
+//!            display ◄─ shared memory ◄─ decode ◄─┘        rate control ◄─ when packets came back
 //! ```
 //!
 //! A call with itself: what comes back from the peer is what is decoded. The peer is the far end
