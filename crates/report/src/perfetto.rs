@@ -99,7 +99,8 @@ fn run(trace: &mut Trace, record: &Record) {
                 configuration,
                 subject,
             } => {
-                let mut name = format!("round {} of {of}, {configuration}", round + 1);
+                let mut name =
+                    format!("round {} of {of}, {configuration}", round.saturating_add(1));
                 if let Some(subject) = subject {
                     name.push_str(&format!(", {subject}"));
                 }
@@ -289,7 +290,7 @@ fn subjects(trace: &mut Trace, record: &Record) {
             .collect();
         spans.sort_by_key(|(from, ..)| *from);
         for (from, until, span) in spans {
-            let args = json!({"round": span.round + 1, "windows": span.values.len()});
+            let args = json!({"round": span.round.saturating_add(1), "windows": span.values.len()});
             trace.stretch((pid, 1), &span.configuration, from, until, &args);
             for (at, value) in span.at_ns.iter().flatten().zip(&span.values) {
                 trace.count(pid, metric, *at, &json!({ "value": value }));
