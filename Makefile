@@ -11,9 +11,9 @@ QUELL := $(RELEASE)/quell
 # Rust's name for 64-bit Arm.
 ARM := aarch64-unknown-linux-gnu
 # Tests that change the machine need root; without it they skip themselves aloud.
-PACKAGES := redis-server redis-tools stress-ng
+PACKAGES := redis-server redis-tools stress-ng shellcheck
 
-.PHONY: demo build check check-arm check-deny test soak vm bench imports deps clean
+.PHONY: demo build check check-arm check-deny check-shell test soak vm bench imports deps clean
 
 demo: build
 	$(QUELL) demo
@@ -36,16 +36,27 @@ check-arm:
 	else echo "SKIPPED: the standard library of $(ARM) is not installed; not checked for Arm"; fi
 
 # Licences, banned crates and where crates come from, as deny.toml has it, where cargo-deny is installed.
+# Advisories, where their database can be fetched.
 check-deny:
 	@if $(CARGO) deny --version >/dev/null 2>&1; \
-	then set -x; $(CARGO) deny --locked check licenses bans sources; \
-	else echo "SKIPPED: cargo-deny is not installed; licences and sources of the dependencies are not checked"; fi
+	then set -x; $(CARGO) deny --locked check licenses bans sources || exit 1; \
+	  if $(CARGO) deny --locked fetch db 2>/dev/null; \
+	  then $(CARGO) deny --locked check --disable-fetch advisories; \
+	  else set +x; echo "SKIPPED: the advisory database cannot be fetched; advisories are not checked"; fi; \
+	else echo "SKIPPED: cargo-deny is not installed; licences, sources and advisories are not checked"; fi
+
+# Every shell script that git knows, where shellcheck is installed.
+check-shell:
+	@if command -v shellcheck >/dev/null; \
+	then set -x; shellcheck --severity=warning .ci/run $$(git ls-files '*.sh'); \
+	else echo "SKIPPED: shellcheck is not installed; shell scripts are not checked"; fi
 
 test: deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --locked
 	@$(MAKE) --no-print-directory check-deny
+	@$(MAKE) --no-print-directory check-shell
 	@$(MAKE) --no-print-directory check-arm
 	CARGO="$(CARGO)" scripts/test.sh
 	@if command -v cmake >/dev/null && command -v c++ >/dev/null; \
@@ -54,7 +65,8 @@ test: deps
 	else echo "SKIPPED: cmake or a C++ compiler is missing; the DRAM model is not compared with DRAMsim3"; fi
 
 # Ten demonstrations with the same first place in nine, twenty controls in which nothing hurts in nineteen (tests/demo.rs).
-# The thousand kills, another thousand while programs are frozen or limited, and the hour: every fault point, 200 random kills, every interleaving of the pool, caps and frontier in full.
+# The thousand kills, another thousand while programs are frozen or limited, and the hour: every fault point, 200 random kills,
+# a minute of damaged input for each parser, every interleaving of the pool, caps and frontier in full.
 soak: deps build
 	QUELL_SOAK=1 QUELL_KILLS=$(KILLS) $(CARGO) test --workspace --locked -- --test-threads=1
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p quell-control --release --locked --target-dir target/loom --lib pool
@@ -77,10 +89,11 @@ imports:
 
 # What the tests use besides Rust; left alone where it is there or cannot be had.
 deps:
-	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null && command -v stress-ng >/dev/null || \
+	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null && command -v stress-ng >/dev/null && \
+	command -v shellcheck >/dev/null || \
 	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; } || \
-	echo "SKIPPED: $(PACKAGES) cannot be installed here; the tests with real programs will skip"
+	echo "SKIPPED: $(PACKAGES) cannot be installed here; what needs them will skip"
 
 clean:
 	$(CARGO) clean

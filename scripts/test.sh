@@ -6,7 +6,7 @@
 # targets that measure, and those in a virtual machine, are tried up to three times, the second and third time alone. One that
 # passed only then is named as FLAKY. A test that is wrong fails three times; everything else has one try.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 cargo=${CARGO:-cargo}
 jobs=${JOBS:-$(nproc)}
 work=$(mktemp -d)

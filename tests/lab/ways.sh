@@ -17,6 +17,8 @@ class() { mkdir -p "$R/$1"; echo "L3:0=$2" >"$R/$1/schemata"; }
 look() {
     scene=$1; shift
     quell ways --out "/out/$scene" --json "$@" >"/out/$scene.json" 2>"/out/$scene.log" || cat "/out/$scene.log"
+    # A word for each kind.
+    # shellcheck disable=SC2046
     echo "$scene" $(sed -n 's/.*"kind": "\(.*\)".*/\1/p' "/out/$scene.json")
 }
 clean() {
@@ -85,7 +87,8 @@ moved() {
     sleep 1; look moved --for 4s
 }
 
-for scene in ${*:-right unused overlap small large escaped empty beyond registers sequence}; do
+[ $# -gt 0 ] || set -- right unused overlap small large escaped empty beyond registers sequence
+for scene in "$@"; do
     "$scene"
     clean
 done

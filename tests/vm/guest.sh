@@ -3,6 +3,8 @@
 # One line per check, `-- N passed, N failed, N skipped` at the end; 0 where none failed. What is observed is read from the
 # kernel's own files, never from Quell. Nothing here judges a time or a rate: an emulated machine has none of its own.
 
+# Lists of process numbers and paths are words.
+# shellcheck disable=SC2046
 export HOME=/ RUST_BACKTRACE=1
 CG=/sys/fs/cgroup
 SLICE=$CG/quell.slice
@@ -85,7 +87,7 @@ hold() {
     within 30 [ -e /tmp/held ] || { bad "quell run $policy comes to hold"; tell; }
 }
 # let_go SIGNAL: ends it.
-let_go() { kill "-$1" "$quell"; wait "$quell" 2>/dev/null; ended=$?; }
+let_go() { kill "-$1" "$quell"; wait "$quell" 2>/dev/null || :; }
 tell() { sed 's/^/        | /' /tmp/quell.out; }
 # What a killed run's programs are: nobody's.
 sweep() { for pid in $(named mark); do kill -9 "$pid"; done; within 10 eval '[ -z "$(named mark)" ]'; }

@@ -55,7 +55,8 @@ release() {
     grep throttled /tmp/run
 }
 alone=$(windows 5 | sort -n | sed -n 3p)
-for share in ${*:-10 30 50 70 90}; do
+[ $# -gt 0 ] || set -- 10 30 50 70 90
+for share in "$@"; do
     hold $((alone * 11 / 10))
     free=$(windows 5 | sort -n | sed -n 3p)
     release

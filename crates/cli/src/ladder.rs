@@ -267,7 +267,7 @@ mod tests {
 
     /// Bless with `quell bench ladder --save experiments/ladder.toml`.
     #[test]
-    fn the_built_in_experiment_is_what_the_options_come_to_by_default() {
+    fn the_built_in_experiment_is_what_the_options_default_to() {
         let text = written(&ladder(&[])).unwrap();
         assert_eq!(Some(text.as_str()), Experiment::builtin("ladder"));
         let experiment = Experiment::parse(&text, "ladder.toml").unwrap();

@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     match done {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            eprintln!("quell: {}", failure.text);
+            eprintln!("quell: {}", quell_types::text::printable(&failure.text));
             failure.exit.into()
         }
     }

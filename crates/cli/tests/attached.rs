@@ -58,7 +58,7 @@ fn units(dir: &Path) -> u64 {
 }
 
 #[test]
-fn a_program_that_was_there_before_is_heard_and_again_after_a_kill() {
+fn an_earlier_program_is_heard_and_again_after_a_kill() {
     let Some(mut machine) = machine("a program with quell-client that runs already") else {
         return;
     };

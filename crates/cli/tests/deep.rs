@@ -95,10 +95,9 @@ fn shape(deep: &Value, cpus: usize) {
 }
 
 #[test]
-fn a_machine_is_measured_remembered_captured_and_forgotten_when_it_changes() {
+fn a_machine_is_measured_kept_captured_and_forgotten_on_change() {
     // Measuring what a stop costs changes the machine for a moment: nobody else must meanwhile.
-    let alone =
-        common::machine("a_machine_is_measured_remembered_captured_and_forgotten_when_it_changes");
+    let alone = common::machine("a_machine_is_measured_kept_captured_and_forgotten_on_change");
     let state = tempfile::tempdir().unwrap();
     let capture = state.path().join("machine.toml");
     let capture = capture.to_str().unwrap();

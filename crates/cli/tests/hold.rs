@@ -316,7 +316,7 @@ fn a_holding_run_is_small_and_locked() {
 /// A policy whose critical group sleeps: what it reserves goes to the neighbour, and beyond both
 /// budgets all is shared.
 #[test]
-fn what_a_sleeping_critical_program_reserves_its_neighbour_draws() {
+fn what_a_sleeping_critical_program_reserves_is_drawn() {
     let Some(mut machine) = machine("pooled") else {
         return;
     };

@@ -46,7 +46,7 @@ fn commands(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn a_policy_is_written_for_what_runs_and_plans_here_and_elsewhere() {
+fn a_policy_is_written_for_what_runs_and_plans_elsewhere() {
     let folder = folder();
     let (_service, service) = job(&folder, "init-service");
     let (_batch, batch) = job(&folder, "init-batch");

@@ -72,7 +72,7 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
 }
 
 #[test]
-fn tasks_that_cannot_be_assigned_are_refused_and_nothing_is_changed() {
+fn unassignable_tasks_are_refused_and_nothing_is_changed() {
     let Some(mut machine) = machine("bad tasks") else {
         return;
     };
@@ -242,7 +242,7 @@ fn hidden(prepare: &str, args: &str) -> Option<Done> {
 }
 
 #[test]
-fn kernel_interfaces_that_are_not_there_are_named_and_nothing_is_changed() {
+fn missing_kernel_interfaces_are_named_and_nothing_is_changed() {
     let Some(mut machine) = machine("hidden interfaces") else {
         return;
     };
@@ -276,7 +276,7 @@ fn kernel_interfaces_that_are_not_there_are_named_and_nothing_is_changed() {
 }
 
 #[test]
-fn a_run_folder_that_is_full_or_read_only_is_named_and_nothing_is_changed() {
+fn a_full_or_read_only_run_folder_is_named_and_nothing_changes() {
     let Some(mut machine) = machine("full disk") else {
         return;
     };

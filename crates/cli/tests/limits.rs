@@ -180,7 +180,7 @@ fn a_limit_of_a_thousandth_and_one_above_the_peak_work() {
 
 /// Every task is moved, also those that are born meanwhile, and none is left behind.
 #[test]
-fn thousands_of_tasks_and_tasks_that_fork_are_limited_and_let_go() {
+fn thousands_of_forking_tasks_are_limited_and_released() {
     let Some(machine) = machine("thousands of tasks") else {
         return;
     };

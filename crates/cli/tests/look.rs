@@ -42,13 +42,13 @@ fn doctor_names_every_mechanism_and_its_reason() {
         assert!(text.out.contains(mechanism), "{mechanism}: {}", text.out);
     }
     assert!(!machine["cpus"].as_array().unwrap().is_empty(), "{machine}");
-    // 100 ms are promised (PROG-01, docs/specification/program.md); a busy machine and an unoptimised
-    // build get five times that.
+    // 100 ms are promised (PROG-01, docs/specification/program.md); a busy machine and an
+    // unoptimised build get five times that.
     assert!(took < Duration::from_millis(500), "{took:?}");
 }
 
 #[test]
-fn the_example_policies_plan_for_a_captured_machine_or_say_why_not() {
+fn the_example_policies_plan_for_a_capture_or_say_why_not() {
     let folder = tempfile::tempdir().unwrap();
     let machine = folder.path().join("machine.json");
     std::fs::write(&machine, run(&["doctor", "--json"]).out).unwrap();
@@ -152,7 +152,7 @@ fn generators_report_numbers_with_their_units() {
 }
 
 #[test]
-fn a_ladder_shows_the_victim_against_the_rate_that_the_aggressor_reached() {
+fn a_ladder_shows_the_victim_against_the_reached_rate() {
     let mut args = vec!["bench", "ladder", "--victim", "latency:size=256KiB"];
     args.extend(["--aggressor", "bandwidth:write,size=4MiB"]);
     args.extend(["--rates", "0,100MB/s,max", "--rounds", "2"]);

@@ -143,7 +143,7 @@ fn adjustment(pid: u32) -> String {
 }
 
 #[test]
-fn who_takes_the_cache_of_a_critical_group_is_frozen_and_let_go_on_by_whoever_is_left() {
+fn a_process_that_takes_a_critical_groups_cache_is_frozen() {
     let test = "memory";
     let Some(mut machine) = machine(test) else {
         return;

@@ -83,7 +83,7 @@ fn events(out: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn all_subjects_and_their_groups_are_below_one_limit_and_controllers_see_it_as_the_machine() {
+fn subjects_and_groups_share_one_limit_that_controllers_see() {
     let test = "below one limit";
     let Some(mut machine) = machine(test) else {
         return;

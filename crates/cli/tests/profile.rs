@@ -156,7 +156,7 @@ fn the_period_of_a_periodic_task_is_seen_in_its_cpu_time() {
 }
 
 #[test]
-fn a_command_is_profiled_until_it_ends_and_its_output_is_not_ours() {
+fn a_command_is_profiled_to_its_end_and_its_output_passed_on() {
     let dir = tempfile::tempdir().unwrap();
     let work = "echo hello; i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
     let done = profile(

@@ -36,7 +36,7 @@ fn refused(dir: &Path, machine: &str) -> String {
 }
 
 #[test]
-fn what_a_profile_gets_wrong_is_told_with_place_reason_and_remedy() {
+fn a_profiles_mistakes_are_reported_with_place_and_remedy() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("p.toml"), POLICY).unwrap();
     // What is replaced, by what, and every line that is said of it.

@@ -101,7 +101,7 @@ fn why(event: &Value) -> &str {
 }
 
 #[test]
-fn a_deadline_is_kept_from_a_cold_start_and_the_neighbour_has_the_rest() {
+fn a_deadline_is_kept_from_a_cold_start() {
     let dir = tempfile::tempdir().unwrap();
     little(dir.path(), 2);
     let cold = events(dir.path(), EXPERIMENT);
@@ -130,7 +130,7 @@ fn a_deadline_is_kept_from_a_cold_start_and_the_neighbour_has_the_rest() {
 }
 
 #[test]
-fn where_neighbours_draw_more_than_is_left_what_a_job_says_spares_it_the_search() {
+fn what_a_job_says_spares_the_search_for_a_limit() {
     let dir = tempfile::tempdir().unwrap();
     little(dir.path(), 4);
     let neighbour = "[subject.neighbour]

@@ -77,7 +77,7 @@ fn what_lackey_wrote_becomes_a_trace_from_a_file_or_a_pipe() {
 }
 
 #[test]
-fn what_is_not_lackeys_is_told_with_its_line_and_leaves_what_was_there() {
+fn what_is_not_lackeys_is_reported_with_its_line() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     quell(dir, &["trace", "import", "-", "-o", "a.trace"], LACKEY);

@@ -80,7 +80,7 @@ fn what_was_overwritten_is_counted_and_the_rest_is_read() {
 }
 
 #[test]
-fn a_session_has_one_process_and_it_may_change_once_that_is_gone() {
+fn a_session_has_one_process_and_changes_once_that_is_gone() {
     let (reader, _session) = pair();
     let file = reader.file();
     assert!(take(file).is_none());

@@ -148,7 +148,7 @@ fn handed(program: &Path, argument: &str, variable: &str, file: BorrowedFd<'_>) 
 }
 
 #[test]
-fn what_is_locked_is_mapped_once_and_a_refusal_can_be_tried_again() {
+fn locked_memory_is_mapped_once_and_a_refusal_can_be_retried() {
     let Some(built) = program() else { return };
     let run = |argument: &str, device: &str| {
         let file = File::options().read(true).write(true).open(device).unwrap();
@@ -172,7 +172,7 @@ fn units(reader: &mut Reader) -> Vec<Unit> {
 }
 
 #[test]
-fn a_program_in_c_tells_of_its_units_and_its_forked_child_does_not() {
+fn a_c_program_reports_its_units_and_its_forked_child_does_not() {
     let Some(built) = program() else { return };
     let program = built.path().join("program");
     let mut reader = Reader::create(Some(Duration::from_millis(16))).unwrap();

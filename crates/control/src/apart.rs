@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_of_one_direction_that_lasted_a_period_is_renewed_beside_the_other() {
+    fn a_budget_of_one_direction_is_renewed_next_to_the_other() {
         let mut cpu = fresh();
         let used = moved(50, 20);
         let new = Verdict::NewPeriod(Lines(50));

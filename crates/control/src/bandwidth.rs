@@ -207,7 +207,7 @@ mod tests {
     /// A CPU drew its old budget, 25 times the new one. It pays for that as one budget, since that
     /// is what it was when it was drawn.
     #[test]
-    fn what_was_drawn_is_paid_for_by_the_budget_that_it_was_drawn_from() {
+    fn what_was_drawn_is_paid_from_the_budget_it_was_drawn_from() {
         let mut cpu = CpuRegulator::new(Lines(2_500), PERIOD, Nanos(0), Lines(0));
         cpu.set_budget(BUDGET);
         assert_eq!(

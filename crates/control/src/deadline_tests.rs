@@ -220,7 +220,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_comes_it_stays_between_its_ends_and_gives_back_slowly(
+    fn it_stays_between_its_ends_and_gives_back_slowly(
         units in prop::collection::vec((0u64..30_000_000, 0u64..20_000_000), 1..600),
         percentile in 1u64..=100,
         most in 1u64..20_000_000_000,
@@ -330,7 +330,7 @@ fn jobs_of_a_millisecond_settle_ten_times_as_fast() {
 }
 
 #[test]
-fn a_target_that_cannot_be_met_is_told_once_and_the_others_keep_the_least() {
+fn a_target_that_cannot_be_met_is_reported_once() {
     let (plant, deadline) = (plant(), Nanos::millis(3));
     let mut control = Deadline::new(aim(deadline), Nanos(0));
     let ran = run(&plant, &mut control, deadline, Nanos::secs(5), 1);

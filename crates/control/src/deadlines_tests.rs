@@ -152,7 +152,7 @@ proptest! {
     }
 
     #[test]
-    fn who_becomes_lighter_leaves_the_others_what_the_next_one_needs(
+    fn a_lighter_group_leaves_the_others_what_the_next_one_needs(
         light in job(),
         heavy in job(),
         seed in 0u64..1000,
@@ -171,7 +171,7 @@ proptest! {
 }
 
 #[test]
-fn what_units_are_said_to_draw_is_added_up_and_taken_from_the_others_once() {
+fn what_units_are_said_to_draw_is_summed_and_subtracted_once() {
     let job = |best| Job {
         period: Nanos::millis(10),
         alone: 4e6,

@@ -235,7 +235,7 @@ fn what_an_idle_cpu_gives_away_the_other_draws() {
 }
 
 #[test]
-fn who_wakes_takes_back_its_own_first_and_a_miss_brings_it_to_its_budget() {
+fn a_waking_cpu_takes_back_its_own_and_a_miss_its_budget() {
     let r = rules(true, After::Wait);
     let mut machine = Machine::new(&[r.clone(), r], &[100, 100]);
     machine.pass(20 * LENGTH.0);
@@ -344,7 +344,7 @@ fn a_cpu_without_a_cap_is_never_stopped() {
 }
 
 #[test]
-fn headroom_is_kept_whole_while_any_of_its_cpus_draws_and_given_while_none_does() {
+fn headroom_is_whole_while_its_cpus_draw_and_given_while_idle() {
     let mut room = rules(true, After::Proportional);
     (room.capped, room.headroom) = (false, true);
     let other = rules(true, After::Proportional);

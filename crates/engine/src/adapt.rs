@@ -26,7 +26,8 @@ use crate::sink::Sink;
 /// How often the units that ended are recorded.
 const TELL_EVERY: Nanos = Nanos::millis(100);
 
-/// A group's target is judged from so long after its first unit on (`docs/specification/deadlines.md`).
+/// A group's target is judged from so long after its first unit on
+/// (`docs/specification/deadlines.md`).
 const SETTLED: Nanos = Nanos::secs(2);
 
 /// How long a group's first unit may take before a finding says that none has come. A program may

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_normalized_as_solo_over_measured_and_rates_the_other_way_round() {
+    fn times_are_normalized_as_solo_over_measured_rates_inversely() {
         let (solo, measured) = (rounds(&[10.0, 20.0, 30.0]), rounds(&[20.0, 40.0, 60.0]));
         let time = figures(&refs(&measured), &refs(&solo), rules(Better::Lower));
         assert_eq!((time.value, time.normalized), (Some(40.0), Some(0.5)));

@@ -151,7 +151,7 @@ fn generators_are_load_for_as_long_as_a_command_takes() {
 }
 
 #[test]
-fn a_command_shorter_than_a_span_waits_for_the_loads_first_report() {
+fn a_short_command_waits_for_the_loads_first_report() {
     let mut fake = Fake::new();
     fake.command("job", Nanos::millis(100), 0, &[]);
     fake.generator("neighbour", steady("bandwidth_mb_s", 9000.0));

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_an_account_is_asked_once_and_a_broken_one_is_told() {
+    fn a_machine_without_an_account_is_asked_once() {
         assert!(account(&mut Fake::new()).times.is_empty());
         let mut fake = Fake::new();
         fake.keep_account();

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_no_group_any_more_when_he_goes_on_is_told_of_all_the_same() {
+    fn a_process_that_left_its_group_is_reported_when_it_goes_on() {
         let task = TaskId { pid: 7, start: 9 };
         let mut fake = Fake::new();
         fake.memory(|now| {
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_frozen_goes_on_in_time_although_nothing_can_be_seen_any_more() {
+    fn a_frozen_group_goes_on_in_time_although_nothing_can_be_seen() {
         let mut fake = Fake::new();
         fake.memory(memory);
         let blind = Nanos::millis(1700);

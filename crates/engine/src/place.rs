@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_critical_subject_gets_the_lowest_cpu_wherever_it_is_declared() {
+    fn the_critical_subject_gets_the_lowest_cpu_in_any_order() {
         let wishes = [
             wish("neighbour", Role::BestEffort, 1),
             wish("victim", Role::Critical, 1),
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn critical_subjects_of_one_group_share_only_where_nobody_else_would_fit() {
+    fn critical_subjects_share_a_cpu_only_where_no_other_would_fit() {
         let of_call = |name| Wish {
             group: "call".into(),
             ..wish(name, Role::Critical, 1)

@@ -453,7 +453,7 @@ mod tests {
     };
 
     #[test]
-    fn the_check_finds_a_right_event_right_and_one_that_is_off_wrong() {
+    fn the_check_tells_a_right_event_from_one_that_is_off() {
         let checked = check_on_page_faults().unwrap().unwrap();
         assert!((0.98..1.1).contains(&checked.factor.p50), "{checked:?}");
         assert_eq!(checked.refusal(), None);
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_that_cannot_be_made_is_an_error_and_an_unknown_event_too() {
+    fn impossible_traffic_and_an_unknown_event_are_errors() {
         let none = || Err(std::io::Error::other("no memory"));
         assert!(
             beside(FAULTS, None, "page", &none)

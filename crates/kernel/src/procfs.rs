@@ -320,6 +320,12 @@ mod tests {
     }
 
     #[test]
+    fn a_command_name_cannot_write_to_a_terminal() {
+        let stat = Stat::parse(&STAT.replace("a) b (c)", "\u{1b}[2J\nok")).unwrap();
+        assert_eq!(stat.comm, "?[2J?ok");
+    }
+
+    #[test]
     fn the_time_of_every_cpu_is_read_in_the_kernels_ticks() {
         let dir = tempfile::tempdir().unwrap();
         let kernel = Kernel::at(dir.path());

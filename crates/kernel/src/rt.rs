@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_that_was_given_back_is_no_longer_in_memory_and_runs_all_the_same() {
+    fn code_that_was_given_back_leaves_memory_and_still_runs() {
         let mapped = || {
             let text = std::fs::read_to_string("/proc/self/status").unwrap();
             let line = text.lines().find_map(|l| l.strip_prefix("RssFile:"));

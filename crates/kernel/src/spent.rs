@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_works_is_seen_to_run_and_to_fault_since_the_last_look() {
+    fn a_working_program_is_seen_to_run_and_to_fault() {
         let files = Kernel::new().unwrap();
         let dir = cgroup(std::process::id());
         let dirs = [dir.path().to_str().unwrap().to_owned()];

@@ -15,7 +15,7 @@ const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
 pub struct Stat {
     /// Number and start time (clock ticks since boot).
     pub id: TaskId,
-    /// The command name, at most 15 bytes.
+    /// The command name, at most 15 bytes; control characters are `?`.
     pub comm: String,
     /// State letter (`R S D T t Z X I`).
     pub state: char,
@@ -85,7 +85,8 @@ impl Stat {
                 pid: pid.trim().parse().ok()?,
                 start: field(22)?.parse().ok()?,
             },
-            comm: comm.to_owned(),
+            // Chosen by the process: on a terminal it is text and nothing else.
+            comm: comm.replace(char::is_control, "?"),
             state: field(3)?.chars().next()?,
             parent: field(4)?.parse().ok()?,
             flags: field(9)?.parse().ok()?,

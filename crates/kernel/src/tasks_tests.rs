@@ -148,7 +148,7 @@ fn an_executable_is_known_by_any_of_its_names() {
 }
 
 #[test]
-fn a_container_is_found_by_the_beginning_of_its_id_and_taken_whole() {
+fn a_container_is_found_by_the_beginning_of_its_id() {
     let (_dir, kernel) = machine();
     let tables = [by(|m| m.container = Some("0123456789ab".into()))];
     assert_eq!(found(&kernel, &[("c", &tables)]).unwrap()["c"], [20]);

@@ -16,6 +16,8 @@ use crate::vm;
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const NODES: &str = "/sys/devices/system/node";
+/// Threads of a core: eight are known (Power).
+const MOST_SIBLINGS: usize = 128;
 
 /// CPUs, caches and memory nodes of a machine, with its identity.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +50,12 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
     let mut cpus = Vec::with_capacity(usable.len());
     for id in usable.iter() {
         let topology = format!("{CPUS}/cpu{id}/topology");
-        let siblings = files.cpus(&format!("{topology}/thread_siblings_list"))?;
+        let path = format!("{topology}/thread_siblings_list");
+        let siblings = files.cpus(&path)?;
+        if let Some(list) = siblings.as_ref().filter(|s| s.len() > MOST_SIBLINGS) {
+            let wanted = format!("a list of the threads of a core, at most {MOST_SIBLINGS}");
+            return Err(Error::malformed(&path, &list.to_string(), wanted));
+        }
         let package = files.parsed::<i64>(
             &format!("{topology}/physical_package_id"),
             "a package number",
@@ -223,6 +230,7 @@ fn cache_size(text: &str) -> Option<Bytes> {
 
 fn nodes(files: &dyn Files, online: &CpuSet) -> Result<Vec<Node>> {
     let mut found = Vec::new();
+    let mut taken = CpuSet::new();
     for id in files
         .cpus(&format!("{NODES}/online"))?
         .unwrap_or_default()
@@ -232,9 +240,16 @@ fn nodes(files: &dyn Files, online: &CpuSet) -> Result<Vec<Node>> {
         let meminfo = files
             .optional(&format!("{dir}/meminfo"))?
             .unwrap_or_default();
+        let path = format!("{dir}/cpulist");
+        let cpus = files.cpus(&path)?.unwrap_or_default();
+        if !cpus.intersection(&taken).is_empty() {
+            let wanted = "a list of CPUs that are in no other memory node";
+            return Err(Error::malformed(&path, &cpus.to_string(), wanted));
+        }
+        taken = taken.union(&cpus);
         found.push(Node {
             id,
-            cpus: files.cpus(&format!("{dir}/cpulist"))?.unwrap_or_default(),
+            cpus,
             memory: vm::amount(&meminfo, "MemTotal:").unwrap_or_default(),
         });
     }
@@ -428,6 +443,24 @@ mod tests {
         let own = Some("Own".to_owned());
         assert_eq!(model(own, &cpuinfo("0x41", "0xd42")), "Own");
         assert_eq!(model(None, &cpuinfo("0x41", "0xd0c")), "Neoverse-N1");
+    }
+
+    #[test]
+    fn lists_that_no_machine_has_are_refused() {
+        let refused = |path: &str, text: &str| {
+            let dir = machine();
+            write(dir.path(), path, text);
+            let read = read(&Kernel::at(dir.path()), None);
+            read.unwrap_err().to_string()
+        };
+        let siblings = "sys/devices/system/cpu/cpu0/topology/thread_siblings_list";
+        assert!(refused(siblings, "0-8191").contains("the threads of a core, at most 128"));
+        let dir = machine();
+        write(dir.path(), "sys/devices/system/node/online", "0-1\n");
+        write(dir.path(), "sys/devices/system/node/node0/cpulist", "0-3\n");
+        write(dir.path(), "sys/devices/system/node/node1/cpulist", "3\n");
+        let error = read(&Kernel::at(dir.path()), None).unwrap_err().to_string();
+        assert!(error.contains("in no other memory node"), "{error}");
     }
 
     fn machine() -> tempfile::TempDir {

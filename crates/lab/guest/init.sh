@@ -2,6 +2,8 @@
 # The lab's init: mounts what programs expect, sets up what was asked for (/lab/settings), runs the command (/lab/command), tells
 # its status, hands over what it left in /out, powers off.
 
+# Variables are those of /lab/settings, which is not here.
+# shellcheck shell=dash disable=SC2154
 export PATH=/usr/local/bin:/bin:/sbin:/usr/bin:/usr/sbin HOME=/root TMPDIR=/tmp TERM=dumb LANG=C.UTF-8
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -66,7 +68,7 @@ START
     poweroff -f
 ) &
 tell started
-cd /root
+cd /root || fail "there is no /root"
 setsid sh /lab/start 3<&- </dev/null >"$(port output)" 2>"$(port errors)"
 status=$?
 tar -c -C /out . >"$(port files)" 2>/tmp/why || fail "files: what was left in /out could not be handed over: $(cat /tmp/why)"

@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_has_room_for_what_comes_along_and_this_machine_for_the_guest() {
+    fn a_guest_has_room_for_what_comes_along() {
         let mut lab = Lab::default();
         lab.guest.memory = Bytes(1 << 30);
         let said = |archive, free| match lab.fits(archive, free) {

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_of_the_group_is_heard_until_it_ends_and_has_one_session() {
+    fn a_program_of_the_group_is_heard_to_its_end_in_one_session() {
         let (kernel, dir) = (Kernel::new().unwrap(), tempfile::tempdir().unwrap());
         let mut clients = Clients::listen(dir.path(), &observed()).unwrap();
         let mut program = Asking::start(dir.path());
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_no_group_has_one_already_or_comes_too_late_is_told_so() {
+    fn a_refused_client_is_told_the_reason() {
         let (kernel, dir) = (Kernel::new().unwrap(), tempfile::tempdir().unwrap());
         let mut clients = Clients::listen(dir.path(), &observed()).unwrap();
         let mut seen = Vec::new();

@@ -2,9 +2,8 @@
 //! that no other Quell starts while a dead run is still being undone.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,8 +13,11 @@ use quell_kernel::error::{Error, Result};
 
 /// The folder of all runs and of the lock.
 pub const RUN_ROOT: &str = "/run/quell";
-/// The lock's name in that folder.
+/// The lock's name there. Root alone may open it: `flock` needs no right to write, so another user
+/// could otherwise keep Quell from starting.
 pub const FILE: &str = "lock";
+/// Who holds it, next to it, for every user to read.
+pub const HOLDER: &str = "holder";
 
 /// The lock, held as long as this (or an inherited copy of it) is open.
 #[derive(Debug)]
@@ -42,14 +44,18 @@ impl Lock {
         make_dir(run_root)?;
         let path = run_root.join(FILE);
         let failed = |action, e| Error::file(action, &path.to_string_lossy(), None, e);
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
-            .mode(0o644)
+            .mode(0o600)
             .open(&path)
             .map_err(|e| failed("open", e))?;
+        // One that an earlier version has made.
+        file.set_permissions(fs::Permissions::from_mode(0o600))
+            .map_err(|e| failed("close to others", e))?;
+        let holder = run_root.join(HOLDER);
         let started = Instant::now();
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -58,8 +64,7 @@ impl Lock {
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => {
-                    let mut holder = String::new();
-                    let _ = file.read_to_string(&mut holder);
+                    let holder = fs::read_to_string(&holder).unwrap_or_default();
                     let holder = holder.trim();
                     let holder = if holder.is_empty() {
                         "a process that has just started"
@@ -78,9 +83,9 @@ impl Lock {
             }
         }
         let text = format!("process {} ({who})\n", std::process::id());
-        file.set_len(0)
-            .and_then(|()| file.write_all_at(text.as_bytes(), 0))
-            .map_err(|e| failed("write", e))?;
+        fs::write(&holder, text)
+            .and_then(|()| fs::set_permissions(&holder, fs::Permissions::from_mode(0o644)))
+            .map_err(|e| Error::file("write", &holder.to_string_lossy(), None, e))?;
         Ok(Self { file, path })
     }
 
@@ -88,7 +93,7 @@ impl Lock {
     /// so it keeps no other process from it.
     #[must_use]
     pub fn holder(run_root: &Path) -> Option<u32> {
-        let text = fs::read_to_string(run_root.join(FILE)).ok()?;
+        let text = fs::read_to_string(run_root.join(HOLDER)).ok()?;
         let pid = text.strip_prefix("process ")?.split(' ').next()?;
         let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
         (comm.trim() == "quell").then(|| pid.parse().ok()).flatten()
@@ -139,6 +144,20 @@ mod tests {
         );
         drop(first);
         assert!(Lock::acquire(&root, "run r2").is_ok());
+    }
+
+    #[test]
+    fn another_user_can_read_who_holds_it_and_not_open_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |name| {
+            let about = fs::metadata(dir.path().join(name)).unwrap();
+            about.permissions().mode() & 0o777
+        };
+        // As an earlier version made it.
+        fs::write(dir.path().join(FILE), "").unwrap();
+        fs::set_permissions(dir.path().join(FILE), fs::Permissions::from_mode(0o644)).unwrap();
+        let _lock = Lock::acquire(dir.path(), "run r1").unwrap();
+        assert_eq!((mode(FILE), mode(HOLDER)), (0o600, 0o644));
     }
 
     #[test]

@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_pressure_is_told_from_one_that_tells_and_from_one_without_rights() {
+    fn kernels_without_pressure_are_told_from_missing_rights() {
         for (flavour, control) in [
             (Flavour::V2, MemoryControl::V2),
             (Flavour::V1, MemoryControl::V1),

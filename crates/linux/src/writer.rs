@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_after_the_end_nor_after_the_run_was_revoked() {
+    fn nothing_is_written_after_the_end_or_a_revocation() {
         let dir = tempfile::tempdir().unwrap();
         let group = dir.path().join("cg/a");
         std::fs::create_dir_all(&group).unwrap();
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_hangs_is_not_waited_for_for_ever_and_then_leaves_what_was_there() {
+    fn a_hanging_write_is_given_up_and_leaves_what_was_there() {
         let (mailbox, dir) = (Mailbox::default(), tempfile::tempdir().unwrap());
         let lease = lease(dir.path());
         // A thread that no signal interrupts.

@@ -140,7 +140,7 @@ fn channels_in_turn_are_evened_out_and_found_again() {
 /// map of that processor). It has sixteen bank partitions, but only four of bank and cache
 /// together.
 #[test]
-fn two_bits_shared_by_banks_and_sets_leave_four_joint_partitions() {
+fn two_bits_shared_by_banks_and_sets_leave_four_partitions() {
     let banks = Colours::new(&[1 << 12, 1 << 13, 1 << 19, 1 << 20], 12);
     let sets = Colours::new(&bits(6, 18), 12);
     assert_eq!((banks.count(), sets.count()), (16, 128));

@@ -329,7 +329,7 @@ fn hits_are_not_restricted_by_masks() {
 }
 
 #[test]
-fn way_partitions_protect_and_one_way_is_enough_to_keep_one_line_per_set() {
+fn way_partitions_protect_and_one_way_keeps_a_line_per_set() {
     let geometry = Geometry::plain(1 << 20, 16, 64).unwrap();
     let mut cache = Cache::new(&geometry, Policy::TreePlru, 2).unwrap();
     cache.set_fill_mask(0, 0x000f).unwrap();
@@ -348,7 +348,7 @@ fn way_partitions_protect_and_one_way_is_enough_to_keep_one_line_per_set() {
 }
 
 #[test]
-fn locked_lines_survive_everyone_and_locking_says_when_it_cannot() {
+fn locked_lines_survive_and_locking_says_when_it_cannot() {
     let mut caches = Hierarchy::new(
         &[
             Level {

@@ -1,10 +1,10 @@
 //! What a machine consists of: its identity, its CPUs and its caches.
 
 use quell_policy::lab::Guest;
-use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::cpuset::{CpuId, CpuSet, CpuSetError, MAX_CPU};
 use quell_types::units::Bytes;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 /// What tells one machine from another, without naming the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -29,17 +29,31 @@ pub struct Identity {
     pub lab: Option<Guest>,
 }
 
+/// A number that Linux can give to a CPU or a memory node: every list that it gets into can then be
+/// read again.
+pub(crate) fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CpuId, D::Error> {
+    let id = CpuId::deserialize(deserializer)?;
+    match id <= MAX_CPU {
+        true => Ok(id),
+        false => Err(de::Error::custom(CpuSetError::TooLarge(id.into()))),
+    }
+}
+
 /// One logical CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Cpu {
     /// The kernel's number.
+    #[serde(deserialize_with = "known")]
+    #[schemars(with = "CpuId")]
     pub id: CpuId,
     /// The logical CPUs of the same core, this one included (SMT siblings).
     pub siblings: CpuSet,
     /// The physical package.
     pub package: u32,
     /// The memory node.
+    #[serde(deserialize_with = "known")]
+    #[schemars(with = "u32")]
     pub node: u32,
     /// The kind of core, fastest first: 0 the fastest, 1 the next. All 0 where the cores are alike.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -83,4 +97,21 @@ pub struct Cache {
     pub line: Bytes,
     /// The CPUs that share it, as the kernel believes.
     pub cpus: CpuSet,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_beyond_what_linux_knows_are_refused() {
+        let read = |id: u32, node: u32| {
+            let text = format!(r#"{{"id":{id},"siblings":"0","package":0,"node":{node}}}"#);
+            serde_json::from_str::<Cpu>(&text)
+        };
+        assert!(read(MAX_CPU, 0).is_ok());
+        let refused = read(MAX_CPU + 1, 0).unwrap_err().to_string();
+        assert!(refused.contains("CPU 8192 is beyond"), "{refused}");
+        assert!(read(0, u32::MAX).is_err());
+    }
 }

@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::deep::{CacheSteps, CounterCheck, Deep, Fingerprint, MbaCurve, OperationRates, Streams};
+use crate::hardware::known;
 pub use crate::hardware::{Cache, CacheKind, Cpu, Identity};
 
 /// The machine.
@@ -70,6 +71,8 @@ pub struct Parameter {
 #[serde(rename_all = "kebab-case")]
 pub struct Node {
     /// The kernel's number.
+    #[serde(deserialize_with = "known")]
+    #[schemars(with = "u32")]
     pub id: u32,
     /// Its CPUs.
     pub cpus: CpuSet,

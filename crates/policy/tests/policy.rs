@@ -244,7 +244,7 @@ period = "5us"
 }
 
 #[test]
-fn keys_of_the_real_time_throttler_are_refused_with_their_replacement() {
+fn keys_of_the_real_time_throttler_are_refused_with_new_ones() {
     let text = "quell = 1\n[group.a]\nrole = \"best-effort\"\ncommand = [\"a\"]\n[regulator]\nfloor = \"1%\"\nlongest = \"5ms\"\n";
     let said = answers(text);
     assert_eq!(said.len(), 2, "{said:?}");

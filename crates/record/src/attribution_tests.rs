@@ -61,7 +61,7 @@ fn units_up_to_the_factor_are_not_late() {
 }
 
 #[test]
-fn waiting_to_run_is_throttling_along_as_far_as_a_stop_covers_it() {
+fn waiting_to_run_is_throttling_as_far_as_a_stop_covers_it() {
     let waiting = Unit {
         cpu_ns: MS / 2,
         waited_ns: MS / 2,

@@ -173,7 +173,7 @@ pub(crate) fn unmeasured(result: &CompareResult, how: &str) -> impl Iterator<Ite
     result.failures.iter().map(move |failure| {
         let subject = failure.subject.as_ref();
         let who = subject.map_or_else(String::new, |s| format!(", {s}"));
-        let round = failure.round + 1;
+        let round = failure.round.saturating_add(1);
         format!(
             "{}{who}, round {round}, {how}: {}",
             failure.configuration, failure.error

@@ -175,7 +175,7 @@ mod tests {
     use crate::sample;
 
     #[test]
-    fn an_axis_of_sizes_becomes_a_curve_per_subject_and_kind_of_pages() {
+    fn an_axis_of_sizes_is_a_curve_per_subject_and_page_size() {
         let curves = Curves::new(&sample::paging()).unwrap();
         assert_eq!(curves.axis, "size");
         let names: Vec<&str> = curves.series.iter().map(|(n, _)| n.as_str()).collect();

@@ -213,7 +213,7 @@ mod tests {
     use quell_record::events::Stamped;
 
     #[test]
-    fn acts_are_summed_and_a_freeze_that_never_ended_lasts_to_the_end() {
+    fn acts_are_summed_and_an_endless_freeze_lasts_to_the_end() {
         let act = |at_ns, did| Stamped {
             at_ns,
             event: Event::Steered {

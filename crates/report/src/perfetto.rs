@@ -100,7 +100,8 @@ fn run(trace: &mut Trace, record: &Record) {
                 configuration,
                 subject,
             } => {
-                let mut name = format!("round {} of {of}, {configuration}", round + 1);
+                let mut name =
+                    format!("round {} of {of}, {configuration}", round.saturating_add(1));
                 if let Some(subject) = subject {
                     name.push_str(&format!(", {subject}"));
                 }
@@ -289,7 +290,7 @@ fn subjects(trace: &mut Trace, record: &Record) {
             .collect();
         spans.sort_by_key(|(from, ..)| *from);
         for (from, until, span) in spans {
-            let args = json!({"round": span.round + 1, "windows": span.values.len()});
+            let args = json!({"round": span.round.saturating_add(1), "windows": span.values.len()});
             trace.stretch((pid, 1), &span.configuration, from, until, &args);
             for (at, value) in span.at_ns.iter().flatten().zip(&span.values) {
                 trace.count(pid, metric, *at, &json!({ "value": value }));
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn every_event_is_one_that_viewers_know_and_every_track_has_a_name() {
+    fn every_event_is_known_to_viewers_and_every_track_named() {
         let events = events(&sample::record());
         let mut named = BTreeSet::new();
         for event in &events {
@@ -453,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_has_its_spans_by_configuration_and_its_metric_window_by_window() {
+    fn a_subject_has_spans_by_configuration_and_metric_windows() {
         let record = sample::record();
         let events = events(&record);
         // The neighbour comes before the victim. Six configurations, two rounds.

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_hurts_what_helps_what_it_costs_and_what_holds_it() {
+    fn it_says_what_hurts_what_helps_the_cost_and_the_mechanism() {
         let text = said(&sample::result());
         assert_eq!(
             text,
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_about_the_rounds_that_shared_a_cache_if_they_are_enough() {
+    fn a_verdict_rests_on_rounds_that_shared_a_cache_if_enough() {
         let mut result = sample::result();
         result.configurations[1].rounds_shared = Some(9);
         let none = &mut result.configurations[1].subjects[0];

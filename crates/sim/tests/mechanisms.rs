@@ -71,7 +71,7 @@ fn each(counts: &Counts) -> f64 {
 }
 
 #[test]
-fn beyond_the_reach_of_the_tlb_small_pages_walk_and_large_ones_do_not() {
+fn beyond_the_tlbs_reach_small_pages_walk_and_large_do_not() {
     let with = |bytes: u64, placement: &Placement| {
         let mut os = boot(profile("xeon-w3530"));
         let list = Pattern::latency(bytes, 1);

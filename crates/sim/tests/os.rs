@@ -45,7 +45,7 @@ fn frames(os: &mut Os, cpu: u32) -> TaskId {
 }
 
 #[test]
-fn units_begin_when_they_are_due_and_leave_the_core_to_others_between() {
+fn units_begin_when_due_and_leave_the_core_between() {
     let mut os = boot();
     let call = frames(&mut os, 0);
     let other = spawn(&mut os, 0, None, Pattern::latency(16 << 10, 1), 16 << 10);
@@ -114,7 +114,7 @@ fn units_that_nobody_had_time_for_are_skipped_and_counted() {
 }
 
 #[test]
-fn computing_takes_time_but_not_while_the_core_is_somebody_elses() {
+fn computing_takes_time_but_not_while_another_has_the_core() {
     // On half a core the lattice computes only in its slices.
     let lines = |beside: bool| {
         let mut os = boot();

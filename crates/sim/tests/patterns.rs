@@ -84,7 +84,7 @@ fn churn_and_stores_stay_in_their_buffers() {
 }
 
 #[test]
-fn stores_visit_a_line_per_stride_with_the_words_that_the_stride_leaves() {
+fn stores_visit_a_line_per_stride_with_the_words_it_leaves() {
     let of = |stride, operation| {
         let mut stores = Pattern::Stores(Stores::new(1 << 16, stride, operation));
         take(&mut stores, 40)
@@ -134,7 +134,7 @@ fn a_copy_loads_from_the_first_half_and_stores_into_the_second() {
 }
 
 #[test]
-fn the_lattice_reads_one_grid_and_writes_the_other_in_38_streams() {
+fn the_lattice_reads_one_grid_and_writes_one_in_38_streams() {
     let bytes = 38 * 64 * LINE;
     let mut pattern = Pattern::Lattice(Lattice::new(bytes, 100));
     let sweep = take(&mut pattern, 38 * 64);

@@ -202,6 +202,16 @@ fn impossible_machines_are_refused_with_their_place() {
         ("count = 4", "count = 0", "1 to 64 are possible"),
         ("entries = 512", "entries = 511", "511 entries"),
         ("name = \"L2\"", "name = \"L1\"", "'L1' twice"),
+        (
+            "set = [\"6-18\"]",
+            "set = [\"6-36\"]",
+            "lines by the functions of sets and slices: at most 16777216",
+        ),
+        (
+            "bank = [\"12-13\", 19]",
+            "channels-in-turn = 4294967295\nbank = [\"12-13\", 19]",
+            "banks in all channels and ranks: at most 65536",
+        ),
     ] {
         let told = said(W3530, from, to);
         assert!(

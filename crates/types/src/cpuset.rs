@@ -197,9 +197,8 @@ impl fmt::Display for CpuSet {
         let mut first = true;
         while let Some(low) = iter.next() {
             let mut high = low;
-            while iter.peek() == Some(&(high + 1)) {
-                high += 1;
-                iter.next();
+            while let Some(next) = iter.next_if(|next| next - high == 1) {
+                high = next;
             }
             if !first {
                 f.write_str(",")?;
@@ -245,6 +244,12 @@ mod tests {
         assert_eq!(brief("0-12,14,16-28,30"), "0-12,14,16-28,30");
         assert_eq!(brief("0,2,4,6"), "0,2,4,6", "short enough as it is");
         assert_eq!(brief(""), "");
+    }
+
+    #[test]
+    fn the_largest_number_can_be_written() {
+        let set: CpuSet = [0, 1, u32::MAX - 1, u32::MAX].into_iter().collect();
+        assert_eq!(set.to_string(), "0-1,4294967294-4294967295");
     }
 
     #[test]

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_of_one_kind_reach_those_of_another_that_share_their_bits() {
+    fn colours_of_one_kind_reach_those_that_share_their_bits() {
         let kind = |functions: &[u64]| Colouring {
             functions: functions.iter().map(|f| Mask(*f)).collect(),
             large: 0,

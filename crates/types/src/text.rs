@@ -7,6 +7,7 @@
 
 mod tree;
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -432,6 +433,18 @@ pub fn place_of(text: &str, key: &str) -> Option<(usize, usize)> {
     Origin { file, text }.position(place(root.get_ref(), &Path::of(&keys))?)
 }
 
+/// The text as a terminal may show it: control characters but line breaks and tabs are `?`. Names
+/// of processes, programs and cgroups are their owners', and could move the cursor or clear the
+/// screen of whoever looks at them.
+#[must_use]
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let controls = |c: char| c.is_control() && c != '\n' && c != '\t';
+    match text.contains(controls) {
+        true => Cow::Owned(text.replace(controls, "?")),
+        false => Cow::Borrowed(text),
+    }
+}
+
 /// The known word that is closest to `word`; `None` if none is close enough.
 pub fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = word.chars().count();
@@ -456,6 +469,12 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_are_not_printed() {
+        assert_eq!(printable("a\u{1b}[2J\r\u{9b}b\n\tc"), "a?[2J??b\n\tc");
+        assert!(matches!(printable("plain"), Cow::Borrowed("plain")));
+    }
 
     #[test]
     fn suggests_what_was_probably_meant() {

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_entered_at_the_first_look_after_a_boundary_from_what_really_passed() {
+    fn a_time_is_entered_at_the_first_sample_after_a_boundary() {
         let mut windows = Windows::new(60_000, 20_000, Cut::AtLook);
         windows.begin(10_000, 7);
         windows.look(22_000, 107, per_access);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn catching_up_right_before_a_boundary_does_not_outweigh_the_stall() {
+    fn catching_up_before_a_boundary_does_not_outweigh_the_stall() {
         let mut windows = Windows::new(6_000, 1_000, Cut::Evenly);
         windows.begin(0, 0);
         windows.look(5_900, 0, rate);
@@ -470,7 +470,7 @@ mod tests {
         }
 
         #[test]
-        fn entries_conserve_time_and_work_and_none_is_made_of_too_little(
+        fn entries_conserve_time_and_work_and_none_is_of_too_little(
             access_ns in 5u64..5_000,
             // Running and stalled, in microseconds: often right behind one another.
             parts in prop::collection::vec((0u64..3_000, 0u64..6_000), 1..40),

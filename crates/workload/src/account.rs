@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lateness_of_a_unit_that_touches_fresh_memory_is_its_faults() {
+    fn the_lateness_of_a_unit_on_fresh_memory_is_its_faults() {
         let Some(mut sampler) = sampler() else { return };
         in_one_of_ten(|| lateness_is_faults(&mut sampler));
     }

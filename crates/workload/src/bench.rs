@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_without_windows_and_cpus_that_are_not_there_are_refused() {
+    fn spans_without_windows_and_missing_cpus_are_refused() {
         let wrong = |change: fn(&mut BenchOptions)| {
             let mut options = list();
             change(&mut options);

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_take_turns_block_by_block_and_the_order_goes_round() {
+    fn operations_take_turns_by_block_and_the_order_goes_round() {
         let operations = [Touch::Write, Touch::Read];
         let mut churn =
             Churn::new(&operations, Bytes(4096), Order::Sequential, Pages::Base).unwrap();

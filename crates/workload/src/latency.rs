@@ -1,7 +1,7 @@
 //! A dependent walk through a list with one node per 64-byte line. Each load's address is the
 //! result of the one before. So time ÷ accesses is the latency of one access, as in lmbench
-//! `lat_mem_rd` and IsolBench `latency`. A walk that also stores leaves every line modified. Beyond the caches
-//! each access then costs a write-back, too.
+//! `lat_mem_rd` and IsolBench `latency`. A walk that also stores leaves every line modified. Beyond
+//! the caches each access then costs a write-back, too.
 
 use quell_policy::workload::{Access, Order, Pages};
 use quell_types::units::{Bytes, LINE_BYTES};

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn directions_come_in_opposite_pairs_and_all_shares_make_a_whole() {
+    fn directions_are_opposite_pairs_and_all_shares_are_a_whole() {
         for axis in 0..3 {
             assert_eq!(
                 MOVES.iter().map(|(to, _)| i32::from(to[axis])).sum::<i32>(),

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn where_memory_is_short_buffers_are_fewer_then_smaller_then_refused() {
+    fn where_memory_is_short_buffers_shrink_and_are_then_refused() {
         let mib = |n: u64| Bytes(n << 20);
         let of = |cpus, available| buffers(mib(48), mib(1), cpus, Some(mib(available)));
         let told = |cpus, available| {
@@ -443,7 +443,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn buffers_stay_within_an_eighth_of_the_memory_and_beyond_private_caches(
+        fn buffers_stay_within_an_eighth_and_beyond_private_caches(
             llc in 1u64..600, l2 in 1u64..4, cpus in 1usize..200, available in 1u64..100_000,
         ) {
             let mib = |n: u64| Bytes(n << 20);
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_the_best_operation_and_all_together_are_no_slower_than_one() {
+    fn the_peak_is_the_best_operation_and_no_slower_with_all() {
         let cpus = affinity::allowed().unwrap();
         // A small cache, so that the test needs no large machine. The rules are the same.
         let measured = rates(&cpus, Bytes(1 << 20), 1_700_000_000).unwrap();

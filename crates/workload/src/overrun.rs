@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_lie_between_gaps_and_the_cut_off_ones_count_only_as_time() {
+    fn runs_lie_between_gaps_and_cut_off_ones_count_as_time() {
         let mut seen = Splitter::new(100, 8);
         // A first run of unknown beginning, a gap, a run of 3 steps, a gap, a last run of unknown
         // end.

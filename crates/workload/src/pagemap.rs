@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_and_missing_pages_are_refused_with_the_capability_or_the_reason() {
+    fn hidden_and_missing_pages_are_refused_with_the_reason() {
         let root = written(&[PRESENT, 0]);
         let said = |page: usize| {
             addresses(root.path(), page * 4096, 1, 4096)

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_lie_in_the_banks_asked_for_or_the_lack_of_the_capability_is_said() {
+    fn lines_lie_in_the_banks_asked_for_or_the_lack_is_said() {
         // Bits that have both values in any frame, so that banks are alike.
         let banks = Banks::new(vec![1 << 12, 1 << 13 | 1 << 6], vec![1, 2]).unwrap();
         let size = Bytes(1 << 20);

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_takes_longer_than_the_period_misses_and_the_next_never_begins() {
+    fn a_job_beyond_its_period_misses_and_the_next_never_begins() {
         // Passes of 1 MiB in 4096 · 8 loads each: far more than 100 us per job.
         let Some(mut task) = task(1 << 20, Nanos::micros(100), 100) else {
             return;

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn the_score_places_the_other_cpus_lines_between_cache_and_memory() {
+    fn the_score_places_other_cpus_lines_between_cache_and_memory() {
         let score = |near, other, far| Sharing::of(near, other, far).map(|s| s.score);
         assert_eq!(score(20.0, 20.0, 120.0), Some(1.0));
         assert_eq!(score(20.0, 70.0, 120.0), Some(0.5));
@@ -438,14 +438,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_shares_with_itself_by_definition_and_is_not_measured_against_itself() {
+    fn a_cpu_shares_with_itself_by_definition_without_measuring() {
         let cpu = affinity::allowed().unwrap().first().unwrap();
         assert_eq!(shared_cache(cpu, cpu).unwrap(), Some(1.0));
         assert!(sharing(cpu, cpu).unwrap_err().to_string().contains("same"));
     }
 
     #[test]
-    fn a_probe_scores_within_range_and_leaves_the_caller_where_it_was() {
+    fn a_probe_scores_within_range_and_leaves_the_caller_in_place() {
         let Some((a, b)) = a_pair() else {
             println!("skipped: one CPU only");
             return;
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_probe_fails_less_than_once_in_a_million_tests_and_a_guessing_one_mostly() {
+    fn a_right_probe_fails_rarely_and_a_guessing_one_mostly() {
         assert_eq!((too_many(9), too_many(21)), (7, 9));
     }
 

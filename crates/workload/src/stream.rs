@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_stream_touches_exactly_the_lines_it_counts_and_goes_round() {
+    fn a_write_stream_touches_the_lines_it_counts_and_goes_round() {
         let mut stream = Stream::new(Operation::Write, Bytes(4096), Pages::Base).unwrap();
         stream.run(63);
         assert_eq!(at(&stream, 62), [0x5a; LINE]);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_goes_from_the_first_half_to_the_second_and_counts_both() {
+    fn a_copy_goes_from_the_first_half_to_the_second() {
         let mut stream = Stream::new(Operation::Copy, Bytes(4096), Pages::Base).unwrap();
         // SAFETY: the first half of the buffer is 2048 bytes.
         unsafe { stream.buffer.start().write_bytes(9, 2048) };

@@ -130,7 +130,7 @@ mod tests {
     use quell_policy::Role;
 
     #[test]
-    fn every_resource_has_its_experiment_with_the_three_configurations() {
+    fn every_resource_has_an_experiment_with_three_configurations() {
         for resource in Resource::ALL {
             let text = text(resource, false).unwrap();
             let experiment = Experiment::parse(&text, resource.name()).unwrap();

@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, Write};
 
 use quell_types::task::TaskMatch;
+use quell_types::text::printable;
 
 use super::group::spelled;
 use super::scan::Candidate;
@@ -58,7 +59,7 @@ pub fn table(candidates: &[Candidate], rows: usize) -> String {
             one.name,
         ));
     }
-    out
+    printable(&out).into_owned()
 }
 
 /// Asks what to protect, and from what.

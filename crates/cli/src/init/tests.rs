@@ -301,7 +301,7 @@ fn a_limit_is_the_highest_rate_that_was_seen_not_to_hurt() {
 }
 
 #[test]
-fn what_the_planner_refuses_is_left_out_and_the_reason_is_written() {
+fn what_the_planner_refuses_is_left_out_with_the_reason() {
     // No limit can be held without counters, a CPU clock and a quota.
     let container = of("container");
     let asked = Situation {
@@ -346,7 +346,7 @@ fn asked(input: &str) -> (std::result::Result<Answers, Stopped>, String) {
 }
 
 #[test]
-fn answers_are_numbers_names_or_matches_and_wrong_ones_are_asked_again() {
+fn answers_are_numbers_names_or_matches_and_others_asked_again() {
     let tables =
         |all: &[&str]| -> Vec<TaskMatch> { all.iter().map(|t| t.parse().unwrap()).collect() };
     let (answers, shown) = asked("2\n1,3\n");

@@ -404,7 +404,7 @@ fn table() -> (String, usize) {
 }
 
 #[test]
-fn every_example_plans_where_the_mechanism_is_and_a_table_has_the_rest() {
+fn every_example_plans_where_the_mechanism_is() {
     let (page, refused) = table();
     let file = repository().join("tests/machines/refusals.md");
     if std::env::var_os("QUELL_BLESS").is_some() {

@@ -1,5 +1,5 @@
-//! What the documents say of the tree: links and anchors lead somewhere, items that they name exist,
-//! and pages stay short.
+//! What the documents say of the tree: links and anchors lead somewhere, items that they name
+//! exist, and pages stay short.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;

@@ -1,5 +1,5 @@
-//! The rules of the architecture, over the `use` lines of the sources, and the documents' word that
-//! what they name exists.
+//! The rules of the architecture, over the `use` lines of the sources, the documents' word that
+//! what they name exists, and how the sources read.
 
 #![allow(
     clippy::unwrap_used,
@@ -13,6 +13,7 @@ use std::fs;
 mod depends;
 mod documents;
 mod imports;
+mod prose;
 mod specification;
 
 use documents::{pages, quoted};

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_that_may_be_is_stopped_resumed_and_at_last_terminated() {
+    fn the_worst_candidate_is_stopped_resumed_and_then_terminated() {
         let both = Allows {
             freeze: true,
             kill: true,

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn who_streams_through_files_is_blamed_before_who_is_merely_large() {
+    fn a_file_streamer_is_blamed_before_a_large_process() {
         let quiet = |usage: u64, io| Neighbour {
             usage: Bytes(usage << 20),
             io,

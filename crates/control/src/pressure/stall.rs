@@ -68,8 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_reads_count_only_for_who_is_to_be_held_back_and_a_page_that_came_back_for_no_more_than_a_disk_takes()
-     {
+    fn first_reads_count_only_for_limited_groups() {
         let span = Nanos::millis(1000);
         let look = |io, refaults| Critical {
             io_stall: Nanos::millis(io),

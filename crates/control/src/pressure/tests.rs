@@ -301,7 +301,7 @@ fn a_group_that_was_made_anew_is_not_taken_for_frozen() {
 }
 
 #[test]
-fn who_is_frozen_when_nothing_can_be_seen_any_more_goes_on_and_nobody_else_is_stopped() {
+fn a_frozen_group_is_thawed_when_nothing_can_be_seen_any_more() {
     let rules = rules(&[ALL], false);
     let mut control = Controller::new(PressureController::Quell, &rules, Nanos(0)).unwrap();
     let mut look = Plant::new(1024, 700, vec![anonymous(1, 1)]).look();
@@ -331,7 +331,7 @@ fn who_is_frozen_when_nothing_can_be_seen_any_more_goes_on_and_nobody_else_is_st
 }
 
 #[test]
-fn who_the_described_ones_stopped_goes_on_when_looks_keep_failing_and_not_for_one_that_fails() {
+fn what_the_described_ones_stopped_goes_on_when_samples_fail() {
     for kind in [PressureController::Latd, PressureController::Cgroup] {
         let mut control = Controller::new(kind, &rules(&[ALL], false), Nanos(0)).unwrap();
         let mut look = Plant::new(1024, 200, vec![anonymous(1, 1)]).look();

@@ -112,7 +112,7 @@ impl Progress for Until {
 }
 
 #[test]
-fn who_wants_to_stop_gets_the_cells_that_had_begun_and_can_go_on_with_them() {
+fn a_stopped_comparison_keeps_its_cells_and_can_go_on() {
     let runs = tempfile::tempdir().unwrap();
     let mut fakes = [numbered(), numbered()];
     let mut until = Until(7, Heard::default());

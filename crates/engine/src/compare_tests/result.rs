@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_experiment_says_how_much_it_hurts_and_what_protection_costs() {
+fn an_experiment_says_how_much_it_hurts_and_what_help_costs() {
     let (result, heard) = compare(&mut fake(), 5);
     assert_eq!(heard.done, heard.total);
     assert_eq!((result.rounds, result.rounds_shared), (5, Some(5)));
@@ -157,7 +157,7 @@ fn only_names_configurations_or_says_what_there_is() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_planned_is_reported_and_the_others_run() {
+fn an_unplannable_configuration_is_reported_and_the_others_run() {
     let (result, heard) = compare(&mut fake(), 2);
     let refused = of(&result, "regulated@70%");
     assert_eq!(refused.refused[0].why, "70% cannot be metered here");
@@ -168,7 +168,7 @@ fn a_configuration_that_cannot_be_planned_is_reported_and_the_others_run() {
 }
 
 #[test]
-fn an_aggressor_at_a_lower_rate_is_judged_by_what_it_was_asked_for_or_can_do_alone() {
+fn a_slower_aggressor_is_judged_by_what_it_was_asked_for() {
     let mut fake = Fake::new();
     fake.generator("victim", |scene| steady(scene, "latency_ns", 15.0, 0.0));
     fake.generator("aggressor", |scene| {

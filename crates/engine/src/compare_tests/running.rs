@@ -221,7 +221,7 @@ fn cut(runs: &Path) -> PathBuf {
 }
 
 #[test]
-fn an_interrupted_run_goes_on_where_it_ended_and_comes_to_the_same() {
+fn an_interrupted_run_resumes_to_the_same_result() {
     let runs = tempfile::tempdir().unwrap();
     let mut whole = Heard::default();
     let expected = attempt(
@@ -335,7 +335,7 @@ fn another_machine_is_no_machine_to_go_on_with() {
 }
 
 #[test]
-fn a_configuration_may_be_meant_by_pattern_and_a_slip_is_answered_with_what_was_meant() {
+fn configurations_are_meant_by_pattern_and_slips_are_answered() {
     let named = |only: &str| {
         let only = [only.to_owned()];
         let mut wanted = options(1, None);

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_whose_files_are_closed_is_used_and_does_not_stop_the_others() {
+    fn a_group_with_closed_files_is_used_and_stops_no_other() {
         let spec = Spec {
             rdt: Some(Rdt::icelake()),
             ..Spec::new(Flavour::V2)

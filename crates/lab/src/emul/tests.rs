@@ -76,7 +76,7 @@ fn cpuid_tells_what_the_profile_has() {
 }
 
 #[test]
-fn what_a_class_occupies_is_the_smaller_of_its_memory_and_its_mask() {
+fn a_class_occupies_the_smaller_of_its_memory_and_its_mask() {
     let m = machine("icelake", ICELAKE);
     let way = 512 << 10;
     m.write(0, 0xc91, 0x00f0).unwrap();

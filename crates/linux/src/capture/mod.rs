@@ -44,6 +44,9 @@ use crate::probe::{self, Live, Tried};
 
 /// Name and version of the format, as in [`Capture::schema`].
 pub const SCHEMA: &str = "quell.capture/1";
+/// The most bytes of paths and texts of one machine, each file by itself: forty files for each of
+/// the CPUs that Linux knows take half of it.
+const MOST_BYTES: usize = 48 << 20;
 
 /// The description of a machine, perhaps of another one than Quell runs on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -156,7 +159,16 @@ impl Capture {
 
     fn machine(&self) -> std::result::Result<Machine, String> {
         let mut files = BTreeMap::new();
+        let mut room = MOST_BYTES;
         for (pattern, entry) in &self.files {
+            let text = match entry {
+                Entry::Text(text) => text.len(),
+                Entry::Full(file) => file.text.as_ref().map_or(0, String::len),
+            };
+            let takes = times(pattern)?.saturating_mul(pattern.len() + text);
+            room = room.checked_sub(takes).ok_or_else(|| {
+                format!("files.\"{pattern}\": more than {MOST_BYTES} bytes of files; shorten the lists in braces")
+            })?;
             for (path, number) in expand(pattern)? {
                 let mut file = match entry.clone() {
                     Entry::Text(text) => File {
@@ -205,10 +217,24 @@ impl std::fmt::Display for Capture {
                     format!("{{ {} }}", keys.join(", "))
                 }
             };
-            writeln!(f, "{} = {value}", quoted(path))?;
+            writeln!(f, "{} = {value}", key(path))?;
         }
         Ok(())
     }
+}
+
+/// A key: a string on one line, whatever is in it.
+fn key(path: &str) -> String {
+    let mut out = String::from("\"");
+    for c in path.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c.is_control() => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
 }
 
 /// A TOML string. Several lines are written as they are, where that is possible.
@@ -228,15 +254,29 @@ fn errno(name: &str) -> Option<i32> {
         .or_else(|| name.parse().ok())
 }
 
+/// How many paths a pattern stands for.
+fn times(pattern: &str) -> std::result::Result<usize, String> {
+    let Some((_, rest)) = pattern.split_once('{') else {
+        return Ok(1);
+    };
+    let (list, after) = listed(pattern, rest)?;
+    Ok(list.len().saturating_mul(times(after)?))
+}
+
+/// The list that a brace holds, and what follows it.
+fn listed<'a>(pattern: &str, rest: &'a str) -> std::result::Result<(CpuSet, &'a str), String> {
+    let wrong = || format!("files.\"{pattern}\": braces hold a list such as {{0,2-3}}");
+    let (list, after) = rest.split_once('}').ok_or_else(wrong)?;
+    Ok((list.parse().map_err(|_| wrong())?, after))
+}
+
 /// `cpu{0-1}/x` → `cpu0/x` with 0, `cpu1/x` with 1. Several braces give every combination, with the
 /// number of the first.
 fn expand(pattern: &str) -> std::result::Result<Vec<(String, Option<String>)>, String> {
     let Some((before, rest)) = pattern.split_once('{') else {
         return Ok(vec![(pattern.to_owned(), None)]);
     };
-    let wrong = || format!("files.\"{pattern}\": braces hold a list such as {{0,2-3}}");
-    let (list, after) = rest.split_once('}').ok_or_else(wrong)?;
-    let list: CpuSet = list.parse().map_err(|_| wrong())?;
+    let (list, after) = listed(pattern, rest)?;
     let mut all = Vec::new();
     for number in list.iter() {
         for (tail, _) in expand(after)? {
@@ -511,6 +551,35 @@ model name : Small'''
         assert!(twice.contains("given twice"), "{twice}");
         let error = refused(&SMALL.replace("\"0::/\"", "{ error = 'EWHAT' }"));
         assert!(error.contains("EWHAT"), "{error}");
+    }
+
+    #[test]
+    fn any_path_is_written_so_that_it_is_read() {
+        for path in ["/a'\"b", "/a\nb", "/a\\b\t\u{7f}", ""] {
+            let files = BTreeMap::from([(path.to_owned(), Entry::Text("x\ny'".to_owned()))]);
+            let capture = Capture {
+                files,
+                ..Capture::parse(SMALL).unwrap()
+            };
+            let again = Capture::parse(&capture.to_string()).unwrap();
+            assert_eq!(again.files, capture.files, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn lists_in_braces_that_multiply_are_refused() {
+        let brace = "{0-8191}";
+        let text = format!(
+            "schema = '{SCHEMA}'\n[files]\n\"/a{}\" = ''\n",
+            brace.repeat(40)
+        );
+        let refused = Capture::parse(&text).unwrap_err();
+        assert!(
+            refused.contains("more than 50331648 bytes of files"),
+            "{refused}"
+        );
+        let one = text.replace(&brace.repeat(40), brace);
+        assert!(Capture::parse(&one).is_ok());
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_critical_group_below_a_neighbour_is_refused_with_both_cgroups() {
+    fn a_critical_group_below_a_neighbour_is_refused() {
         let neighbour = home("others", "/cg/system.slice");
         let below = home("app", "/cg/system.slice/app.service");
         let why = apart(&neighbour, &below).unwrap_err().to_string();

@@ -513,7 +513,7 @@ mod tests {
     use crate::journal::tests::header;
 
     #[test]
-    fn a_frozen_cgroup_that_is_made_anew_is_neither_frozen_nor_ours_to_thaw() {
+    fn a_frozen_cgroup_that_is_made_anew_is_not_ours_to_thaw() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("cg/a");
         std::fs::create_dir_all(&place).unwrap();

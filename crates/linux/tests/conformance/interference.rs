@@ -288,7 +288,7 @@ fn refusals_name_path_reason_and_remedy() {
 }
 
 #[test]
-fn a_partition_that_the_kernel_does_not_make_leaves_nothing_and_says_why() {
+fn a_partition_the_kernel_refuses_leaves_nothing_and_says_why() {
     // A sibling that has the CPU to itself.
     let fake = machine(Flavour::V2);
     let files: &dyn Files = &fake;
@@ -345,7 +345,7 @@ fn a_cpuset_whose_parent_lacks_the_cpus_is_refused() {
 }
 
 #[test]
-fn newborns_of_the_root_are_kept_off_too_and_bound_kernel_threads_are_left() {
+fn newborns_of_the_root_are_kept_off_bound_kernel_threads_stay() {
     for flavour in BOTH {
         let fake = machine(flavour);
         let pid = fake.with(|m| m.spawn("victim"));
@@ -393,7 +393,7 @@ fn newborns_of_the_root_are_kept_off_too_and_bound_kernel_threads_are_left() {
 /// Linux 6.12 keeps the CPUs of a remote partition that a sibling made invalid. It loses them with
 /// the partition's cgroup.
 #[test]
-fn a_partition_made_invalid_by_somebody_else_gives_its_cpus_back() {
+fn an_invalidated_partition_gives_its_cpus_back() {
     let fake = machine(Flavour::V2);
     let files: &dyn Files = &fake;
     let pid = fake.with(|m| m.spawn("victim"));
@@ -421,7 +421,7 @@ fn a_partition_made_invalid_by_somebody_else_gives_its_cpus_back() {
 }
 
 #[test]
-fn a_cgroup_that_somebody_else_makes_first_is_not_ours_to_remove() {
+fn a_cgroup_that_another_process_makes_first_is_not_removed() {
     for flavour in BOTH {
         let fake = machine(flavour);
         let files: &dyn Files = &fake;
@@ -451,7 +451,7 @@ fn a_cgroup_that_somebody_else_makes_first_is_not_ours_to_remove() {
 }
 
 #[test]
-fn a_cgroup_that_could_not_be_made_is_not_removed_when_somebody_else_makes_it_later() {
+fn a_cgroup_that_failed_and_another_makes_later_is_not_removed() {
     let fake = machine(Flavour::V1);
     let files: &dyn Files = &fake;
     let slice = "/sys/fs/cgroup/cpu/quell.slice";

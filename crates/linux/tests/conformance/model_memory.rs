@@ -78,7 +78,7 @@ fn fake_v1_memory() -> (Fake, String) {
 }
 
 #[test]
-fn without_the_capability_triggers_have_long_windows_and_scores_do_not_sink() {
+fn without_the_capability_triggers_are_long_and_scores_stay() {
     for (release, windows) in [
         ("6.12.0", Windows::TwoSeconds),
         ("6.18.0", Windows::TwoSeconds),

@@ -88,7 +88,7 @@ impl Meter for Taken {
 }
 
 #[test]
-fn a_throttler_whose_counter_is_taken_away_ends_though_nothing_wakes_it() {
+fn a_throttler_whose_counter_is_taken_away_ends() {
     let Some(busy) = Busy::start("taken") else {
         return;
     };

@@ -63,7 +63,7 @@ impl Geometry {
     /// # Errors
     /// Where the size is no whole number of sets.
     pub fn plain(size: u64, ways: u32, line: u64) -> Result<Self, Invalid> {
-        let set = line * u64::from(ways);
+        let set = line.checked_mul(u64::from(ways)).unwrap_or(0);
         if set == 0 || size == 0 || !size.is_multiple_of(set) {
             let reason = format!(
                 "{size} bytes are not a whole number of sets of {ways} ways of {line} bytes"

@@ -161,7 +161,7 @@ fn random_rows_of_one_bank_are_bound_by_the_row_cycle() {
 }
 
 #[test]
-fn activations_of_a_rank_are_bound_by_their_window_and_a_second_rank_lifts_it() {
+fn activations_of_a_rank_are_bound_by_their_window() {
     // tFAW of DDR3-1333 x16, where the window is the bound and not the bus: four lines per 30
     // clocks instead of 16.
     let timing = Timing {
@@ -385,7 +385,7 @@ fn streams_elsewhere_never_starve_a_bank() {
 }
 
 #[test]
-fn writes_wait_until_the_high_watermark_and_are_drained_to_the_low_one() {
+fn writes_wait_for_the_high_watermark_and_drain_to_the_low() {
     let config = Config::ddr3(Timing::ddr3_1333());
     let write = |id: u64| Request {
         write: true,

@@ -105,7 +105,7 @@ mod tests {
         }
 
         #[test]
-        fn the_monotone_fit_never_falls_keeps_the_mean_and_leaves_what_rises_alone(
+        fn the_monotone_fit_never_falls_and_keeps_the_mean(
             values in proptest::collection::vec(1.0f64..1e3, 1..40),
         ) {
             let fit = rising(&values);

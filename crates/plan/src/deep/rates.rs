@@ -66,7 +66,7 @@ mod tests {
     use crate::inventory::Measured;
 
     #[test]
-    fn peak_is_the_best_alone_and_sustainable_the_median_of_its_sums() {
+    fn peak_is_the_best_alone_and_sustainable_the_median_sum() {
         let runs = |all: &[(CpuId, &[f64])]| all.iter().map(|(c, r)| (*c, r.to_vec())).collect();
         let streams = |operation, alone, together| Streams {
             operation,

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn counted_parts_follow_each_other_and_locked_ones_come_from_the_top() {
+    fn counted_parts_follow_each_other_and_locked_ones_are_on_top() {
         let wants = [Want::Count(2), Want::Top(1), Want::Count(3)];
         let allotted = allot(whole(8, false), &wants).unwrap();
         assert_eq!(texts(&allotted), ["0-1", "7", "2-4"]);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn without_holes_a_part_is_one_row_and_what_is_cut_off_stays_idle() {
+    fn without_holes_a_part_is_one_row_and_the_cut_off_stays_idle() {
         let wants = [Want::Named(set("2")), Want::Count(3)];
         let allotted = allot(whole(8, false), &wants).unwrap();
         assert_eq!(texts(&allotted), ["2", "3-5"]);

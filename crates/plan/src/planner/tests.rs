@@ -377,7 +377,7 @@ fn unmatched_tasks_take_half_of_what_reserves_leave_at_most() {
 }
 
 #[test]
-fn what_reserves_leave_is_divided_without_what_unmatched_tasks_draw() {
+fn what_reserves_leave_excludes_what_unmatched_tasks_draw() {
     let plan = planned(RESERVE, &with_rest(Some(Rate(1_000_000_000))));
     // 20 - 2 - 2 x 1 GB/s, over three CPUs.
     let limit = held(&plan, "noise");
@@ -411,7 +411,7 @@ fn unmatched_tasks_cannot_be_regulated_and_that_is_refused() {
 }
 
 #[test]
-fn reserves_beyond_the_sustainable_rate_are_refused_with_the_numbers() {
+fn reserves_beyond_the_sustainable_rate_are_refused() {
     let text = refused(
         "[group.a]\nrole='critical'\ncommand=['a']\ncpus=1\nreserve.bandwidth='15GB/s'\n\
          [group.b]\nrole='critical'\ncommand=['b']\ncpus=1\nreserve.bandwidth='6GB/s'\n",

@@ -264,8 +264,8 @@ pub struct RegulatorKeys {
     /// until it ends, or a new period begins at once.
     pub after: After,
     /// Whether an idle CPU keeps the others waiting for that: "counted" (until it has given its
-    /// budget away, which takes `reclaim`) or "left-out" (a CPU that drew nothing in the last period
-    /// is not asked, as in MemGuard; its budget stays its own).
+    /// budget away, which takes `reclaim`) or "left-out" (a CPU that drew nothing in the last
+    /// period is not asked, as in MemGuard; its budget stays its own).
     pub idle: Idle,
     /// Whether reserves follow the target: what is left to the best-effort groups that the
     /// regulator holds moves with how many units of the critical groups with targets are late,

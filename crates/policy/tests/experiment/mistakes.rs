@@ -181,7 +181,7 @@ proptest! {
 }
 
 #[test]
-fn a_limit_around_everybody_is_every_configurations_and_no_policys() {
+fn a_limit_around_everything_is_in_every_configuration() {
     let read = below(
         "[configuration.solo]\nalone = true\n[configuration.b]\n[bounds]\nmemory = \"400MiB\"",
     )

@@ -242,7 +242,7 @@ fn every_proposal_is_a_policy_that_we_read() {
 }
 
 #[test]
-fn bursts_get_their_peak_and_what_has_none_its_mean_and_time_nothing() {
+fn bursts_get_their_peak_and_the_rest_its_mean() {
     let subject = &subjects()[0];
     let made = |burst, quantity| sought(subject, &FIGURES, burst, quantity);
     let peak = made(Some(&FRAMES), Quantity::Read);

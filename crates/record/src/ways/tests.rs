@@ -183,7 +183,7 @@ proptest! {
 }
 
 #[test]
-fn a_threads_own_class_goes_before_its_cpus_and_that_before_the_roots() {
+fn a_threads_class_goes_before_its_cpus_and_then_the_roots() {
     let mut state = Snapshot::default();
     let cpus = Class {
         cpus: [1].into_iter().collect(),

@@ -60,7 +60,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let view = page.view?;
     let story = story(page, &view)?;
     let names: Vec<&str> = story.cells.iter().map(|c| c.name).collect();
-    let round = story.cells.first()?.victim.round + 1;
+    let round = story.cells.first()?.victim.round.saturating_add(1);
     let mut shows = format!(
         "Round {round} in time, under {}: the windows of {}",
         names.join(", "),
@@ -133,7 +133,7 @@ fn story<'r>(page: &Page<'r>, view: &View<'r>) -> Option<Story<'r>> {
             let victim = span(&c.name, view.protected, round)?;
             let at = victim.at_ns.as_ref()?;
             let (first, last) = (*at.first()?, *at.last()?);
-            let window = (last - first) / (at.len() as u64).saturating_sub(1).max(1);
+            let window = last.saturating_sub(first) / (at.len() as u64).saturating_sub(1).max(1);
             Some(Cell {
                 name: &c.name,
                 class: page.look(&c.name).class,

@@ -170,7 +170,7 @@ fn an_axis_of_sizes_is_a_figure_of_curves() {
 }
 
 #[test]
-fn every_cause_of_lateness_has_its_place_in_the_bar_and_in_the_key() {
+fn every_cause_of_lateness_has_its_place_in_bar_and_key() {
     let page = html(&sample::record());
     let drawn = page.split("id=\"fig-causes-wide-t\"").nth(1).unwrap();
     let drawn = drawn.split("</svg>").next().unwrap();
@@ -277,7 +277,7 @@ fn the_record_of_a_run_makes_a_page_too() {
 }
 
 #[test]
-fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
+fn what_was_done_about_memory_is_drawn_with_every_reason() {
     let mut record = sample::record();
     // Of all configurations one acts. The configurations before and after it do not.
     let at = |ms: u64, event| Stamped {
@@ -351,7 +351,7 @@ fn what_was_done_about_memory_is_drawn_with_every_act_and_its_reason() {
 }
 
 #[test]
-fn what_a_subject_met_in_memory_is_drawn_for_every_configuration_that_tells() {
+fn memory_of_a_subject_is_drawn_for_every_configuration() {
     let mut record = sample::record();
     let course = |configuration: &str, resident_mb: f64, cache_misses: f64| Course {
         configuration: configuration.into(),
@@ -422,7 +422,7 @@ fn the_page_reads_as_a_person_would_say_it() {
 }
 
 #[test]
-fn who_may_fill_which_ways_is_drawn_with_names_and_told_with_evidence() {
+fn who_may_fill_which_ways_is_drawn_with_names_and_evidence() {
     let record = crate::ways::tests::record();
     let page = html(&record);
     assert!(page.contains("<h2 id=\"ways\">Who may fill which ways</h2>"));

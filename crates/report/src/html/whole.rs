@@ -119,7 +119,7 @@ fn lanes(page: &Page<'_>) -> Vec<Lane> {
                     s: at as f64 / 1e9,
                     value,
                     look: page.look(&s.configuration),
-                    title: format!("{}, round {}", s.configuration, s.round + 1),
+                    title: format!("{}, round {}", s.configuration, s.round.saturating_add(1)),
                 })
             })
             .collect();
@@ -225,7 +225,7 @@ fn rounds(record: &Record) -> Vec<(f64, u32)> {
         let Event::Cell { round, .. } = &stamped.event else {
             continue;
         };
-        let number = round + 1;
+        let number = round.saturating_add(1);
         if all.last().is_none_or(|(_, last)| *last != number) {
             all.push((stamped.at_ns as f64 / 1e9, number));
         }

@@ -9,6 +9,7 @@ use quell_model::dram::Dram;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::MbaUnit;
 use quell_types::text::{Complaint, Path, suggestion};
+use quell_types::units::Nanos;
 
 use super::{Assumed, Profile};
 
@@ -101,6 +102,13 @@ impl Found {
     }
 }
 
+/// Lines of a cache that can be modelled: 1 GiB.
+const MOST_LINES: u64 = 1 << 24;
+/// The longest of the machine's own times.
+const LONGEST: Nanos = Nanos::secs(1);
+/// Banks of memory that can be modelled.
+const MOST_BANKS: u64 = 1 << 16;
+
 /// All problems of `profile`.
 pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     let mut found = Found::default();
@@ -165,8 +173,27 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     if profile.os.slice.0 == 0 {
         found.say(at.key("slice"), "tasks must run for some time", None);
     }
+    for (section, key, time) in [
+        ("memory", "transit", profile.memory.transit),
+        ("counters", "delay", profile.counters.delay),
+        ("os", "slice", profile.os.slice),
+        ("os", "switch", profile.os.switch),
+        ("os", "interrupt", profile.os.interrupt),
+    ] {
+        if time > LONGEST {
+            let why = format!("{time}: at most {LONGEST} are possible");
+            found.say(root.key(section).key(key), why, None);
+        }
+    }
     mechanisms(profile, &mut found);
     found.0
+}
+
+/// What so many functions of one bit each tell apart.
+fn combined(functions: &[usize]) -> u64 {
+    let bits = u32::try_from(functions.iter().sum::<usize>()).ok();
+    bits.and_then(|bits| 1u64.checked_shl(bits))
+        .unwrap_or(u64::MAX)
 }
 
 fn caches(profile: &Profile, counted: bool, found: &mut Found) {
@@ -214,6 +241,15 @@ fn caches(profile: &Profile, counted: bool, found: &mut Found) {
             );
             found.say(at.key(key), why, Some("remove or change it"));
         }
+        let sets = combined(&[level.set.0.len(), level.slice.0.len()]);
+        let lines = sets.saturating_mul(u64::from(level.ways));
+        if lines > MOST_LINES {
+            let why = format!(
+                "{lines} lines by the functions of sets and slices: at most {MOST_LINES} are possible"
+            );
+            found.say(at.key("set"), why, Some("use fewer functions"));
+            continue;
+        }
         let built = level.geometry().and_then(|geometry| {
             Cache::new(&geometry, quell_model::cache::Policy::Lru, 1).map(|_| geometry)
         });
@@ -257,6 +293,16 @@ fn memory(profile: &Profile, found: &mut Found) {
     let at = Path::default().key("memory");
     let memory = &profile.memory;
     found.origin(&at, &memory.source, &memory.assumed, MEMORY);
+    // Each has a state of its own, which is made before anything else is known of the map.
+    let among = [&memory.channel, &memory.rank, &memory.bank].map(|f| f.0.len());
+    let banks = combined(&among).saturating_mul(memory.channels_in_turn.max(1));
+    if banks > MOST_BANKS {
+        let why =
+            format!("{banks} banks in all channels and ranks: at most {MOST_BANKS} are possible");
+        let remedy = "use fewer functions of channel, rank and bank, or fewer channels in turn";
+        found.say(at.key("bank"), why, Some(remedy));
+        return;
+    }
     match memory.map().and_then(|map| Dram::new(map, &memory.dram())) {
         Err(error) => {
             // The error is about one field, or about the whole map.

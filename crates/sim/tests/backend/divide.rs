@@ -114,7 +114,7 @@ fn a_chase_in_banks_of_its_own_is_not_disturbed() {
 }
 
 #[test]
-fn large_pages_have_no_colours_and_are_refused_with_what_they_cost() {
+fn large_pages_have_no_colours_and_are_refused_with_the_cost() {
     let mut sim = sim();
     group(&mut sim, "victim", "0", true);
     let own = banks(&mut sim, "0-3");

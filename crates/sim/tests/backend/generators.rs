@@ -33,7 +33,7 @@ fn latency(run: &str) -> f64 {
 }
 
 #[test]
-fn a_list_in_order_is_no_slower_than_one_at_random_and_storing_is_no_faster() {
+fn an_ordered_list_is_no_slower_than_a_random_one() {
     let random = latency("latency:size=16MiB");
     let ordered = latency("latency:size=16MiB,order=sequential");
     let storing = latency("latency:size=16MiB,operation=read-write");
@@ -99,7 +99,7 @@ fn lists_in_one_bank_wait_for_each_other() {
 }
 
 #[test]
-fn churn_displaces_and_flushing_makes_traffic_from_inside_the_caches() {
+fn churn_displaces_and_flushing_makes_traffic_from_inside() {
     let beside = |run: &str| {
         let mut sim = sim();
         let victim = sim
@@ -218,7 +218,7 @@ fn a_real_time_task_is_slowed_by_whoever_takes_its_cache() {
 }
 
 #[test]
-fn a_call_alone_shows_every_frame_and_beside_streams_fewer_later() {
+fn a_call_alone_shows_every_frame_and_next_to_streams_fewer() {
     let call = |others: &[&str]| {
         let mut sim = sim();
         let mut all = vec![
@@ -311,7 +311,7 @@ fn a_lattice_streams_and_a_trace_is_replayed() {
 }
 
 #[test]
-fn what_the_simulated_machine_cannot_vary_is_refused_with_the_reason() {
+fn what_the_simulator_cannot_vary_is_refused_with_the_reason() {
     let mut sim = sim();
     for (run, why) in [
         ("frames-call:fps=60", "its demand is the published one"),

@@ -256,7 +256,7 @@ mod tests {
     use quell_policy::workload::{Access, Order, Pages};
 
     #[test]
-    fn a_list_within_the_first_cache_is_no_slower_than_one_beyond_all() {
+    fn a_list_in_the_first_cache_is_no_slower_than_one_beyond_all() {
         let time = |size| {
             let mut list =
                 List::new(Bytes(size), Order::Random, Pages::Huge, Access::Read).unwrap();

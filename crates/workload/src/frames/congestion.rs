@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_path_with_room_the_ceiling_is_reached_within_seconds_and_kept() {
+    fn on_a_wide_path_the_ceiling_is_reached_in_seconds_and_kept() {
         let mut path = Path::new(1e9, control());
         path.run(4 * SECOND);
         assert_eq!(path.control.rate(), 4_000.0 * KB);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_narrow_path_the_rate_comes_to_use_most_of_it_without_a_standing_queue() {
+    fn on_a_narrow_path_the_rate_uses_most_without_a_queue() {
         let mut path = Path::new(1_000.0 * KB, control());
         path.run(20 * SECOND);
         let (mut sum, mut longest) = (0.0, 0);

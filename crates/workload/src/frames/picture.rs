@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn composing_the_same_frame_again_and_again_brings_the_screen_to_it() {
+    fn composing_the_same_frame_repeatedly_brings_the_screen_to_it() {
         let a = frame(3);
         let mut screen = vec![0; screen_bytes(FRAME) / 4];
         let mut changed = Vec::new();

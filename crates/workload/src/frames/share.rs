@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_display_that_stands_still_takes_three_frames_and_sees_the_newest() {
+    fn a_display_that_stands_still_takes_three_frames() {
         let (_slots, mut to, mut from) = met(&point("still"), 4096);
         let mut shown = 0;
         for number in 0..10 {

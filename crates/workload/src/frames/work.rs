@@ -256,7 +256,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_was_done_between_two_looks_is_spread_over_the_time_between_them() {
+    fn work_between_two_samples_is_spread_over_their_time() {
         let mut series = Series::new(4_000, 1_000);
         series.begin(500, 10);
         series.look(1_000, 60);

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_over_behind_the_last_window_is_in_none_and_a_short_span_is_one_window() {
+    fn what_is_left_after_the_last_window_is_in_none() {
         for (ms, windows, window_ns) in [(250, 2, 100_000_000), (40, 1, 40_000_000)] {
             let measured = hog().span(span_of(ms), &mut || false).unwrap().unwrap();
             assert_eq!(measured.metrics["pages_per_s"].len(), windows);

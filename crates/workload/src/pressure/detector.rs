@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn every_arrival_has_a_value_and_what_was_taken_from_the_cache_is_missed() {
+    fn every_arrival_has_a_value_and_evicted_pages_are_missed() {
         let mut detector = detector(20, 1);
         let measured = span(&mut detector);
         let length = measured.duration_ns;
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_takes_longer_than_the_period_costs_those_that_arrive_meanwhile() {
+    fn a_frame_beyond_its_period_costs_those_that_arrive_meanwhile() {
         let mut small = detector(240, 16);
         let pass = |_| {
             let begin = clock::now();
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn images_lie_behind_each_other_at_pages_and_have_published_sizes() {
+    fn images_are_in_a_row_on_pages_and_have_published_sizes() {
         let (index, bytes) = layout(1000);
         let mut end = 0;
         for (from, len) in index {

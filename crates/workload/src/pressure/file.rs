@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_once_is_gone_before_the_next_pass_and_else_it_stays() {
+    fn what_is_read_once_is_gone_before_the_next_pass() {
         for (passes, left) in [(Passes::Once, 1024), (Passes::Repeatedly, 0)] {
             for reading in Reading::ALL {
                 let mut hog = FileHog::new(&spec(reading, passes, None)).unwrap();

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_forgotten_is_not_in_the_page_cache_and_one_that_is_kept_is() {
+    fn a_forgotten_file_leaves_the_page_cache_and_a_kept_one_stays() {
         let len = 1 << 20;
         let of = |cached| {
             let file = make_in(Path::new("/var/tmp"), Bytes(len as u64), cached).unwrap();

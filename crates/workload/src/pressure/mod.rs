@@ -109,7 +109,7 @@ mod tests {
     use quell_types::units::Bytes;
 
     #[test]
-    fn a_span_of_too_many_values_is_refused_in_their_unit_before_anything_is_made() {
+    fn a_span_of_too_many_values_is_refused_in_their_unit() {
         let refused = |workload: &ResolvedWorkload, seconds| {
             let options = BenchOptions {
                 duration: Nanos::secs(seconds),

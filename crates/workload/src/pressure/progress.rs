@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_are_whole_and_what_comes_behind_the_last_one_is_in_none() {
+    fn windows_are_whole_and_what_follows_the_last_is_in_none() {
         let mut windows = Windows::new(1_000, 250_000_000);
         for (at_ms, done) in [(50, 1), (150, 2), (240, 4), (900, 8)] {
             windows.add(1_000 + at_ms * 1_000_000, done);

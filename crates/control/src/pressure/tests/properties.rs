@@ -52,7 +52,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_happens_only_what_is_allowed_is_done_and_every_stop_ends(
+    fn only_what_is_allowed_is_done_and_every_stop_ends(
         total in 512..4096u64,
         part in 10..70u64,
         hogs in prop::collection::vec((kinds(), allowed(), 0..5u64), 1..4),
@@ -89,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn who_makes_somebody_wait_is_acted_upon_within_a_tenth_of_a_second(
+    fn a_cause_of_waiting_is_acted_upon_within_a_tenth_of_a_second(
         rate in 20..800u64, size in 200..2_000u64, file in any::<bool>(), limit in any::<bool>(), after in 0..2_000u64,
     ) {
         let allows = Allows { limit, freeze: true, ..Allows::default() };

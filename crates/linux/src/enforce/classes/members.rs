@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn of_v1_the_threads_that_are_there_and_of_v2_those_of_the_processes() {
+    fn threads_are_listed_on_v1_and_processes_on_v2() {
         for flavour in [Flavour::V1, Flavour::V2] {
             let (fake, home) = machine(flavour);
             let dir = &home.places[0].dir;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_in_a_control_group_are_told_and_the_dead_are_nobody() {
+    fn strangers_in_a_control_group_are_reported_dead_ones_not() {
         let (fake, home) = machine(Flavour::V2);
         let resctrl = Resctrl::find(&fake).unwrap().unwrap();
         let group = resctrl.group("COS1");

@@ -413,7 +413,7 @@ fn plays(name: &'static str, kind: PressureController, word: &str) -> Vec<(Nanos
 }
 
 #[test]
-fn ours_limits_a_file_hog_stops_it_for_a_while_where_that_changes_nothing_and_kills_nobody() {
+fn quell_limits_and_stops_a_file_hog_and_kills_nothing() {
     let log = plays("file", PressureController::Quell, "quell");
     let is = |what: fn(&Act) -> bool| first(&log, what);
     assert_eq!(is(|act| matches!(act, Act::Kill(_) | Act::Stop(_))), None);
@@ -449,7 +449,7 @@ fn ours_limits_who_grows_and_kills_when_nothing_is_left() {
 }
 
 #[test]
-fn the_daemon_stops_a_process_when_its_average_is_high_and_only_a_file_hog_ever_goes_on() {
+fn the_daemon_stops_a_process_when_its_average_is_high() {
     for (name, goes_on) in [("file", true), ("anon", false)] {
         let log = plays(name, PressureController::Latd, "latd");
         let acts: Vec<&Act> = log.iter().map(|(_, d)| &d.act).collect();
@@ -482,7 +482,7 @@ fn limits_that_grow_never_sink_and_a_process_is_stopped_as_well() {
 }
 
 #[test]
-fn a_critical_group_that_is_not_told_of_any_more_is_not_taken_for_calm() {
+fn a_critical_group_without_readings_is_not_taken_for_calm() {
     let trace = Trace::read("file");
     let mut scene = Scene::open(&trace, PressureController::Quell);
     let mut look = Look::default();

@@ -31,7 +31,7 @@ fn ways(plan: &Plan) -> Vec<(Option<&str>, Mask, Mask)> {
 }
 
 #[test]
-fn code_and_data_get_different_ways_and_everybody_else_none_of_either() {
+fn code_and_data_get_different_ways_and_the_rest_neither() {
     let plan = planned(&policy(BOTH, ""), &that_can(Apart::Now));
     assert_eq!(
         ways(&plan),

@@ -21,7 +21,7 @@ fn adapts(plan: &Plan) -> &Adaptation {
 }
 
 #[test]
-fn without_a_reserve_the_others_begin_with_all_that_their_cpus_draw() {
+fn without_a_reserve_the_others_begin_with_all_they_draw() {
     let plan = planned(DEADLINE, &machine(4, 1));
     let adapts = adapts(&plan);
     assert_eq!(adapts.groups, ["victim"]);
@@ -41,7 +41,7 @@ fn without_a_reserve_the_others_begin_with_all_that_their_cpus_draw() {
 }
 
 #[test]
-fn one_neighbour_has_no_more_than_its_cpu_draws_and_never_less_than_its_reserve() {
+fn one_neighbour_has_at_least_its_reserve_and_at_most_its_draw() {
     let text = format!("require = 'none'\n{DEADLINE}cpus = 1\nreserve.bandwidth = '3GB/s'");
     let plan = planned(&text, &machine(4, 1));
     let lever = &adapts(&plan).levers[0];
@@ -52,7 +52,7 @@ fn one_neighbour_has_no_more_than_its_cpu_draws_and_never_less_than_its_reserve(
 }
 
 #[test]
-fn a_written_reserve_and_a_written_limit_are_what_it_begins_with() {
+fn a_written_reserve_and_a_written_limit_are_the_start() {
     let reserve = DEADLINE.replace("cpus = 1", "cpus = 1\nreserve.bandwidth = '14GB/s'");
     let plan = planned(&format!("require = 'none'\n{reserve}"), &machine(4, 1));
     assert_eq!(adapts(&plan).levers[0].most, Rate(6_000_000_000));
@@ -62,7 +62,7 @@ fn a_written_reserve_and_a_written_limit_are_what_it_begins_with() {
 }
 
 #[test]
-fn a_reserve_that_is_reclaimed_is_headroom_that_grows_as_the_others_are_left_less() {
+fn a_reclaimed_reserve_grows_as_the_others_are_left_less() {
     let reserve = DEADLINE.replace("cpus = 1", "cpus = 1\nreserve.bandwidth = '4GB/s'");
     let plan = planned(
         &format!("require = 'none'\nregulator.reclaim = true\n{reserve}"),

@@ -87,7 +87,7 @@ fn a_budget_for_both_together_stays_one() {
 }
 
 #[test]
-fn one_direction_alone_is_counted_alone_and_bounds_nothing_for_others() {
+fn one_direction_alone_is_counted_alone_and_bounds_no_other() {
     let one = |keys: &str| APART.replace("read = '2GB/s', write = '1GB/s'", keys);
     let plan = planned(&one("write = '1GB/s'"), &fine(4));
     assert_eq!(of_noise(&plan).unwrap().meter, Meter::Writes);
@@ -186,7 +186,7 @@ reserve.bandwidth = { read = '2GB/s', write = '1GB/s' }
 }
 
 #[test]
-fn without_counters_of_both_directions_it_is_refused_with_the_reason() {
+fn without_counters_of_both_directions_it_is_refused() {
     // No counters at all; counters that see no write-backs, on all CPUs or some.
     let why = refused(APART, &machine(4, 1));
     assert!(

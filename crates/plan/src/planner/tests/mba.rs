@@ -38,7 +38,7 @@ fn a_percentage_is_rounded_up_to_the_hardwares_steps() {
 }
 
 #[test]
-fn a_rate_in_bytes_is_refused_with_the_percentage_that_is_near_it() {
+fn a_rate_in_bytes_is_refused_with_the_percentage_near_it() {
     let text = refused(&limited("mba", "2500MB/s"), &icelake_sp());
     assert!(
         text.contains("takes a percentage")
@@ -94,7 +94,7 @@ fn because(plan: &Plan) -> &str {
 }
 
 #[test]
-fn a_rate_is_the_percentage_under_which_so_many_cpus_stay_below_it() {
+fn a_rate_is_the_percentage_under_which_the_cpus_stay_below_it() {
     let on = |cpus: u32, limit: &str| {
         let text = limited("mba", limit).replace("cpus=1\nlimit", &format!("cpus={cpus}\nlimit"));
         planned(&text, &calibrated())
@@ -133,7 +133,7 @@ fn a_rate_is_the_percentage_under_which_so_many_cpus_stay_below_it() {
 }
 
 #[test]
-fn a_rate_that_the_hardware_cannot_reach_is_refused_with_what_can_be_had() {
+fn a_rate_out_of_reach_is_refused_with_what_can_be_had() {
     let text = limited("mba", "1500MB/s").replace("cpus=1\nlimit", "cpus=4\nlimit");
     let why = refused(&text, &calibrated());
     for part in [

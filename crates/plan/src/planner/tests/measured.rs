@@ -27,7 +27,7 @@ fn found(mut machine: Inventory, pairs: &[(u32, u32, f64)]) -> Inventory {
 }
 
 #[test]
-fn cpus_found_apart_are_told_with_the_date_and_nothing_is_promised_from_it() {
+fn cpus_found_separate_are_reported_and_promise_nothing() {
     let believed = planned(PAIR, &machine(4, 1));
     let mut guest = found(machine(4, 1), &[(0, 3, 0.02), (1, 3, 0.9)]);
     let plan = planned(PAIR, &guest);
@@ -49,7 +49,7 @@ fn cpus_found_apart_are_told_with_the_date_and_nothing_is_promised_from_it() {
 }
 
 #[test]
-fn a_cache_that_the_kernel_does_not_tell_of_is_shared_all_the_same() {
+fn a_cache_the_kernel_does_not_report_is_shared_all_the_same() {
     // The victim is on CPU 7, in the cache of the odd ones.
     let plan = planned(PAIR, &found(two_nodes(4), &[(2, 7, 0.8), (0, 7, 0.1)]));
     assert!(

@@ -57,7 +57,7 @@ fn levels(plan: &Plan, group: &str) -> Vec<(String, Level)> {
 }
 
 #[test]
-fn what_is_reserved_is_enforced_with_immunity_and_the_others_are_steered() {
+fn what_is_reserved_is_enforced_and_the_others_are_steered() {
     let plan = planned(KEPT, &with(MemoryControl::V2));
     assert_eq!(
         levels(&plan, "victim"),
@@ -242,7 +242,7 @@ allow = ['throttle']
 }
 
 #[test]
-fn the_described_ones_are_estimates_and_sysctls_are_set_only_if_asked_for() {
+fn the_described_ones_are_estimates_and_sysctls_need_asking() {
     let text = format!("{KEPT}[pressure]\ncontroller = 'cgroup'\nsysctls = true");
     let plan = planned(&text, &with(MemoryControl::V2));
     let stall = plan
@@ -281,7 +281,7 @@ fn the_described_ones_are_estimates_and_sysctls_are_set_only_if_asked_for() {
 }
 
 #[test]
-fn what_is_around_everybody_comes_first_and_needs_a_memory_controller() {
+fn what_is_around_everything_comes_first() {
     let bounded = |text: &str, most: u64| {
         // Under no policy at all, as the baseline of an experiment.
         let mut policy = match text {

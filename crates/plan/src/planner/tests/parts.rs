@@ -105,7 +105,7 @@ fn banks_and_sets_that_share_no_bits_are_two_choices() {
 }
 
 #[test]
-fn what_is_regulated_beside_parts_is_an_estimate_where_its_meter_is() {
+fn a_regulated_group_next_to_parts_is_an_estimate_as_its_meter() {
     let keys = |banks: &str| {
         format!("reserve.banks='{banks}'\nlimit.bandwidth='2GB/s'\nallow=['throttle']")
     };
@@ -226,7 +226,7 @@ fn call(keys: [&str; 3]) -> String {
 }
 
 #[test]
-fn bank_colours_alone_leave_the_cache_whole_if_they_spare_the_shared_bits() {
+fn bank_colours_that_spare_shared_bits_leave_the_cache_whole() {
     let banks = [
         "reserve.banks='0-3'",
         "reserve.banks='4-7'",
@@ -380,7 +380,7 @@ fn locked_memory_takes_ways_from_everybody() {
 }
 
 #[test]
-fn more_classes_than_the_hardware_has_are_refused_with_the_numbers() {
+fn more_classes_than_the_hardware_has_are_refused() {
     let one = |n: usize| (format!("g{n}"), "reserve.cache={ ways=1 }");
     let groups: Vec<(String, &str)> = (0..4).map(one).collect();
     let groups: Vec<(&str, &str)> = groups.iter().map(|(n, k)| (n.as_str(), *k)).collect();

@@ -37,7 +37,7 @@ fn holding(plan: &Plan, group: &str) -> (bool, bool) {
 }
 
 #[test]
-fn a_group_that_takes_its_interrupts_is_not_held_by_sending_them_away() {
+fn a_group_that_takes_its_interrupts_is_not_held_by_moving_them() {
     let leaves = "[group.net]\nrole='critical'\ncommand=['n']\ncpus=1\nirqs='leave'\n";
     let plan = planned(&format!("{PAIR}{leaves}"), &machine(4, 1));
     assert_eq!(holding(&plan, "victim"), (true, true));
@@ -82,7 +82,7 @@ fn unmatched_tasks_are_not_put_beside_a_critical_group() {
 }
 
 #[test]
-fn a_limited_group_with_cpus_of_its_own_keeps_no_other_group_off() {
+fn a_limited_group_with_its_own_cpus_keeps_no_group_off() {
     let text = TWO.replace("['b']", "['b']\ncpus = 2\nlimit.bandwidth = '4GB/s'");
     let plan = planned(&format!("{BRAKE}{text}"), &machine(8, 1));
     assert_eq!(

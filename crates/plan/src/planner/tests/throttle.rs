@@ -61,7 +61,7 @@ fn a_limit_is_held_by_the_quota_where_that_is_enough() {
 }
 
 #[test]
-fn best_effort_groups_get_a_low_weight_where_the_machine_has_weights() {
+fn best_effort_groups_get_a_low_weight_where_weights_exist() {
     let mut machine = machine(2, 1);
     machine.mechanisms.insert(
         Mechanism::Weight,

@@ -1,0 +1,15 @@
+//! Inputs that once failed, by target. They are tried before all others.
+
+#[rustfmt::skip]
+pub const REGRESSIONS: &[(&str, &[u8])] = &[
+    // A path with quotes or line breaks was written as a key that TOML does not take.
+    ("lying_machine", b"\n'\""),
+    ("lying_machine", b"0\n/a\nb"),
+    // Lists in braces multiply: a line took all memory.
+    ("lying_machine", b"0\n/a{0-8191}{0-8191}{0-8191}{0-8191}{0-8191}\n0"),
+    // Every CPU a sibling of every other.
+    ("kernel_file", b"0-8191"),
+    ("lying_machine", b"0\n/sys/devices/system/cpu/cpu{0,16}/topology/thread_siblings_list\n0-8191"),
+    // A round beyond all others.
+    ("record", b"samples/regulated--neighbour.csv\nround,window,at_ns,\n4294967295,,4,4\n1,,,2"),
+];
