@@ -19,7 +19,7 @@ simulated = { rounds = 2, warmup = "1ms", duration = "2ms" }
 [subject.victim]
 role    = "critical"
 cpus    = 1
-run     = { kind = "latency", size = "64KiB" }
+run     = { kind = "latency", size = "96KiB" }
 [subject.neighbour]
 role    = "best-effort"
 cpus    = 1

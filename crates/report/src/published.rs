@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(
             published_faults(&result),
             [
-                "none, neighbour, bandwidth_mb_s: 20,000 was published, ours is 34,100, not within 25 %"
+                "none, neighbour, bandwidth_mb_s: 20,000 was published, ours is 36,800, not within 25 %"
             ]
         );
         for row in &mut result.published {

@@ -44,72 +44,72 @@ fn a_note_may_be_about_one_kind_of_backend() {
 
 #[test]
 fn a_mistake_in_a_published_row_is_answered_where_it_stands() {
-    // The configurations are lines 9 to 11; a row's fourth key is on line 16.
+    // The configurations are lines 10 to 12; a row's fourth key is on line 17.
     for (rows, answer) in [
         (
             row("value = 1").replace("hog", "hgo"),
-            "13:11: published[0].subject: there is no subject 'hgo'; did you mean 'hog'?",
+            "14:11: published[0].subject: there is no subject 'hgo'; did you mean 'hog'?",
         ),
         (
             row("value = 1").replace("\"none\"", "\"nine\""),
-            "14:17: published[0].configuration: there is no configuration 'nine'; did you mean 'none'?",
+            "15:17: published[0].configuration: there is no configuration 'nine'; did you mean 'none'?",
         ),
         (
             row("value = 1\nmetric = \"latency_s\""),
-            "17:10: published[0].metric: the subject has no metric 'latency_s'; did you mean 'latency_ns'?",
+            "18:10: published[0].metric: the subject has no metric 'latency_s'; did you mean 'latency_ns'?",
         ),
         (
             row("value = 1\nagainst = \"solo\""),
-            "17:11: published[0].against: there is no published value of bandwidth_mb_s of 'hog' under 'solo'; add a [[published]] row for 'solo'",
+            "18:11: published[0].against: there is no published value of bandwidth_mb_s of 'hog' under 'solo'; add a [[published]] row for 'solo'",
         ),
         (
             row("value = 1\nagainst = \"sole\""),
-            "17:11: published[0].against: there is no configuration 'sole'; did you mean 'solo'?",
+            "18:11: published[0].against: there is no configuration 'sole'; did you mean 'solo'?",
         ),
         (
             row("value = 1\nagainst = \"none\""),
-            "17:11: published[0].against: a row has no direction against itself; name another configuration",
+            "18:11: published[0].against: a row has no direction against itself; name another configuration",
         ),
         (
             row("value = nan"),
-            "16:9: published[0].value: NaN is not a number above 0",
+            "17:9: published[0].value: NaN is not a number above 0",
         ),
         (
             row("value = inf"),
-            "16:9: published[0].value: inf is not a number above 0",
+            "17:9: published[0].value: inf is not a number above 0",
         ),
         (
             row("value = 0"),
-            "16:9: published[0].value: 0 is not a number above 0",
+            "17:9: published[0].value: 0 is not a number above 0",
         ),
         (
             row("value = 1\nsize = inf"),
-            "17:8: published[0].size: inf is not a number above 0",
+            "18:8: published[0].size: inf is not a number above 0",
         ),
         (
             row("value = 1\nflat = 1.5"),
-            "17:8: published[0].flat: 1.5 is not a fraction from 0 to below 1; 0.03 is the default",
+            "18:8: published[0].flat: 1.5 is not a fraction from 0 to below 1; 0.03 is the default",
         ),
         (
             row("value = 1").replace("T1", " "),
-            "15:10: published[0].source: the source is not named; name paper and table",
+            "16:10: published[0].source: the source is not named; name paper and table",
         ),
         (
             row("value = 1\nknown = \"x\""),
-            "17:9: published[0].known: no direction is judged without `against`; give `against`, or remove `known`",
+            "18:9: published[0].known: no direction is judged without `against`; give `against`, or remove `known`",
         ),
         (
             row("value = 1\nknown_on = [\"sim\"]"),
-            "17:12: published[0].known_on: nothing is known to be wrong; give `known`",
+            "18:12: published[0].known_on: nothing is known to be wrong; give `known`",
         ),
         (
             row("value = 1\nfigure = \"p50\"")
                 + &row("value = 2\nmetric = \"bandwidth_mb_s\"\nfigure = \"p50\""),
-            "18:1: published[1]: published[0] has the same subject, configuration, metric and figure; remove one",
+            "19:1: published[1]: published[0] has the same subject, configuration, metric and figure; remove one",
         ),
         (
             row("value = 1\nmetric = \"ipc\"\nfigure = \"normalized\""),
-            "18:10: published[0].figure: nothing is normalized: which direction of ipc is good is not known",
+            "19:10: published[0].figure: nothing is normalized: which direction of ipc is good is not known",
         ),
     ] {
         let found = answers(&format!("{CONFIGURATIONS}{rows}"));
@@ -132,6 +132,6 @@ fn what_is_missing_of_a_row_is_named() {
     ));
     assert_eq!(
         found,
-        ["e.toml:15:10: published[0].figure: nothing is normalized: no configuration is alone"]
+        ["e.toml:16:10: published[0].figure: nothing is normalized: no configuration is alone"]
     );
 }

@@ -94,7 +94,7 @@ mod tests {
             "Diamonds are published figures.",
             "Known (cpu-max@10%, victim): the model has no such effect.",
             "wrong, known",
-            "1.71, NOT within 25 %",
+            "1.84, NOT within 25 %",
         ] {
             assert!(page.contains(needed), "{needed}");
             assert!(!without.contains(needed), "{needed}");
