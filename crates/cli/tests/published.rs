@@ -55,11 +55,15 @@ fn tiny(dir: &Path) {
 
 /// The exit code of `compare` and what it prints, with one row more.
 fn compare(row: &str, args: &[&str]) -> (Option<i32>, String, String) {
+    let row = format!(
+        "[[published]]\nconfiguration = \"none\"\nsubject = \"victim\"\nagainst = \"solo\"\nsource = \"A study, table 1\"\n{row}\n"
+    );
+    run(&format!("{EXPERIMENT}{row}"), args)
+}
+
+fn run(text: &str, args: &[&str]) -> (Option<i32>, String, String) {
     let dir = tempfile::tempdir().unwrap();
     tiny(dir.path());
-    let text = format!(
-        "{EXPERIMENT}[[published]]\nconfiguration = \"none\"\nsubject = \"victim\"\nagainst = \"solo\"\nsource = \"A study, table 1\"\n{row}\n"
-    );
     std::fs::write(dir.path().join("small.toml"), text).unwrap();
     let out = Command::new(env!("CARGO_BIN_EXE_quell"))
         .args(["compare", "small.toml", "--on", "sim:./tiny.toml"])
@@ -119,4 +123,26 @@ fn published_figures_are_in_the_json_and_fail_nothing_unasked() {
         "{}",
         rows[1]
     );
+}
+
+#[test]
+fn check_can_ask_how_much_of_a_cap_was_achieved() {
+    let regulated = r#"
+[configuration.regulated]
+group.victim.cpus               = 1
+group.neighbour.limit.bandwidth = "20%"
+mechanisms.bandwidth            = "regulator"
+regulator.period                = "1ms"
+[[expect]]
+configuration  = "regulated"
+subject        = "neighbour"
+metric         = "achieved_of_cap"
+value_at_least = 0.9
+value_at_most  = 1.05
+"#;
+    let text = EXPERIMENT.replace("duration = \"2ms\"", "duration = \"10ms\"") + regulated;
+    let (code, out, err) = run(&text, &["--check"]);
+    assert_eq!(code, Some(0), "{out}{err}");
+    let (code, out, _) = run(&text.replace("= 0.9\n", "= 1.04\n"), &["--check"]);
+    assert_eq!(code, Some(3), "{out}");
 }
