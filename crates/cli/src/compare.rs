@@ -62,7 +62,8 @@ pub struct Compare {
     /// the same for any number [default: the CPUs there are]
     #[arg(long, value_name = "N", value_parser = jobs)]
     pub jobs: Option<NonZeroUsize>,
-    /// Exit with 3 when an expectation of the experiment is not met
+    /// Exit with 3 when an expectation of the experiment is not met, or a change goes another way
+    /// than the published one
     #[arg(long)]
     pub check: bool,
 }
@@ -124,6 +125,11 @@ pub fn run(args: &Compare) -> Result {
         );
     }
     complete(&comparison, Some(&args.experiment))?;
+    if args.check {
+        for line in quell_report::published_faults(result) {
+            eprintln!("quell: published: {line}");
+        }
+    }
     Ok(if args.check && !result.as_expected() {
         Exit::NotHeld
     } else {

@@ -22,6 +22,7 @@ use quell_types::units::Nanos;
 use crate::aggregate::{Round, Rules, figures, tidy};
 use crate::cell::Throttling;
 use crate::expect;
+use crate::published;
 use crate::resume::Done;
 use crate::setup::Setup;
 
@@ -187,6 +188,12 @@ impl<'s> Collected<'s> {
             rounds_shared: self.rounds_shared(|_| true),
             interrupted: self.interrupted.clone(),
             expectations: expect::rows(&experiment.expects, &configurations),
+            published: published::rows(
+                experiment,
+                &configurations,
+                (heading.backend, heading.seed),
+                &|configuration, subject, metric| self.rounds_of(configuration, subject, metric),
+            ),
             configurations,
             failures: self.failures.clone(),
         }
@@ -288,6 +295,18 @@ impl<'s> Collected<'s> {
                 taken.metrics.get(metric).filter(|_| keep(taken))
             })
             .collect()
+    }
+
+    /// What every round found of one metric, by names; empty where there is no such cell.
+    fn rounds_of(&self, configuration: &str, subject: &str, metric: &str) -> Vec<Option<Round>> {
+        let mut prepared = self.setup.prepared.iter();
+        let mut instances = self.setup.instances.iter();
+        let configuration = prepared.position(|p| p.name() == configuration);
+        let cell = configuration.zip(instances.position(|i| i.name == subject));
+        cell.map_or_else(Vec::new, |(c, s)| {
+            let column = self.column(c, s, metric, |_| true);
+            column.into_iter().map(|round| round.cloned()).collect()
+        })
     }
 
     fn subject(&self, configuration: usize, index: usize, seed: u64) -> Option<SubjectResult> {

@@ -19,6 +19,7 @@ mod loops;
 mod memory;
 pub mod place;
 pub mod profile;
+mod published;
 pub mod read;
 mod resume;
 mod rounds;

@@ -9,6 +9,7 @@ pub mod demand;
 pub mod demo;
 pub mod events;
 pub mod measurement;
+pub mod published;
 pub mod result;
 pub mod standing;
 pub mod ways;

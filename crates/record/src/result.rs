@@ -26,6 +26,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::attribution::Attribution;
+use crate::published::PublishedResult;
 use crate::standing::Cause;
 
 /// What the times in a result are.
@@ -413,6 +414,9 @@ pub struct CompareResult {
     /// The experiment's expectations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expectations: Vec<ExpectationResult>,
+    /// What studies published, next to what was measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<PublishedResult>,
 }
 
 impl CompareResult {
@@ -422,10 +426,12 @@ impl CompareResult {
         self.configurations.iter().find(|c| c.name == name)
     }
 
-    /// Whether every expectation was met and no promise was lost.
+    /// Whether every expectation was met, no promise was lost, and published figures are as
+    /// their rows ask.
     #[must_use]
     pub fn as_expected(&self) -> bool {
-        self.expectations.iter().all(|e| e.met) && self.lost().next().is_none()
+        let met = self.expectations.iter().all(|e| e.met) && self.lost().next().is_none();
+        met && self.published.iter().all(|row| row.faults().is_empty())
     }
 
     /// Promises that nothing held at some moment, with their configurations.

@@ -71,6 +71,7 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
         out.push_str(&table.render(style));
         out.push_str(&style.wrap("", "", POOLED));
     }
+    out.push_str(&crate::published::text(result, style));
     out.push_str(&left_out(result, style));
     out.push_str(&expectations(result, style));
     out

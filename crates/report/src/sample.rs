@@ -24,8 +24,10 @@ use quell_types::units::{Lines, Nanos, Rate};
 
 mod machine;
 pub(crate) mod profile;
+mod published;
 
 pub(crate) use machine::{machine, measured_machine};
+pub(crate) use published::published;
 
 /// Compares with `tests/NAME.txt`. `QUELL_BLESS=1 cargo test -p quell-report` rewrites that file
 /// after an intended change.
@@ -270,6 +272,7 @@ pub(crate) fn result() -> CompareResult {
         ],
         failures: Vec::new(),
         expectations: Vec::new(),
+        published: Vec::new(),
     }
 }
 

@@ -6,7 +6,7 @@ use quell_types::text::{Complaint, Path, suggestion};
 use quell_types::units::{Bytes, Nanos};
 
 use super::read::Keys;
-use super::{Configuration, Pin, Subject};
+use super::{Configuration, Pin, Subject, published};
 use crate::policy::{Role, VERSION, fit_name};
 
 /// The most rounds that are accepted: more than a person waits for.
@@ -120,6 +120,7 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
             list.push(complaint(at, "nan is not a bound", None));
         }
     }
+    list.extend(published::values(&keys.published));
     list
 }
 
@@ -245,7 +246,7 @@ fn bounds(list: &mut Vec<Complaint>, keys: &Keys) {
 }
 
 /// The subjects' names as other keys refer to them. Each copy has its own.
-fn instances(subjects: &IndexMap<String, Subject>) -> Vec<String> {
+pub(super) fn instances(subjects: &IndexMap<String, Subject>) -> Vec<String> {
     // An impossible number of copies is reported elsewhere. It must not be counted to its end here.
     let most = usize::try_from(MOST_COPIES).unwrap_or(usize::MAX);
     subjects
@@ -365,16 +366,11 @@ fn subject_of(
     if let Some(primary) = &subject.primary
         && subject.better(primary).is_none()
     {
-        let mut known: Vec<&str> = subject.metric.keys().map(String::as_str).collect();
-        match &subject.run {
-            Some(run) => known.extend(run.metrics().iter().map(|m| m.name)),
-            None => known.push(super::RUN_TIME),
-        }
         let why = format!("the subject has no metric '{primary}'");
         list.push(complaint(
             at.key("primary"),
             why,
-            hint(primary, known.into_iter()),
+            hint(primary, subject.reports().into_iter()),
         ));
     }
     let after = subject.start.as_ref().and_then(|s| s.after.as_deref());
@@ -435,5 +431,11 @@ pub(super) fn names(keys: &Keys, configurations: &[Configuration]) -> Vec<Compla
             ));
         }
     }
+    list.extend(published::names(
+        &keys.published,
+        &keys.subject,
+        configurations,
+        keys.measure.baseline.is_some() || configurations.iter().any(|c| c.alone),
+    ));
     list
 }

@@ -16,6 +16,7 @@ mod check;
 mod expand;
 mod expect;
 mod measure;
+mod published;
 mod read;
 mod runs;
 mod schema;
@@ -33,6 +34,7 @@ use crate::workload::{Pages, Size, Workload};
 
 pub use expect::{Bound, Condition, Expect, Figure};
 pub use measure::{Canary, Measure, Shorter, Span, Until};
+pub use published::{KnownOn, Published, PublishedFigure};
 pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
@@ -148,6 +150,9 @@ pub struct Experiment {
     pub configurations: Vec<Configuration>,
     /// What must hold for `compare --check`.
     pub expects: Vec<Expect>,
+    /// What studies published about these configurations.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<Published>,
 }
 
 /// One configuration: a policy for the subjects' groups.

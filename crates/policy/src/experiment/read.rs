@@ -8,7 +8,7 @@ use quell_types::text::{Origin, Problem, Reader};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{Expect, Experiment, Measure, Subject, check, expand, schema};
+use super::{Expect, Experiment, Measure, Published, Subject, check, expand, schema};
 use crate::lab::Guest;
 use crate::policy::{Bounds, stem};
 
@@ -50,6 +50,9 @@ pub(super) struct Keys {
     /// What must hold for `compare --check`.
     #[serde(default)]
     pub expect: Vec<Expect>,
+    /// What studies published, for comparison with what is measured.
+    #[serde(default)]
+    pub published: Vec<Published>,
 }
 
 fn linux() -> Vec<String> {
@@ -143,6 +146,7 @@ impl Experiment {
             subjects: keys.subject,
             configurations,
             expects: keys.expect,
+            published: keys.published,
         })
     }
 }

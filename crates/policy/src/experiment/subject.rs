@@ -74,6 +74,17 @@ impl Subject {
         }
     }
 
+    /// The metrics that it declares or its generator reports.
+    #[must_use]
+    pub fn reports(&self) -> Vec<&str> {
+        let mut all: Vec<&str> = self.metric.keys().map(String::as_str).collect();
+        match &self.run {
+            Some(run) => all.extend(run.metrics().iter().map(|m| m.name)),
+            None => all.push(RUN_TIME),
+        }
+        all
+    }
+
     /// Which direction of `metric` is good; `None` if the subject does not have that metric.
     #[must_use]
     pub fn better(&self, metric: &str) -> Option<Better> {

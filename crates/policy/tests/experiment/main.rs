@@ -8,6 +8,7 @@
 
 mod configurations;
 mod mistakes;
+mod published;
 
 use std::collections::BTreeMap;
 

@@ -8,6 +8,7 @@ use crate::view::{Spread, median_kept, tail_kept};
 
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width, room};
 use super::page::{Page, Section};
+use super::published::{PublishedMark, marks};
 
 const ROW: f64 = 26.0;
 const BAR: f64 = 9.0;
@@ -17,6 +18,8 @@ struct Panel {
     subject: String,
     tail: bool,
     rows: Vec<Vec<Spread>>,
+    /// Per configuration, what was published.
+    published: Vec<Vec<PublishedMark>>,
 }
 
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
@@ -51,6 +54,10 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
             rows.iter().any(|r| !r.is_empty()).then(|| Panel {
                 subject: (*subject).to_owned(),
                 tail: rows.iter().any(|r| r.len() > 1),
+                published: shown
+                    .iter()
+                    .map(|c| marks(result, &c.name, subject))
+                    .collect(),
                 rows,
             })
         })
@@ -65,6 +72,11 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     };
     let baseline = result.baseline.as_deref().unwrap_or("solo");
     let confidence = percent(result.confidence);
+    let diamonds = if panels.iter().flat_map(|p| &p.published).all(Vec::is_empty) {
+        ""
+    } else {
+        "Diamonds are published figures. "
+    };
     let figure = Figure {
         id: "fig-bars",
         title: "Normalized performance by configuration and subject",
@@ -72,7 +84,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
             "Performance of every subject under every configuration, as a part of what it is in '{baseline}', over {rounds}."
         ),
         reading: &format!(
-            "1 (dotted line) is as fast as in '{baseline}', longer is better. Solid bars are medians or mean rates, pale ones \
+            "1 (dotted line) is as fast as in '{baseline}', longer is better. {diamonds}Solid bars are medians or mean rates, pale ones \
              the 99th percentile. Whiskers are {confidence} intervals over rounds; an arrow leaves the scale."
         ),
     };
@@ -105,6 +117,13 @@ fn draw(page: &Page<'_>, shown: &[&ConfigurationResult], panels: &[Panel], width
             .iter()
             .flatten()
             .map(|s| s.value)
+            .chain(
+                panel
+                    .published
+                    .iter()
+                    .flatten()
+                    .map(PublishedMark::performance),
+            )
             .fold(0.0, f64::max);
         let most = if high > 1.0 { high * 1.15 } else { 1.08 };
         let x = Scale::linear((0.0, most), area.across());
@@ -149,6 +168,11 @@ fn draw(page: &Page<'_>, shown: &[&ConfigurationResult], panels: &[Panel], width
                     class,
                     (order, *spread),
                 );
+            }
+        }
+        for (row, published) in panel.published.iter().enumerate() {
+            for mark in published {
+                mark.draw(&mut svg, &x, top + ROW * (row as f64 + 0.5));
             }
         }
         svg.line("base", &[(area.left, area.top), (area.left, area.bottom)]);

@@ -8,6 +8,7 @@ use quell_record::result::CompareResult;
 
 use crate::compare::{skipped, unmeasured};
 use crate::lost;
+use crate::published::published_faults;
 use crate::text::{count, list, percent};
 
 use super::page::{Page, Section};
@@ -57,6 +58,8 @@ fn incomplete(result: &CompareResult, said: &mut Vec<String>) {
             row.expected, row.subject, row.configuration
         ));
     }
+    let unlike = published_faults(result).into_iter();
+    said.extend(unlike.map(|fault| format!("Not as published: {fault}.")));
 }
 
 fn sharing(result: &CompareResult) -> Option<String> {

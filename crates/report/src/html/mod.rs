@@ -18,6 +18,7 @@ mod page;
 mod plans;
 mod pressure;
 mod profile;
+mod published;
 mod repeat;
 mod result;
 mod series;
@@ -58,6 +59,7 @@ const PICTURES: &[Build] = &[
 
 /// The sections of text and tables.
 const FACTS: &[Build] = &[
+    published::section,
     throttling::section,
     caveats::section,
     plans::section,
