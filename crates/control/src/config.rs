@@ -61,9 +61,9 @@ pub struct Regulation {
     pub cpus: CpuSet,
     /// Lines that the group may move on each CPU per period.
     pub budget: Lines,
-    /// The regulation period.
+    /// The time after which each CPU has its budget again.
     pub period: Nanos,
-    /// What counts.
+    /// What counts the lines: hardware events, or CPU time.
     pub meter: Meter,
     /// For the time meter: the peak single-CPU rate.
     pub peak: Rate,
@@ -130,13 +130,13 @@ impl From<Lines> for LineCounts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Allows {
-    /// Held below a limit that moves.
+    /// The group may be held below a memory limit that moves.
     pub limit: bool,
-    /// Stopped and let go on.
+    /// The group may be frozen and thawed.
     pub freeze: bool,
-    /// Its memory reclaimed.
+    /// Memory of the group may be reclaimed ahead of need.
     pub reclaim: bool,
-    /// Killed.
+    /// Processes of the group may be killed.
     pub kill: bool,
 }
 

@@ -63,23 +63,24 @@ use crate::config::Pooling;
 /// What an idle CPU keeps, as a divisor of its budget; never more than a quantum.
 const NOISE: u64 = 32;
 
-/// What a CPU gave to the pool of budgets and had from it. Lines, but for the misses.
+/// What a CPU gave to the pool of budgets and took from it, in lines. `missed` alone is a number of
+/// misses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pooled {
     /// Granted within the budgets of periods that began on time.
     pub guaranteed: u64,
-    /// Given away.
+    /// Lines given to the pool, because the CPU was predicted not to draw them.
     pub donated: u64,
-    /// Of that, taken back.
+    /// Lines of its own gift that the CPU took back from the pool.
     pub taken_back: u64,
-    /// Had from what others gave.
+    /// Lines that the CPU took from gifts of other CPUs.
     pub reclaimed: u64,
-    /// Times that what it needed back was gone.
+    /// How often the CPU needed its gift back and it was gone.
     pub missed: u64,
-    /// Granted twice by that: at most what it had given.
+    /// Lines granted twice by these misses. Never more than the CPU gave.
     pub granted_twice: u64,
-    /// Had beyond all budgets: granted in periods that began early, or drawn freely once everybody
+    /// Lines beyond all budgets: granted in periods that began early, or drawn freely once all CPUs
     /// had drawn all there was.
     pub best_effort: u64,
 }

@@ -191,7 +191,8 @@ impl<'s> Collected<'s> {
             published: published::rows(
                 experiment,
                 &configurations,
-                (heading.backend, heading.seed),
+                heading.backend,
+                heading.seed,
                 &|configuration, subject, metric| self.rounds_of(configuration, subject, metric),
             ),
             configurations,

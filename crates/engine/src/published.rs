@@ -15,7 +15,8 @@ pub(crate) type Rounds<'a> = &'a dyn Fn(&str, &str, &str) -> Vec<Option<Round>>;
 pub(crate) fn rows(
     experiment: &Experiment,
     configurations: &[ConfigurationResult],
-    (backend, seed): (&str, u64),
+    backend: &str,
+    seed: u64,
     rounds: Rounds<'_>,
 ) -> Vec<PublishedResult> {
     let instances = experiment.instances();
@@ -44,8 +45,9 @@ pub(crate) fn rows(
             let there = there.and_then(|c| own.figure(c, &column(name)).0);
             let both = measured.zip(there);
             let published = row.value / other.value;
-            let found =
-                both.map(|both| own.change(&column(&row.configuration), &column(name), both));
+            let found = both.map(|(value, other)| {
+                own.change(&column(&row.configuration), &column(name), value / other)
+            });
             PublishedChange {
                 against: name.to_owned(),
                 published: tidy(published),
@@ -143,12 +145,13 @@ impl Row<'_> {
     }
 
     /// The ratio of the figures under two configurations. It is formed within each round and
-    /// reduced to its median; where no round has both, it is the ratio of the medians.
+    /// reduced to its median; where no round has both, it is `of_medians`, the ratio of the
+    /// medians.
     fn change(
         &self,
         own: &[Option<Round>],
         against: &[Option<Round>],
-        (value, other): (f64, f64),
+        of_medians: f64,
     ) -> (f64, Option<Interval>) {
         let time = self.subject.better(self.metric) == Some(Better::Lower);
         let turned = self.row.figure == PublishedFigure::Normalized && time;
@@ -161,7 +164,7 @@ impl Row<'_> {
         let interval = bootstrap(&within, median, self.confidence, self.seed);
         match median(&within) {
             Some(ratio) => (ratio, interval),
-            None => (value / other, None),
+            None => (of_medians, None),
         }
     }
 }
@@ -233,7 +236,7 @@ group.victim.cpus = 1
             })
             .collect();
         let all = |configuration: &str, _: &str, _: &str| all(configuration);
-        super::rows(&experiment(rows), &configurations, ("sim", 1), &all)
+        super::rows(&experiment(rows), &configurations, "sim", 1, &all)
     }
 
     const AGAINST: &str = "against = \"solo\"";
@@ -311,10 +314,10 @@ group.victim.cpus = 1
         assert_eq!((rows[1].measured, rows[1].direction()), (None, None));
     }
 
-    fn direction(published: (f64, f64), solo: &[f64], none: &[f64]) -> Option<Direction> {
+    fn direction(published: [f64; 2], solo: &[f64], none: &[f64]) -> Option<Direction> {
         let given = [
-            ("solo", "value", published.0, ""),
-            ("none", "value", published.1, AGAINST),
+            ("solo", "value", published[0], ""),
+            ("none", "value", published[1], AGAINST),
         ];
         judged(&given, &[("solo", solo.to_vec()), ("none", none.to_vec())])[1].direction()
     }
@@ -323,26 +326,26 @@ group.victim.cpus = 1
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
         fn a_scale_changes_no_direction(
-            published in (1.0f64..9.0, 1.0f64..9.0), solo in prop::collection::vec(1.0f64..9.0, 3),
+            published in [1.0f64..9.0, 1.0f64..9.0], solo in prop::collection::vec(1.0f64..9.0, 3),
             none in prop::collection::vec(1.0f64..9.0, 3), power in -6i32..6,
         ) {
             // A power of two scales without rounding.
             let by = 2f64.powi(power);
             let scaled = |values: &[f64]| values.iter().map(|v| v * by).collect::<Vec<f64>>();
             let before = direction(published, &solo, &none);
-            let there = (published.0 * by, published.1 * by);
+            let there = published.map(|value| value * by);
             prop_assert_eq!(before, direction(there, &solo, &none));
             prop_assert_eq!(before, direction(published, &scaled(&solo), &scaled(&none)));
         }
 
         #[test]
         fn a_swapped_order_flips_the_direction(
-            published in (1.0f64..4.0, 5.0f64..9.0), solo in 1.0f64..4.0, none in 5.0f64..9.0,
+            published in [1.0f64..4.0, 5.0f64..9.0], solo in 1.0f64..4.0, none in 5.0f64..9.0,
         ) {
             let (solo, none) = ([solo; 2], [none; 2]);
             prop_assert_eq!(direction(published, &solo, &none), Some(Direction::Right));
             prop_assert_eq!(direction(published, &none, &solo), Some(Direction::Wrong));
-            let swapped = (published.1, published.0);
+            let swapped = [published[1], published[0]];
             prop_assert_eq!(direction(swapped, &solo, &none), Some(Direction::Wrong));
             prop_assert_eq!(direction(swapped, &none, &solo), Some(Direction::Right));
         }

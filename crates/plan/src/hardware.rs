@@ -14,11 +14,11 @@ pub struct Identity {
     pub kernel: String,
     /// Hardware architecture, as `uname -m`.
     pub architecture: String,
-    /// Processor vendor.
+    /// Vendor of the processor, as the kernel reports it.
     pub vendor: String,
-    /// Processor model name.
+    /// Model name of the processor, as the kernel reports it.
     pub model: String,
-    /// Microcode revision, where the kernel tells one (x86).
+    /// Microcode revision. Absent where the kernel reports none (other than x86).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub microcode: Option<String>,
     /// The hypervisor, when running in a virtual machine.
@@ -39,19 +39,19 @@ pub(crate) fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CpuId,
     }
 }
 
-/// One logical CPU.
+/// One logical CPU that is online.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Cpu {
-    /// The kernel's number.
+    /// The kernel's number of the CPU.
     #[serde(deserialize_with = "known")]
     #[schemars(with = "CpuId")]
     pub id: CpuId,
     /// The logical CPUs of the same core, this one included (SMT siblings).
     pub siblings: CpuSet,
-    /// The physical package.
+    /// The kernel's number of the physical package (the socket).
     pub package: u32,
-    /// The memory node.
+    /// The kernel's number of the memory node that the CPU belongs to.
     #[serde(deserialize_with = "known")]
     #[schemars(with = "u32")]
     pub node: u32,
@@ -65,37 +65,37 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// What a cache holds.
+/// Whether a cache holds data, instructions or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheKind {
-    /// Data only.
+    /// It holds data only.
     Data,
-    /// Instructions only.
+    /// It holds instructions only.
     Instruction,
-    /// Both.
+    /// It holds data and instructions.
     Unified,
 }
 
-/// One cache.
+/// One cache of the processor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Cache {
-    /// 1, 2, 3, …
+    /// Level of the cache: 1, 2, 3, …
     pub level: u32,
-    /// What it holds.
+    /// Whether it holds data, instructions or both.
     pub kind: CacheKind,
-    /// Capacity.
+    /// Capacity of the whole cache.
     pub size: Bytes,
-    /// Associativity; absent where the kernel does not tell.
+    /// Associativity. Absent where the kernel does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ways: Option<u32>,
-    /// Number of sets; absent where the kernel does not tell.
+    /// Number of sets. Absent where the kernel does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sets: Option<u32>,
-    /// Line size.
+    /// Size of a cache line.
     pub line: Bytes,
-    /// The CPUs that share it, as the kernel believes.
+    /// The CPUs that share it, as the kernel reports them.
     pub cpus: CpuSet,
 }
 

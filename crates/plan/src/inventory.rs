@@ -17,7 +17,7 @@ use crate::deep::{CacheSteps, CounterCheck, Deep, Fingerprint, MbaCurve, Operati
 use crate::hardware::known;
 pub use crate::hardware::{Cache, CacheKind, Cpu, Identity};
 
-/// The machine.
+/// A machine: what it has, and what Quell can do on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Inventory {
@@ -27,7 +27,7 @@ pub struct Inventory {
     pub cpus: Vec<Cpu>,
     /// Every cache, by level.
     pub caches: Vec<Cache>,
-    /// The memory nodes.
+    /// The memory nodes, at least one.
     pub nodes: Vec<Node>,
     /// Which mechanisms are available, and why not.
     pub mechanisms: BTreeMap<Mechanism, Availability>,
@@ -44,21 +44,21 @@ pub struct Inventory {
     pub simulated: Option<Simulated>,
 }
 
-/// A simulated machine.
+/// What a simulated machine is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Simulated {
-    /// The profile's name.
+    /// Name of the machine's profile.
     pub profile: String,
-    /// Everything that times depend on.
+    /// Every parameter that simulated times depend on.
     pub parameters: Vec<Parameter>,
 }
 
-/// A parameter of a simulated machine.
+/// One parameter of a simulated machine, as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Parameter {
-    /// What it is.
+    /// Name of the parameter.
     pub name: String,
     /// Its value, with the unit.
     pub value: String,
@@ -66,17 +66,17 @@ pub struct Parameter {
     pub origin: String,
 }
 
-/// One memory node.
+/// A NUMA node: memory and the CPUs next to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Node {
-    /// The kernel's number.
+    /// The kernel's number of the node.
     #[serde(deserialize_with = "known")]
     #[schemars(with = "u32")]
     pub id: u32,
-    /// Its CPUs.
+    /// The CPUs that belong to the node.
     pub cpus: CpuSet,
-    /// Its memory.
+    /// Size of the node's memory.
     pub memory: Bytes,
 }
 
@@ -114,21 +114,21 @@ impl Lack {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "available")]
 pub enum Availability {
-    /// It can.
+    /// The mechanism can be used.
     Yes {
         /// The best level a promise can reach with it.
         best: Level,
         /// How it is done here, and within what bounds.
         how: String,
     },
-    /// It cannot.
+    /// The mechanism cannot be used.
     No {
-        /// Why.
+        /// The reason, as text for a person.
         why: String,
-        /// The same as data.
+        /// What is missing, as data.
         #[serde(default, skip_serializing_if = "Lack::is_machine")]
         lack: Lack,
-        /// What would enable it.
+        /// What would enable it. Absent where nothing is known to.
         #[serde(skip_serializing_if = "Option::is_none")]
         remedy: Option<String>,
     },
@@ -138,12 +138,12 @@ pub enum Availability {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CpusetKind {
-    /// A v1 hierarchy.
+    /// A cgroup v1 hierarchy.
     V1,
     /// The v2 hierarchy, without `cpuset.cpus.partition`.
     V2,
-    /// The v2 hierarchy with `cpuset.cpus.partition`: the kernel takes the CPUs away from everybody
-    /// else.
+    /// The v2 hierarchy with `cpuset.cpus.partition`: the kernel takes the CPUs away from all other
+    /// cgroups.
     V2Partition,
     /// No usable controller: affinity of the matched tasks only.
     AffinityOnly,
@@ -157,20 +157,20 @@ pub enum MeterKind {
     Hardware {
         /// The events, as `pmu/event` names.
         events: Vec<String>,
-        /// CPUs whose events count the lines that come in only, not those written back: a proxy.
-        /// Elsewhere both count.
+        /// CPUs whose events count only lines that come in, and none that are written back: a
+        /// proxy. On the other CPUs both count.
         #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
         fills_only: CpuSet,
-        /// CPUs whose events tell the lines that come in from those written back, so that each can
-        /// have a budget.
+        /// CPUs whose events count lines that come in and lines written back separately. There each
+        /// direction can have a budget.
         #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
         apart: CpuSet,
     },
     /// CPU time × the measured peak single-CPU rate: an upper bound.
     Time,
-    /// Nothing can be opened.
+    /// Neither hardware events nor CPU time can be counted.
     None {
-        /// Why not.
+        /// The reason, as text for a person.
         why: String,
     },
 }
@@ -179,11 +179,11 @@ pub enum MeterKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Means {
-    /// Core partition.
+    /// How a group is confined to CPUs.
     pub cpuset: CpusetKind,
-    /// Interrupts whose affinity can be written (numbers), and how many cannot.
+    /// Number of interrupts whose affinity can be written.
     pub movable_irqs: u32,
-    /// Interrupts that cannot be moved: the kernel binds them, or we may not.
+    /// Number of interrupts that cannot be moved: the kernel binds them, or Quell may not.
     pub fixed_irqs: u32,
     /// Whether the mask of unbound kernel work can be written.
     pub workqueue_mask: bool,
@@ -191,17 +191,17 @@ pub struct Means {
     pub meter: MeterKind,
     /// The time proxy can be had even where `meter` is hardware.
     pub time_meter: bool,
-    /// Whether a group can be stopped without stopping its CPU (`cpu.idle`, a cgroup's CPU clock);
-    /// why not.
+    /// Whether a group can be stopped without stopping its CPU (`cpu.idle`, a cgroup's CPU clock).
+    /// If not, the reason.
     #[serde(default = "unknown_brake")]
     pub brake: Result<(), String>,
     /// Whether a group that stays in its own cgroup can be stopped there (threaded children of
-    /// cgroup v2); why not.
+    /// cgroup v2). If not, the reason.
     #[serde(default = "unknown_brake")]
     pub brake_in_place: Result<(), String>,
-    /// The CPU-time quota (`cpu.max` or `cpu.cfs_quota_us`) can be written.
+    /// Whether the CPU-time quota (`cpu.max` or `cpu.cfs_quota_us`) can be written.
     pub cpu_max: bool,
-    /// Others who hold hardware counters (for example the NMI watchdog).
+    /// Other users of hardware counters, for example the NMI watchdog.
     pub counter_users: Vec<String>,
     /// What can be done about memory.
     #[serde(default, skip_serializing_if = "MemoryMeans::is_unknown")]
@@ -213,7 +213,7 @@ fn unknown_brake() -> Result<(), String> {
     Err("this inventory says nothing about it; take it again".to_owned())
 }
 
-/// Who limits and protects memory.
+/// Which cgroup controller limits and protects memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryControl {
@@ -221,7 +221,7 @@ pub enum MemoryControl {
     V2,
     /// cgroup v1: limits beyond which the kernel kills, and no protection.
     V1,
-    /// Nobody: no hierarchy carries the controller, or this machine has none.
+    /// No hierarchy carries the controller, or this machine has none.
     #[default]
     None,
 }
@@ -230,19 +230,19 @@ pub enum MemoryControl {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct MemoryMeans {
-    /// Limits and protection.
+    /// Which cgroup controller limits and protects memory.
     pub control: MemoryControl,
-    /// Whether waiting for memory is told (PSI); why not.
+    /// Whether the kernel reports how long tasks wait for memory (PSI). If not, the reason.
     pub pressure: Result<(), String>,
-    /// Whether it is told of each group (v2 cgroups), too.
+    /// Whether the kernel also reports it for each group (v2 cgroups).
     pub group_pressure: bool,
     /// Whether a group can be frozen.
     pub freeze: bool,
     /// Whether memory of a group can be reclaimed ahead of need (`memory.reclaim`).
     pub reclaim: bool,
-    /// Whether a program can be made immune from the OOM killer; why not.
+    /// Whether a program can be made immune from the OOM killer. If not, the reason.
     pub immunity: Result<(), String>,
-    /// Whether files can be locked in memory; why not.
+    /// Whether files can be locked in memory. If not, the reason.
     pub lock: Result<(), String>,
 }
 

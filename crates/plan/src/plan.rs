@@ -20,20 +20,20 @@ use quell_types::units::{Bytes, Nanos, Rate, Share};
 
 pub use loops::{Adaptation, Following, Headroom, Lever, Observed, Pressured, Steered, Watched};
 
-/// One thing to be set, in order.
+/// One setting that the plan makes. Steps are applied in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Step {
-    /// Its number.
+    /// The step's number within the plan, from 1.
     pub id: StepId,
     /// The group it is for; absent when it is for the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupId>,
     /// The mechanism it belongs to.
     pub mechanism: Mechanism,
-    /// What is set.
+    /// What the step changes.
     pub set: Setting,
-    /// Why, in a sentence.
+    /// The reason, in a sentence.
     pub because: String,
     /// What is set was calculated from assumed rates.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -60,8 +60,8 @@ impl Step {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum Setting {
-    /// Collect the group's tasks (matched or launched) in a cgroup of ours, or find the cgroup they
-    /// are changed in.
+    /// Collect the group's tasks (matched or launched) in a cgroup of Quell's, or find the cgroup
+    /// in which they are changed.
     Gather {
         /// Which tasks belong to it; empty when its tasks are only launched.
         matching: Vec<TaskMatch>,
@@ -74,16 +74,16 @@ pub enum Setting {
     },
     /// Give the group this weight of the CPU time that several cgroups want.
     Weight {
-        /// The weight.
+        /// 1 to 10000, or `idle`. The kernel gives each cgroup 100.
         weight: CpuWeight,
     },
-    /// Confine the group to CPUs and memory nodes. `exclusive`: nobody else may run there.
+    /// Confine the group to CPUs and memory nodes.
     Confine {
-        /// The CPUs.
+        /// The CPUs on which the group may run.
         cpus: CpuSet,
-        /// The memory nodes.
+        /// The memory nodes from which the group may have memory.
         mems: CpuSet,
-        /// Nobody else may run there.
+        /// No other task may run on these CPUs.
         exclusive: bool,
     },
     /// Keep every other task (group `rest`) on these CPUs.
@@ -100,7 +100,7 @@ pub enum Setting {
     },
     /// Let unbound kernel work run on these CPUs only.
     WorkqueueMask {
-        /// The CPUs.
+        /// The CPUs left to unbound kernel work.
         cpus: CpuSet,
     },
     /// Regulate the group's memory bandwidth in software.
@@ -110,7 +110,7 @@ pub enum Setting {
     CpuMax {
         /// CPU time per period, over all CPUs.
         share: Share,
-        /// The quota's period.
+        /// The period of the quota.
         period: Nanos,
     },
     /// Let the group move at most so much to and from each disk.
@@ -118,7 +118,7 @@ pub enum Setting {
     /// Hold other groups back where the group's requests to a disk take longer than this at the
     /// mean.
     IoLatency {
-        /// The time.
+        /// The longest mean time of a request.
         target: Nanos,
     },
     /// Give the group this weight of each disk that several cgroups want.
@@ -128,21 +128,20 @@ pub enum Setting {
     },
     /// Let the group fill these ways only of the caches of a level; it still hits everywhere.
     Ways {
-        /// The cache level.
+        /// The cache level: 2 or 3.
         level: u32,
-        /// The ways.
+        /// The ways that the group may fill, one bit each.
         mask: Mask,
     },
-    /// Mount resctrl with code and data of the caches of these levels apart, which nobody has done;
-    /// until the end.
+    /// Mount resctrl so that code and data of the caches of these levels have separate masks (CDP).
+    /// It was not mounted before, and is unmounted at the end.
     MountApart {
-        /// Cache levels.
+        /// The cache levels: 2, 3 or both.
         levels: Vec<u32>,
     },
-    /// Let the group fill these ways of the caches of a level with code, and those with everything
-    /// else.
+    /// Let the group fill some ways of the caches of a level with code, and other ways with data.
     WaysApart {
-        /// The cache level.
+        /// The cache level: 2 or 3.
         level: u32,
         /// The ways for instructions.
         code: Mask,
@@ -151,7 +150,7 @@ pub enum Setting {
     },
     /// Give the group page frames of these colours only (pages of 4 KiB). Every choice must hold.
     Colour {
-        /// What it is kept to.
+        /// The colours, per kind of colour. A page must fit all of them.
         choices: Vec<ColourChoice>,
         /// What happens when these colours are used up: others are taken and reported, or the
         /// allocation fails.
@@ -160,47 +159,46 @@ pub enum Setting {
     /// Pseudo-lock the first bytes of the group's memory in the caches of a level: others fill
     /// other ways, and what is locked is not evicted.
     Lock {
-        /// The cache level.
+        /// The cache level: 2 or 3.
         level: u32,
-        /// The ways that hold it, taken from everybody.
+        /// The ways that hold the locked memory. No class may fill them any more.
         mask: Mask,
-        /// How much.
+        /// How many bytes are locked.
         size: Bytes,
     },
     /// Keep the kernel from killing the group's programs when memory runs out.
     OomImmune,
     /// Keep memory of the group from being reclaimed.
     ProtectMemory {
-        /// How much; absent: what it works on, as measured while it runs.
+        /// Amount of memory. Absent: the memory that the group works on, as measured while it runs.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         size: Option<Bytes>,
     },
     /// Keep these files in memory, charged to the group.
     LockFiles {
-        /// Their paths.
+        /// Paths of the files.
         files: Vec<String>,
     },
     /// Let the group use at most so much memory.
     LimitMemory {
-        /// How much.
+        /// The limit in bytes.
         most: Bytes,
-        /// Beyond it the kernel kills in the group; else it only slows the group down.
+        /// Beyond the limit the kernel kills in the group. Else it only slows the group down.
         kills: bool,
     },
-    /// Let all groups, and programs of none, use at most so much memory together: their cgroups are
-    /// made below one with this limit.
+    /// Let all groups, and programs of no group, use at most so much memory together. Their cgroups
+    /// are made below one cgroup with this limit.
     BoundMemory {
-        /// How much.
+        /// The limit in bytes.
         most: Bytes,
     },
-    /// Look at how long the group waits for memory, and at what it uses, for as long as the plan
-    /// holds.
+    /// Sample how long the group waits for memory, and how much it uses, while the plan holds.
     WatchMemory,
-    /// Steer the group's memory by how long the watched groups wait, as far as this is allowed.
+    /// Steer the group's memory by how long the watched groups wait.
     SteerMemory {
-        /// What may be done to it.
+        /// What may be done to the group.
         allows: Allows,
-        /// Nothing of it is swapped out.
+        /// No memory of the group is swapped out.
         unswapped: bool,
     },
     /// Set the kernel's machine-wide settings of memory.
@@ -213,8 +211,8 @@ pub enum Setting {
         /// Percentage of an unthrottled core's requests, as resctrl's `MB` line.
         percent: u32,
     },
-    /// Let the kernel look for that percentage, so that the group keeps to a rate on each memory
-    /// domain (resctrl mounted with `mba_MBps`).
+    /// Give the group a rate on each memory domain. The kernel finds the percentage for it (resctrl
+    /// mounted with `mba_MBps`).
     MbaRate {
         /// The rate in MiB/s, as resctrl's `MB` line.
         mib_s: u32,
@@ -225,16 +223,16 @@ pub enum Setting {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct DiskRates {
-    /// Read.
+    /// Bytes read per second. Absent: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read: Option<Rate>,
-    /// Written.
+    /// Bytes written per second. Absent: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write: Option<Rate>,
-    /// Requests to read.
+    /// Read requests per second. Absent: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_iops: Option<u64>,
-    /// Requests to write.
+    /// Write requests per second. Absent: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_iops: Option<u64>,
 }
@@ -279,57 +277,57 @@ impl std::fmt::Display for Direction {
 pub enum Promise {
     /// The group's CPUs are its own.
     Cpus {
-        /// The CPUs.
+        /// The CPUs that no other task uses.
         cpus: CpuSet,
     },
     /// At least this bandwidth.
     ReserveBandwidth {
-        /// The rate.
+        /// Bytes per second to and from memory.
         rate: Rate,
     },
     /// At most this bandwidth.
     LimitBandwidth {
-        /// The rate.
+        /// Bytes per second to and from memory.
         rate: Rate,
     },
     /// At least this bandwidth in one direction.
     ReserveDirection {
-        /// Which.
+        /// The direction: reads or writes.
         direction: Direction,
-        /// The rate.
+        /// Bytes per second in this direction.
         rate: Rate,
     },
     /// At most this bandwidth in one direction.
     LimitDirection {
-        /// Which.
+        /// The direction: reads or writes.
         direction: Direction,
-        /// The rate.
+        /// Bytes per second in this direction.
         rate: Rate,
     },
     /// At most this CPU time (100 % = one CPU).
     LimitCpuTime {
-        /// The share.
+        /// CPU time per time, over all CPUs of the group.
         share: Share,
     },
-    /// At most this to and from each disk.
+    /// At most these rates to and from each disk.
     LimitDisk(DiskRates),
-    /// Others give way where its requests to a disk take longer at the mean.
+    /// Other groups are held back where the group's requests to a disk take longer at the mean.
     DiskLatency {
-        /// The time.
+        /// The longest mean time of a request.
         target: Nanos,
     },
-    /// Its part of a disk that others want, too.
+    /// The group's share of a disk that other cgroups want, too.
     DiskWeight {
         /// The weight; any other cgroup has 100.
         weight: u32,
     },
-    /// A part of the caches of a level.
+    /// Ways of the caches of a level that only this group fills.
     ReserveWays {
-        /// The cache level.
+        /// The cache level: 2 or 3.
         level: u32,
-        /// The ways.
+        /// The reserved ways, one bit each.
         mask: Mask,
-        /// Other groups that fill them, too, because the policy gives them some of the same.
+        /// Other groups that also fill these ways, because the policy gives them some of the same.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         shared_with: Vec<GroupId>,
     },
@@ -337,40 +335,41 @@ pub enum Promise {
     ReserveColours {
         /// What the colours divide.
         divides: Divides,
-        /// The colours.
+        /// The numbers of the reserved colours, from 0.
         colours: CpuSet,
-        /// How many there are.
+        /// Number of all colours of this kind.
         of: u32,
-        /// Other groups that use them, too, because the policy gives them some of the same.
+        /// Other groups that also use these colours, because the policy gives them some of the
+        /// same.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         shared_with: Vec<GroupId>,
     },
     /// So much of the group's memory stays in the caches of a level.
     ReserveLocked {
-        /// The cache level.
+        /// The cache level: 2 or 3.
         level: u32,
-        /// How much.
+        /// How many bytes are locked.
         size: Bytes,
     },
-    /// So much of its memory is never taken away.
+    /// So much of the group's memory is never reclaimed.
     ReserveMemory {
-        /// How much; absent: what it works on, as measured.
+        /// Amount of memory. Absent: the memory that the group works on, as measured.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         size: Option<Bytes>,
     },
     /// These files stay in memory.
     ReserveFiles {
-        /// Their paths.
+        /// Paths of the files.
         files: Vec<String>,
     },
-    /// At most this memory.
+    /// The group uses at most this memory.
     LimitMemory {
-        /// How much.
+        /// The limit in bytes.
         most: Bytes,
     },
-    /// It waits for memory at most so much of the time.
+    /// The group waits for memory for at most this share of the time.
     MemoryStall {
-        /// How much.
+        /// Time spent waiting ÷ all time.
         share: Share,
     },
     /// Units of work end in time.
@@ -451,19 +450,19 @@ fn whose(shared_with: &[GroupId]) -> String {
     format!("shared with {}", shared_with.join(", "))
 }
 
-/// A promise and what it is worth.
+/// A promise, its level, and the steps that hold it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Held {
-    /// To or about whom.
+    /// The group that the promise is made to, or that it limits.
     pub group: GroupId,
-    /// What.
+    /// What is promised to or about the group.
     pub promise: Promise,
-    /// Worth.
+    /// How reliable the promise is.
     pub level: Level,
     /// The steps that hold it.
     pub held_by: Vec<StepId>,
-    /// What would break it first.
+    /// What would break it first. Absent where nothing is known to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weakest: Option<String>,
     /// Its figure, or the step that holds it, was calculated from assumed rates.
@@ -481,27 +480,27 @@ pub struct AssumedRates {
     pub sustainable: Rate,
 }
 
-/// A group and its CPUs.
+/// A group and the CPUs that the plan gives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct GroupPlan {
-    /// The group's name.
+    /// Name of the group in the policy.
     pub name: GroupId,
-    /// Its CPUs.
+    /// The CPUs on which the group runs.
     pub cpus: CpuSet,
 }
 
-/// What the slow controllers do while a plan holds.
+/// What the slow control loops do while a plan holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Loops {
     /// Groups whose units of work are observed, and how.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub observed: BTreeMap<GroupId, Observed>,
-    /// Who looks after memory while the plan holds.
+    /// The control of memory pressure. Absent when memory is not controlled.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pressure: Option<Pressured>,
-    /// Budgets that move while the plan holds.
+    /// The loop that moves budgets. Absent when budgets stay as they are.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub adapts: Option<Adaptation>,
     /// Ways that move while the plan holds.
@@ -509,27 +508,28 @@ pub struct Loops {
     pub follows: Vec<Following>,
 }
 
-/// The plan.
+/// What a policy would do on a machine, and how reliable each promise is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Plan {
-    /// The policy's name.
+    /// Name of the policy.
     pub policy: String,
     /// The groups, in the order of the policy.
     pub groups: Vec<GroupPlan>,
-    /// What is done, in order.
+    /// The settings to make, in order.
     pub steps: Vec<Step>,
-    /// What it is worth.
+    /// The promises of the policy, each with its level.
     pub promises: Vec<Held>,
-    /// What a person should know besides: defaults chosen, residual risks.
+    /// What a person should also know: defaults chosen, residual risks.
     pub notes: Vec<String>,
     /// What a person has to do or decide, each with the act that helps.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub acts: Vec<String>,
-    /// The rates that steps and promises marked `assumed` were calculated from.
+    /// The rates that steps and promises marked `assumed` were calculated from. Absent when nothing
+    /// is assumed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub assumed: Option<AssumedRates>,
-    /// What is looked at, and steered, while the plan holds.
+    /// What is sampled and steered while the plan holds.
     #[serde(flatten)]
     pub loops: Loops,
 }

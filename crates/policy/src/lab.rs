@@ -41,27 +41,27 @@ const LEAST_MEMORY: Bytes = Bytes(256 << 20);
 /// The most CPUs that are accepted: more were not tried.
 const MOST_CPUS: u32 = 64;
 
-/// A virtual machine.
+/// The virtual machine of the lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Guest {
-    /// The beginning of a release of Debian's: 6.1, 6.12, 7.2.
+    /// The release of Debian's kernel, or the beginning of it: 6.1, 6.12, 7.2.
     pub kernel: String,
-    /// The emulated processor: icelake, goldmont, sparse, or a file; without one there is nothing
-    /// to divide or count.
+    /// The emulated processor: icelake, goldmont, sparse, or a file. Without one, caches cannot be
+    /// divided and no event counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Hardware threads.
+    /// Number of hardware threads.
     pub cpus: u32,
-    /// Sockets, each with a last-level cache of its own.
+    /// Number of sockets, each with a last-level cache of its own.
     pub sockets: u32,
-    /// Two hardware threads per core.
+    /// Whether each core has two hardware threads.
     pub smt: bool,
-    /// Memory; the guest's files are in it, too.
+    /// Size of its memory. The guest's files are in it, too.
     pub memory: Bytes,
-    /// Swap space.
+    /// What the guest swaps to.
     pub swap: Swap,
-    /// Its size.
+    /// Size of the swap space.
     pub swap_size: Bytes,
     /// An empty disk of this size, mounted at /disk.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,7 +72,7 @@ pub struct Guest {
     /// How pages are aged. Default: as the kernel does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lru: Option<Lru>,
-    /// What runs it.
+    /// What runs the virtual machine.
     pub accelerator: Accelerator,
     /// More words for the kernel's command line.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -50,12 +50,12 @@ pub const WORD_BYTES: u64 = 8;
 pub enum Workload<S = Size> {
     /// A dependent walk through a list with one node per line (`latency_ns`).
     Latency {
-        /// The list's size.
+        /// Size of the list.
         size: S,
-        /// Its order.
+        /// Order in which the nodes are linked.
         #[serde(default)]
         order: Order,
-        /// Its pages.
+        /// Size of the list's pages.
         #[serde(default)]
         pages: Pages,
         /// What is done to each node.
@@ -64,25 +64,25 @@ pub enum Workload<S = Size> {
     },
     /// A stream (`bandwidth_mb_s`, program bytes).
     Bandwidth {
-        /// What it does.
+        /// What is done with the buffer.
         operation: Operation,
-        /// The buffer's size.
+        /// Size of the buffer.
         size: S,
-        /// Its pages.
+        /// Size of the buffer's pages.
         #[serde(default)]
         pages: Pages,
         /// A target rate in program bytes; absent: as fast as it can.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rate: Option<Rate>,
     },
-    /// Independent random lists, walked side by side (`latency_ns` per access, and
+    /// Independent random lists, walked at the same time (`latency_ns` per access, and
     /// `bandwidth_mb_s`).
     ParallelLists {
         /// How many lists: 1 to 64.
         lists: u32,
         /// The size of all lists together.
         size: S,
-        /// Their pages.
+        /// Size of the lists' pages.
         #[serde(default)]
         pages: Pages,
         /// What is done to each node.
@@ -98,12 +98,12 @@ pub enum Workload<S = Size> {
         /// What is done, in turn, each to lines of its own.
         #[serde(default = "read_and_write")]
         operations: Vec<Touch>,
-        /// The buffer's size.
+        /// Size of the buffer.
         size: S,
         /// The order in which lines are visited.
         #[serde(default)]
         order: Order,
-        /// The buffer's pages.
+        /// Size of the buffer's pages.
         #[serde(default)]
         pages: Pages,
         /// A target rate, a line per operation; absent: as fast as it can.
@@ -112,15 +112,15 @@ pub enum Workload<S = Size> {
     },
     /// Word by word stores, one every so many bytes (`bandwidth_mb_s`, program bytes: 8 a store).
     Stores {
-        /// How they are stored.
+        /// Which kind of store is used.
         #[serde(default)]
         operation: Store,
         /// From one store to the next: 8, 16 or 32 bytes, or whole lines.
         #[serde(default = "line")]
         stride: Bytes,
-        /// The buffer's size.
+        /// Size of the buffer.
         size: S,
-        /// Its pages.
+        /// Size of the buffer's pages.
         #[serde(default)]
         pages: Pages,
         /// A target rate in program bytes; absent: as fast as it can.
@@ -133,7 +133,7 @@ pub enum Workload<S = Size> {
     Lattice {
         /// The size of both grids together.
         size: S,
-        /// Their pages.
+        /// Size of the grids' pages.
         #[serde(default)]
         pages: Pages,
         /// A target rate in program bytes; absent: as fast as it can.
@@ -149,9 +149,9 @@ pub enum Workload<S = Size> {
     /// A real-time task: released at a fixed interval, each job passes over a buffer (`cycles` of a
     /// pass).
     Periodic {
-        /// The buffer's size.
+        /// Size of the buffer.
         size: S,
-        /// Its pages.
+        /// Size of the buffer's pages.
         #[serde(default)]
         pages: Pages,
         /// The distance between two loads of a pass.
@@ -173,14 +173,14 @@ pub enum Workload<S = Size> {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         declares: bool,
     },
-    /// The call stage of a frame pipeline: encodes frames, sends them as small packets to a peer
-    /// that reflects them, and decodes what comes back for the display stage beside it
-    /// (`bandwidth_mb_s`, program bytes).
+    /// The call stage of a frame pipeline. It encodes frames and sends them as small packets to a
+    /// peer that reflects them. It decodes what comes back for the display stage (`bandwidth_mb_s`,
+    /// program bytes).
     FramesCall {
         /// A raw frame (4:2:0, so a byte and a half per pixel); 720p by default.
         #[serde(default = "frame_bytes")]
         frame: Bytes,
-        /// Frames per second.
+        /// Frames that the camera takes per second.
         #[serde(default = "frame_fps")]
         fps: u32,
         /// Raw frames that the camera has in memory, used in turn.
@@ -199,7 +199,7 @@ pub enum Workload<S = Size> {
         /// A raw frame, as the call stage's.
         #[serde(default = "frame_bytes")]
         frame: Bytes,
-        /// Frames per second of its own.
+        /// Frames per second that it composes of its own.
         #[serde(default = "frame_fps")]
         fps: u32,
         /// Frames of its own that it has in memory, used in turn.

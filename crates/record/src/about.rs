@@ -12,22 +12,22 @@ use crate::standing::Cause;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum About {
-    /// What its sentence says. Records before 0.1 tell no more.
+    /// Nothing that has a kind: the sentence says what. Records before 0.1 have no other kind.
     #[default]
     Other,
     /// A mechanism, when its step was applied or later.
     Mechanism {
-        /// Which.
+        /// The mechanism that the step belongs to.
         mechanism: Mechanism,
     },
-    /// A value that somebody else has changed.
+    /// A value that another program has changed.
     Drift {
         /// The file that holds it.
         path: String,
     },
     /// Something is gone that holds promises, where no promise of this plan rests on it.
     Lost {
-        /// What has happened.
+        /// The cause, as for a promise.
         because: Cause,
     },
     /// The tasks that a group gathers.
@@ -38,7 +38,7 @@ pub enum About {
     Classes,
     /// Units of work of a group.
     Units,
-    /// A program that asks to tell of its units.
+    /// A program that asks to report its units of work.
     Client,
     /// What Quell keeps of the run itself: its journal, its lease, its watchdog.
     Session,

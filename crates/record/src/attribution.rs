@@ -143,7 +143,7 @@ pub fn reference(values: &[f64], account: &Account) -> Option<f64> {
     median(&units.collect::<Vec<f64>>())
 }
 
-/// Where late time went.
+/// What a unit's late time was spent on.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -155,11 +155,11 @@ pub enum Cause {
     Preemption,
     /// The brake of its group stopped it.
     ThrottledAlong,
-    /// The hypervisor ran somebody else.
+    /// The hypervisor ran another guest.
     Steal,
     /// Interrupts and what they set off.
     Interrupts,
-    /// Page faults.
+    /// Page faults, minor and major, were handled.
     Faults,
     /// It slept: waited for input, output or another thread.
     Waiting,
@@ -204,7 +204,7 @@ pub enum How {
     Measured,
     /// A number of events × what one was measured to take.
     Counted,
-    /// What the others leave.
+    /// What the other causes leave.
     Remainder,
 }
 
@@ -212,13 +212,13 @@ pub enum How {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// The cause.
+    /// What this part of the late time was spent on.
     pub cause: Cause,
     /// Nanoseconds, over all late units.
     pub ns: u64,
     /// Part of the late time, 0 to 1.
     pub share: f64,
-    /// How it is known.
+    /// Whether it was measured, counted, or is what remains.
     pub how: How,
 }
 
@@ -229,9 +229,9 @@ pub struct Attribution {
     /// The rule: a unit is late when it takes more than this times the median unit of the same
     /// round's baseline for the same work; its late time is what it took beyond that.
     pub late_above: f64,
-    /// Units looked at.
+    /// Number of units that were judged.
     pub units: u64,
-    /// Late ones.
+    /// Number of units that were late.
     pub late: u64,
     /// Their late time, in nanoseconds.
     pub late_ns: u64,

@@ -33,13 +33,13 @@ pub enum Resource {
     Cpu,
     /// Memory, and the page cache in it.
     Memory,
-    /// The last-level cache.
+    /// The last-level cache of the CPUs.
     Cache,
-    /// Memory bandwidth.
+    /// Bandwidth between caches and memory.
     Bandwidth,
     /// The two threads of a core.
     Sibling,
-    /// A disk.
+    /// Bandwidth and requests of a disk.
     Disk,
 }
 
@@ -85,7 +85,7 @@ impl Resource {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Found {
-    /// Which.
+    /// The resource that the programs share.
     pub name: Resource,
     /// The experiment; `quell compare` runs it again.
     pub experiment: String,
@@ -117,10 +117,10 @@ pub struct Found {
     /// The part of the excess that is gone with Quell, where it hurts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excess_gone: Option<f64>,
-    /// Why this machine cannot do it with Quell.
+    /// Why Quell cannot protect the program on this machine. Absent where it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Refusal>,
-    /// Rounds measured.
+    /// Number of rounds that were measured.
     pub rounds: u32,
     /// The record's folder, within the folder of the demonstration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -131,7 +131,7 @@ pub struct Found {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeftOut {
-    /// Which.
+    /// The resource that the programs would share.
     pub name: Resource,
     /// Why, and what would let it be tried.
     pub why: String,
@@ -141,19 +141,19 @@ pub struct LeftOut {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DemoResult {
-    /// Always [`DEMO_SCHEMA`].
+    /// The format and its version: `quell.demo/1`.
     pub schema: String,
-    /// Quell's version.
+    /// The version of Quell that made it.
     pub version: String,
-    /// Neighbours that only slept: nothing may hurt.
+    /// Whether it was a control run, whose neighbours only slept. Then nothing may hurt.
     pub control: bool,
     /// How long it took, in seconds.
     pub took_s: f64,
     /// What was tried, the one that hurts most first.
     pub resources: Vec<Found>,
-    /// What was not.
+    /// Resources that were not tried or could not be measured.
     pub left_out: Vec<LeftOut>,
-    /// Why it ended early, if it did.
+    /// Why it ended early. Absent if it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupted: Option<String>,
 }

@@ -33,85 +33,87 @@ pub const COMPARE_SCHEMA: &str = "quell.compare/1";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Event {
-    /// A phase began.
+    /// A phase of the run began.
     Phase {
-        /// Which.
+        /// The phase that began.
         name: Phase,
     },
     /// A cell of an experiment began: everything up to the next cell is its own.
     Cell {
-        /// The round, from 0.
+        /// Number of the round, from 0.
         round: u32,
-        /// Of so many rounds.
+        /// Number of rounds in the experiment.
         of: u32,
-        /// The configuration.
+        /// Name of the configuration.
         configuration: String,
-        /// The subject, where the configuration runs each by itself.
+        /// Name of the subject. Absent where all subjects run together.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         subject: Option<String>,
     },
     /// A step was applied or undone.
     Step {
-        /// Which.
+        /// Number of the step within the plan.
         step: StepId,
-        /// What came of it.
+        /// `applied`, or what went wrong.
         outcome: String,
     },
     /// The throttling of one CPU since the last such event.
     Throttle {
-        /// The regulated CPU.
+        /// The kernel's number of the regulated CPU.
         cpu: CpuId,
-        /// The group.
+        /// The group that is regulated there.
         group: GroupId,
-        /// Budgets used up.
+        /// How often the budget of a period was used up.
         overflows: u64,
-        /// Times the CPU was throttled.
+        /// How often the group was throttled on the CPU.
         throttles: u64,
-        /// Time throttled.
+        /// How long it was throttled, in nanoseconds.
         throttled_ns: u64,
-        /// Lines counted.
+        /// Lines that were counted.
         lines: u64,
-        /// What went through the pool, where its budget is in one.
+        /// What went through the pool. Absent where the budget is in none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pooled: Option<Pooled>,
     },
-    /// What the kernel accounted to a group's threads since the last such event, by looks at them.
+    /// What the kernel accounted to a group's threads since the last such event, by samples of
+    /// them.
     Spent {
-        /// The group.
+        /// The group of the threads.
         group: GroupId,
-        /// How much.
+        /// Run time, waiting time and page faults.
         #[serde(flatten)]
         spent: Spent,
     },
     /// Units of work of an observed group since the last such event.
     Units {
-        /// The group.
+        /// The group whose units are observed.
         group: GroupId,
-        /// How many ended.
+        /// Number of units that ended.
         units: u64,
-        /// How many of them were late.
+        /// Number of them that were late.
         late: u64,
-        /// What half of them took at most.
+        /// The median duration in nanoseconds.
         median_ns: u64,
-        /// What the slowest took.
+        /// The longest duration in nanoseconds.
         worst_ns: u64,
-        /// How many more there were that nobody can tell of.
+        /// Number of further units whose times could not be read.
         #[serde(default, skip_serializing_if = "is_zero")]
         lost: u64,
     },
-    /// What a program says of its units through quell-client.
+    /// What a program declares of its units through quell-client.
     Declared {
-        /// The group it is in.
+        /// The group that the program is in.
         group: GroupId,
-        /// What that is.
+        /// Amounts per unit, as declared.
         #[serde(flatten)]
         declared: Declared,
     },
-    /// What is left to the others was changed, so that a group's units are in time.
+    /// The bandwidth left to the best-effort groups was changed, so that a group's units are in
+    /// time.
     Adapted {
-        /// The group.
+        /// The group with the target.
         group: GroupId,
-        /// Bytes per second left to the others before.
+        /// Bytes per second left to the best-effort groups before.
         from_bytes_per_s: u64,
         /// Bytes per second left to them from now on.
         to_bytes_per_s: u64,
@@ -120,88 +122,89 @@ pub enum Event {
         /// Why, in a sentence.
         why: String,
     },
-    /// Something was done about memory.
+    /// The memory of a group was protected, limited or reclaimed, or its processes were stopped,
+    /// resumed or killed.
     Steered {
         /// The group it was done to.
         group: GroupId,
-        /// What.
+        /// The act, with its amount or process.
         did: Steering,
         /// Why, in a sentence.
         why: String,
     },
     /// How long a group waited for memory since the last such event, and what it has now.
     Waited {
-        /// The group.
+        /// The group that waited.
         group: GroupId,
         /// Time in which some task of it waited for memory.
         memory_ns: u64,
         /// Time in which some task of it waited for input or output.
         io_ns: u64,
-        /// Pages that had been taken from it and came back.
+        /// Pages of it that were reclaimed and came back soon.
         refaults: u64,
-        /// What it uses now.
+        /// Bytes that the group uses now.
         bytes: u64,
-        /// What all groups that may be acted upon use now.
+        /// Bytes that all groups which may be acted upon use now.
         #[serde(default)]
         others_bytes: u64,
-        /// What programs could have now without swapping, by the kernel's estimate.
+        /// Bytes that programs could have now without swapping, by the kernel's estimate.
         available_bytes: u64,
-        /// All the memory there is.
+        /// Size of memory in bytes.
         total_bytes: u64,
     },
     /// What Quell's own process took to look after memory since the last such event.
     Own {
-        /// Over so long.
+        /// Time since the last such event, in nanoseconds.
         span_ns: u64,
         /// CPU time of all its threads.
         cpu_ns: u64,
-        /// What it has in memory now.
+        /// Bytes that the process has in memory now.
         resident_bytes: u64,
-        /// What of its address space is locked: it stays in memory once it is there.
+        /// Bytes of its address space that are locked: they stay in memory once they are there.
         locked_bytes: u64,
     },
     /// A group has more or fewer ways of a cache.
     Resized {
-        /// The group.
+        /// The group whose ways have changed.
         group: GroupId,
-        /// The cache level.
+        /// The cache level: 2 or 3.
         level: u32,
-        /// Ways before.
+        /// Number of ways before.
         from: u32,
-        /// Ways from now on.
+        /// Number of ways from now on.
         to: u32,
         /// Why, in a sentence.
         why: String,
     },
-    /// Who may fill which ways of a cache, and where threads are, has changed; or what was counted
-    /// of a class.
+    /// A class may fill other ways than before, a thread is in another class or on another CPU, or
+    /// a class was counted.
     Ways {
-        /// What.
+        /// What has changed, with the values before and now.
         change: Change,
     },
-    /// A promise is worth something else from now on.
+    /// A promise has another level from now on.
     Promise {
-        /// Which, in the plan that is held.
+        /// Number of the promise within the plan.
         id: PromiseId,
-        /// What it is worth from now on.
+        /// The level from now on.
         level: Level,
-        /// Why.
+        /// Why the level has changed.
         because: Cause,
     },
-    /// Something a person should know: a value changed by somebody else, a look that failed.
+    /// Something a person should know: a value that another program changed, a sample that failed.
     Finding {
         /// What, in a sentence.
         what: String,
-        /// The group concerned.
+        /// The group concerned. Absent where it is the whole run.
         #[serde(skip_serializing_if = "Option::is_none")]
         group: Option<GroupId>,
-        /// What it is about.
+        /// The subject of the finding, as data.
         #[serde(default, skip_serializing_if = "About::is_other")]
         about: About,
     },
-    /// A command ended.
+    /// The command of a group ended.
     Exit {
-        /// The group it ran in.
+        /// The group in which the command ran.
         group: GroupId,
         /// Its exit status as a shell reports it.
         status: i32,
@@ -226,11 +229,11 @@ impl Event {
 pub enum Phase {
     /// Everything that the plan changes is changed.
     Hold,
-    /// What was changed is taken back.
+    /// All changes are being reverted.
     Undo,
-    /// A look that changes nothing is over.
+    /// Sampling that changes nothing is over.
     End,
-    /// Any other text in a record that is read. Records before 0.1 told their cells so.
+    /// Any other text in a record that is read. Records before 0.1 have their cells here.
     #[serde(untagged)]
     Other(String),
 }
@@ -248,7 +251,7 @@ impl Phase {
     }
 }
 
-/// What a unit of work asks of the machine, as its program says. Nobody has checked it.
+/// What a unit of work asks of the machine, as its program declares. It is not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Declared {
@@ -286,39 +289,39 @@ impl std::fmt::Display for Declared {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "act")]
 pub enum Steering {
-    /// So much is protected from now on.
+    /// Memory of the group is protected from reclaim from now on.
     Protect {
-        /// How much.
+        /// How many bytes are protected.
         bytes: u64,
     },
-    /// It may use so much from now on.
+    /// The memory limit of the group is a new one from now on.
     Limit {
-        /// How much; absent: there is no limit any more.
+        /// The limit in bytes. Absent: there is no limit any more.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bytes: Option<u64>,
     },
-    /// It was frozen.
+    /// The group was frozen.
     Freeze,
-    /// It goes on.
+    /// The group was thawed and runs again.
     Thaw,
-    /// So much was to be reclaimed from it.
+    /// The kernel was asked to reclaim memory of the group.
     Reclaim {
-        /// How much.
+        /// Bytes that were asked for.
         bytes: u64,
     },
     /// A process of it was stopped.
     Stop {
-        /// Which.
+        /// Number of the process.
         pid: u32,
     },
-    /// The process goes on.
+    /// A process that was stopped was resumed.
     Continue {
-        /// Which.
+        /// Number of the process.
         pid: u32,
     },
     /// A process of it was killed.
     Kill {
-        /// Which.
+        /// Number of the process.
         pid: u32,
     },
 }
@@ -327,17 +330,17 @@ const fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// What the kernel accounts to threads. Seen by looking at them from time to time: what lived
-/// between two looks is missing, and so is the end of every thread.
+/// What the kernel accounts to threads, by samples of them. A thread that lived between two samples
+/// is missing, and so is the end of every thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Spent {
-    /// Nanoseconds run.
+    /// Nanoseconds in which they ran.
     pub ran_ns: u64,
     /// Nanoseconds ready to run, while something else ran.
     pub waited_ns: u64,
-    /// Page faults without input or output.
+    /// Page faults that needed no input or output.
     pub minor_faults: u64,
-    /// Page faults with.
+    /// Page faults that needed input or output.
     pub major_faults: u64,
 }
 
@@ -384,7 +387,7 @@ pub struct Decision {
 pub struct Stamped {
     /// Nanoseconds since the run began.
     pub at_ns: u64,
-    /// The event.
+    /// The event itself, its keys next to `at_ns`.
     #[serde(flatten)]
     pub event: Event,
 }

@@ -29,13 +29,13 @@ use crate::attribution::Attribution;
 use crate::published::PublishedResult;
 use crate::standing::Cause;
 
-/// What the times in a result are.
+/// Whether the times in a result were measured or computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Timing {
-    /// Measured on hardware.
+    /// Times measured on hardware.
     Real,
-    /// Computed by the simulator.
+    /// Times computed by the simulator.
     Simulated,
     /// Measured in an emulated machine: orders of events mean something, times do not.
     Emulated,
@@ -118,9 +118,9 @@ pub struct Figures {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SubjectResult {
-    /// Its name.
+    /// Name of the subject, or of its copy.
     pub name: String,
-    /// Its role.
+    /// The role of its group.
     pub role: Role,
     /// The CPUs it was pinned to, the same in every configuration.
     pub cpus: Vec<CpuId>,
@@ -164,21 +164,21 @@ pub enum Subset {
     Shared,
 }
 
-/// A promise, its worth, and whether an independent witness saw it hold.
+/// A promise, its level, and whether an independent witness saw it hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromiseResult {
-    /// To or about whom.
+    /// The group that the promise is made to, or that it limits.
     pub group: GroupId,
-    /// What.
+    /// What is promised to or about the group.
     pub promise: Promise,
-    /// Worth, as planned.
+    /// The level as planned.
     pub level: Level,
     /// Whether it held in every round, by a witness that is not the thing under test; absent
     /// without a witness.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<bool>,
-    /// Where it was worth less than planned while it was measured; absent where it never was.
+    /// The cells in which its level was below the planned one. Absent where there were none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<PromiseLost>,
 }
@@ -199,15 +199,15 @@ impl PromiseResult {
     }
 }
 
-/// Cells in which a promise was worth less than planned.
+/// Cells in which a promise's level was below the planned one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromiseLost {
-    /// How many.
+    /// Number of such cells.
     pub cells: u32,
-    /// The least it was worth.
+    /// The lowest level in them.
     pub level: Level,
-    /// Why.
+    /// Why the level was lowest.
     pub because: Cause,
 }
 
@@ -215,7 +215,7 @@ pub struct PromiseLost {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Totals {
-    /// Cells measured.
+    /// Number of cells that were measured.
     pub cells: u32,
     /// Cells given up after a second attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -226,7 +226,7 @@ pub struct Totals {
     /// Budgets used up, over all regulated CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflows: Option<u64>,
-    /// Times a CPU was throttled.
+    /// How often a group was throttled on a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttles: Option<u64>,
     /// Time throttled, summed over CPUs.
@@ -248,50 +248,50 @@ pub struct Totals {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reaction {
-    /// Throttles looked at.
+    /// Number of throttles that were measured.
     pub samples: u64,
-    /// Nanoseconds.
+    /// The median in nanoseconds.
     pub p50_ns: f64,
-    /// Nanoseconds.
+    /// The 99th percentile in nanoseconds.
     pub p99_ns: f64,
-    /// Nanoseconds.
+    /// The longest in nanoseconds.
     pub max_ns: f64,
 }
 
-/// One configuration.
+/// The results of one configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigurationResult {
-    /// Its name, axes filled in.
+    /// Its name, with the axes' values filled in.
     pub name: String,
     /// Where its name has two parts, `FAMILY@CAP`: the configurations of a family differ in their
     /// cap alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
-    /// The cap, or what else tells it from the others of its family.
+    /// The cap, or whatever distinguishes it within its family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap: Option<String>,
-    /// Axis → value.
+    /// Axis → value, as text.
     pub axes: BTreeMap<String, String>,
     /// The mechanisms its plan uses.
     pub mechanisms: Vec<Mechanism>,
     /// The minimum over its promises, each at its worst moment; absent when the plan was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<Level>,
-    /// Its promises.
+    /// The promises of its plan.
     pub promises: Vec<PromiseResult>,
     /// Why this machine cannot do it: then it was skipped and has no subjects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<Refusal>,
-    /// Rounds measured.
+    /// Number of rounds that were measured.
     pub rounds: u32,
-    /// Rounds in which the subjects' CPUs shared a cache before and after the cell; absent where
-    /// nobody can tell.
+    /// Rounds in which the subjects' CPUs shared a cache before and after the cell. Absent where
+    /// this cannot be found out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds_shared: Option<u32>,
-    /// The subjects.
+    /// The results of each subject.
     pub subjects: Vec<SubjectResult>,
-    /// Sums.
+    /// Sums over its cells.
     pub totals: Totals,
 }
 
@@ -327,14 +327,14 @@ impl ConfigurationResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CellFailure {
-    /// The configuration.
+    /// Name of the configuration.
     pub configuration: String,
-    /// The subject, when the configuration runs each by itself.
+    /// Name of the subject. Absent where all subjects run together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// The round, from 0.
+    /// Number of the round, from 0.
     pub round: u32,
-    /// What went wrong.
+    /// What went wrong, as text.
     pub error: String,
 }
 
@@ -352,16 +352,16 @@ pub struct Frontier {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpectationResult {
-    /// The configuration.
+    /// Name of the configuration.
     pub configuration: String,
-    /// The subject.
+    /// Name of the subject.
     pub subject: String,
     /// What is expected of it, as written: `normalized_at_least = 0.8`.
     pub expected: String,
     /// The figure found; absent where there is none (then `met` is false).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<f64>,
-    /// Whether it was met.
+    /// Whether the expectation was met.
     pub met: bool,
 }
 
@@ -371,20 +371,20 @@ pub struct ExpectationResult {
 pub struct CompareResult {
     /// The format and its version: `quell.compare/1`.
     pub schema: String,
-    /// Quell's version.
+    /// The version of Quell that made it.
     pub version: String,
-    /// The experiment's name.
+    /// Name of the experiment.
     pub experiment: String,
-    /// Its title.
+    /// The experiment's title. Absent where it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
     /// The backend it ran on.
     pub backend: String,
-    /// What its times are.
+    /// Whether its times were measured or computed.
     pub timing: Timing,
     /// The seed of order and resampling.
     pub seed: u64,
-    /// The machine.
+    /// The machine that it ran on.
     pub machine: Inventory,
     /// A hash of the experiment's text, its algorithm before it (`sha256:…`): equal hashes, equal
     /// experiments.
@@ -397,10 +397,10 @@ pub struct CompareResult {
     /// What the frontier compares, if the experiment asks for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frontier: Option<Frontier>,
-    /// Rounds begun.
+    /// Number of rounds that were begun.
     pub rounds: u32,
-    /// Rounds in which the subjects' CPUs shared a cache around every cell; absent where nobody can
-    /// tell.
+    /// Rounds in which the subjects' CPUs shared a cache around every cell. Absent where this
+    /// cannot be found out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds_shared: Option<u32>,
     /// Why the experiment ended before its last round, if it did.
@@ -408,10 +408,10 @@ pub struct CompareResult {
     pub interrupted: Option<String>,
     /// The configurations, in the order of the experiment.
     pub configurations: Vec<ConfigurationResult>,
-    /// Cells given up.
+    /// Cells that were given up after a second attempt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<CellFailure>,
-    /// The experiment's expectations.
+    /// The experiment's expectations, and whether they were met.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expectations: Vec<ExpectationResult>,
     /// What studies published, next to what was measured.

@@ -13,19 +13,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::events::Event;
 
-/// Why a promise is worth something else than before.
+/// Why the level of a promise has changed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 #[schemars(rename = "PromiseCause")]
 pub enum Cause {
-    /// Somebody has removed what held it.
+    /// What held the promise was removed.
     Removed {
         /// The path of what was removed.
         what: String,
     },
-    /// Others use what the promise gives to its group alone.
+    /// Other tasks or classes use what the promise gives to its group alone.
     Shared {
-        /// Who, and what they have, in a sentence without its end.
+        /// Which they are and what they have, in a sentence without its end.
         by: String,
     },
     /// A limit does not hold some task of the group.
@@ -35,16 +35,16 @@ pub enum Cause {
     },
     /// A CPU of the group has no brake any more.
     Unregulated {
-        /// The CPU.
+        /// The kernel's number of the CPU.
         cpu: CpuId,
         /// Why its brake ended.
         why: String,
     },
     /// A CPU's counter is gone, and CPU time at the peak rate is counted there instead.
     CountedByTime {
-        /// The CPU.
+        /// The kernel's number of the CPU.
         cpu: CpuId,
-        /// What became of the counter.
+        /// Why the counter is gone.
         why: String,
     },
     /// All CPUs of the group have a brake again.
@@ -59,23 +59,23 @@ pub enum Cause {
     },
     /// The process that kept files in memory has ended.
     KeeperEnded {
-        /// How.
+        /// How the process ended.
         how: String,
     },
     /// Lines that were locked in a cache have left it.
     Evicted,
     /// Pages of the group's memory are not of its colours, which were used up.
     Spilled {
-        /// How many, of one program.
+        /// Number of such pages in one program.
         pages: u64,
-        /// Which program.
+        /// The program that has them.
         program: String,
     },
     /// Too many units of work were late.
     Late {
-        /// How many.
+        /// Number of late units.
         late: u64,
-        /// Of so many.
+        /// Number of all units in the same time.
         units: u64,
         /// The share that may be late.
         allowed: Share,

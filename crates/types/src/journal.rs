@@ -17,29 +17,30 @@ pub enum Stopped {
     Group(String),
 }
 
-/// One change and how to take it back. Recorded before the change is made.
+/// One change and how to revert it. It is recorded before the change is made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "change")]
 pub enum Undo {
     /// A kernel file was given a new value. Restored only if it still reads as `new` (or as what
     /// the kernel made of it).
     Write {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// What it read before.
         old: String,
-        /// What is written.
+        /// The value that is written.
         new: String,
     },
-    /// A file system was mounted. It goes only while nobody else has made anything in it.
+    /// A file system was mounted. It is unmounted only while no other program has made anything in
+    /// it.
     Mount {
-        /// The mount point.
+        /// Path of the mount point.
         path: String,
     },
     /// A cgroup, or a resctrl group, was made. Tasks still in it go to `heirs`' cgroup before it is
     /// removed.
     Cgroup {
-        /// Its directory.
+        /// The directory that was made.
         path: String,
         /// Where tasks go that are in it and that no other entry moves back.
         heir: String,
@@ -56,41 +57,41 @@ pub enum Undo {
     /// A kernel file is moved by a loop for as long as the run holds: what it reads meanwhile is
     /// not recorded, so that it goes back to `old` whatever it reads.
     Steer {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// What it read before.
         old: String,
     },
-    /// Something is stopped that ran before.
+    /// A process or a cgroup that ran before is stopped.
     Stop {
-        /// What.
+        /// The process or cgroup.
         what: Stopped,
     },
-    /// The latest `Stop` of this before here was taken back in the course of the run: it runs, and
-    /// if it is found stopped again, somebody else did that.
+    /// The latest `Stop` of this before here was reverted in the course of the run. If it is found
+    /// stopped again, another program did that.
     Resume {
-        /// What.
+        /// The process or cgroup.
         what: Stopped,
     },
-    /// A process's `oom_score_adj` was changed. Its children inherit the new one: whoever is in
-    /// `dir` at the end and has it gets the old one, too.
+    /// A process's `oom_score_adj` was changed. Its children inherit the new value. At the end,
+    /// each process in `dir` that has it gets the old one, too.
     OomScore {
-        /// The process.
+        /// The process, with its start time.
         task: TaskId,
-        /// Before.
+        /// The value before, -1000 to 1000.
         old: i32,
-        /// After.
+        /// The value after, -1000 to 1000.
         new: i32,
         /// The cgroup it is in.
         dir: String,
     },
     /// A task's CPU affinity was changed.
     Affinity {
-        /// The thread.
+        /// The thread, with its start time.
         task: TaskId,
-        /// Before.
+        /// The CPUs allowed before.
         old: CpuSet,
-        /// After.
+        /// The CPUs allowed from now on.
         new: CpuSet,
     },
 }

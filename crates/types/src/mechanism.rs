@@ -5,7 +5,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A way to keep groups apart.
+/// A way to isolate groups from each other.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -21,9 +21,9 @@ pub enum Mechanism {
     Ways,
     /// Set-based cache partition by page colour.
     Sets,
-    /// DRAM bank partition.
+    /// DRAM bank partition, by page colour.
     Banks,
-    /// Cache pseudo-locking.
+    /// Locking of memory in a cache (resctrl's pseudo-locking).
     PseudoLock,
     /// Memory-bandwidth allocation in hardware.
     Mba,
@@ -92,7 +92,7 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// What a promise is worth, weakest first.
+/// How reliable a promise is, weakest first.
 #[derive(
     Clone,
     Copy,
@@ -109,7 +109,7 @@ impl fmt::Display for Mechanism {
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// Nothing holds it.
+    /// No mechanism holds it.
     #[default]
     None,
     /// Held through a proxy; the bound is stated.

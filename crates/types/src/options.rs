@@ -15,7 +15,7 @@ pub enum After {
     /// Waits for the next period.
     #[default]
     Wait,
-    /// Runs on freely.
+    /// It runs on freely until the period ends.
     Spare,
     /// Gets a further budget in proportion to its reserve.
     Proportional,
@@ -45,7 +45,7 @@ impl Idle {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
-    /// By demand.
+    /// By demand: what each CPU drew before.
     #[default]
     Demand,
     /// Evenly, as in MemGuard.
@@ -66,7 +66,7 @@ impl Split {
     }
 }
 
-/// Who controls memory pressure.
+/// Which controller acts on memory pressure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PressureController {
@@ -76,9 +76,10 @@ pub enum PressureController {
     /// A latency daemon as described in the literature: the worst process is stopped while the
     /// machine's pressure is high.
     Latd,
-    /// Limits as described there: they grow while the critical groups are calm; else as the daemon.
+    /// Limits as described there. They grow while the critical groups are calm. Else it acts as the
+    /// daemon.
     Cgroup,
-    /// Nobody.
+    /// No controller acts on it.
     None,
 }
 
@@ -140,14 +141,14 @@ impl Serialize for CpuWeight {
     }
 }
 
-/// What happens when somebody else changes a setting that is held.
+/// What happens when another program changes a setting that is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnDrift {
     /// Set it again, and report.
     #[default]
     Repair,
-    /// Report only.
+    /// Only report the change.
     Report,
     /// Undo everything and end.
     Stop,

@@ -78,7 +78,7 @@ pub struct Partitions {
     /// where none do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sets: Option<Colouring>,
-    /// Colours of DRAM banks.
+    /// Colours of the DRAM banks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub banks: Option<Colouring>,
     /// Where sets and banks share colour bits: the colours of both, which can only be divided
@@ -88,7 +88,7 @@ pub struct Partitions {
     /// Pseudo-locking: the cache level whose ways can be locked; a level of `ways`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lock: Option<u32>,
-    /// Memory-bandwidth allocation.
+    /// Bounds of memory-bandwidth allocation in hardware.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mba: Option<MbaBounds>,
     /// What cannot be had together here.
@@ -141,17 +141,17 @@ pub struct WayPartition {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Apart {
-    /// The hardware cannot, or nobody says that it could.
+    /// The hardware cannot, or nothing is known of it.
     #[default]
     Never,
-    /// They can.
+    /// They can have different ways now.
     Now,
-    /// They can once resctrl is mounted so, which nobody has done yet.
+    /// They can once resctrl is mounted so. It is not mounted yet.
     OnceMounted {
         /// Classes of service there are then.
         classes: u32,
     },
-    /// The hardware could, and somebody has mounted resctrl without it.
+    /// The hardware could, but resctrl is mounted without it.
     MountedWithout,
 }
 
@@ -223,11 +223,11 @@ impl Colouring {
 pub struct MbaBounds {
     /// Classes of service, that of all other tasks included.
     pub classes: u32,
-    /// Least percentage.
+    /// The smallest percentage that can be set.
     pub least: u32,
-    /// Steps of percentages.
+    /// The distance between two percentages.
     pub step: u32,
-    /// What the kernel takes.
+    /// The unit in which the kernel takes bandwidth.
     #[serde(default, skip_serializing_if = "MbaUnit::is_percent")]
     pub unit: MbaUnit,
 }
@@ -254,11 +254,11 @@ impl MbaUnit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Exclusion {
-    /// One of them…
+    /// One of the mechanisms.
     pub mechanism: Mechanism,
-    /// … with any of these.
+    /// The mechanisms of which none can be used together with it.
     pub with: Vec<Mechanism>,
-    /// Why.
+    /// Why, as text for a person.
     pub reason: String,
 }
 
@@ -268,9 +268,9 @@ pub struct Exclusion {
 pub enum Divides {
     /// Sets of the last-level cache.
     Sets,
-    /// DRAM banks.
+    /// Banks of the DRAM.
     Banks,
-    /// Both at once.
+    /// Sets and banks at once.
     Joint,
 }
 
@@ -300,11 +300,11 @@ impl Divides {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct ColourChoice {
-    /// What they divide.
+    /// What the colours divide.
     pub divides: Divides,
     /// The bits of a physical address whose parity is one bit of the colour, as masks.
     pub functions: Vec<Mask>,
-    /// The colours.
+    /// The colours that pages may have.
     pub colours: CpuSet,
 }
 

@@ -45,7 +45,7 @@ pub enum Remedy {
         /// The keys, each dotted from the top of the policy.
         keys: Vec<String>,
     },
-    /// Call a command.
+    /// Run a command in a shell.
     Command {
         /// As a shell takes it.
         command: String,

@@ -21,9 +21,9 @@ pub const RESAMPLES: usize = 2000;
 #[serde(from = "[f64; 2]", into = "[f64; 2]")]
 #[schemars(with = "[f64; 2]")]
 pub struct Interval {
-    /// The lower end.
+    /// The lower end of the interval.
     pub low: f64,
-    /// The upper end.
+    /// The upper end of the interval.
     pub high: f64,
 }
 

@@ -14,7 +14,7 @@ use crate::text::suggestion;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct TaskMatch {
-    /// Process number.
+    /// Number of a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// The executable's path; symbolic links are followed.

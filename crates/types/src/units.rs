@@ -29,30 +29,56 @@ fn error(text: &str, wanted: &'static str) -> UnitError {
     }
 }
 
+/// A decimal number as written: the digits before and after its point.
+struct Decimal<'t> {
+    whole: &'t str,
+    part: &'t str,
+}
+
+impl Decimal<'_> {
+    /// The number times `scale`, rounded. Exact, however large it is. `None` beyond what any
+    /// quantity may be.
+    fn times(&self, scale: u64) -> Option<u64> {
+        /// More digits after the point than a unit of any scale has.
+        const MOST: usize = 18;
+        const BEYOND: u128 = 9_200_000_000_000_000_000;
+        let whole = self.whole.parse::<u128>().ok()?;
+        let part = &self.part[..self.part.len().min(MOST)];
+        let power = 10u128.pow(u32::try_from(part.len()).ok()?);
+        let part = match part {
+            "" => 0,
+            digits => digits.parse::<u128>().ok()? * u128::from(scale),
+        };
+        let sum = whole
+            .checked_mul(scale.into())?
+            .checked_add((part + power / 2) / power)?;
+        u64::try_from(sum).ok().filter(|_| sum < BEYOND)
+    }
+}
+
 /// Splits `12.5ms` into its decimal number and its unit.
-fn split(text: &str) -> Option<(f64, &str)> {
+fn split(text: &str) -> Option<(Decimal<'_>, &str)> {
     let text = text.trim();
     let end = text
         .find(|c: char| !(c.is_ascii_digit() || c == '.'))
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
-    if number.is_empty() || number.starts_with('.') || number.ends_with('.') {
+    let (whole, part) = match number.split_once('.') {
+        Some((_, "")) => return None,
+        Some(parts) => parts,
+        None => (number, ""),
+    };
+    if whole.is_empty() || part.contains('.') {
         return None;
     }
-    Some((number.parse().ok()?, unit.trim()))
+    Some((Decimal { whole, part }, unit.trim()))
 }
 
-#[expect(
-    clippy::cast_sign_loss,
-    clippy::cast_possible_truncation,
-    reason = "checked: finite, not negative, below 2^63"
-)]
-fn whole(value: f64) -> Option<u64> {
-    (value.is_finite() && (0.0..9.2e18).contains(&value)).then(|| value.round() as u64)
-}
-
-fn trim(value: f64) -> String {
-    let text = format!("{value:.3}");
+/// `n ÷ scale` without a digit too many; `digits`: how many there are after the point at most.
+fn decimal(n: u64, scale: u64, digits: usize) -> String {
+    let power = 10u64.pow(u32::try_from(digits).unwrap_or(0));
+    let part = n % scale / (scale / power).max(1);
+    let text = format!("{}.{part:0digits$}", n / scale);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
@@ -148,14 +174,14 @@ impl FromStr for Nanos {
         let wrong = || error(text, Self::WANTED);
         let (number, unit) = split(text).ok_or_else(wrong)?;
         let scale = match unit {
-            "ns" => 1.0,
-            "us" | "µs" => 1e3,
-            "ms" => 1e6,
-            "s" => 1e9,
-            "min" => 60e9,
+            "ns" => 1,
+            "us" | "µs" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "min" => 60_000_000_000,
             _ => return Err(wrong()),
         };
-        whole(number * scale).map(Self).ok_or_else(wrong)
+        number.times(scale).map(Self).ok_or_else(wrong)
     }
 }
 
@@ -164,7 +190,7 @@ impl fmt::Display for Nanos {
         let n = self.0;
         for (unit, scale) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {
             if n >= scale && n.is_multiple_of(scale / 1_000) {
-                return f.pad(&format!("{}{unit}", trim(n as f64 / scale as f64)));
+                return f.pad(&format!("{}{unit}", decimal(n, scale, 3)));
             }
         }
         f.pad(&format!("{n}ns"))
@@ -209,7 +235,7 @@ impl FromStr for Bytes {
         let wrong = || error(text, Self::WANTED);
         let (number, unit) = split(text).ok_or_else(wrong)?;
         let scale = size_scale(unit).ok_or_else(wrong)?;
-        whole(number * scale as f64).map(Self).ok_or_else(wrong)
+        number.times(scale).map(Self).ok_or_else(wrong)
     }
 }
 
@@ -268,17 +294,17 @@ impl FromStr for Rate {
             .strip_suffix("/s")
             .and_then(size_scale)
             .ok_or_else(wrong)?;
-        whole(number * scale as f64).map(Self).ok_or_else(wrong)
+        number.times(scale).map(Self).ok_or_else(wrong)
     }
 }
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let n = self.0 as f64;
+        let (giga, mega) = (1_000_000_000, 1_000_000);
         let text = match self.0 {
-            1_000_000_000.. if self.0.is_multiple_of(1_000_000) => format!("{}GB/s", trim(n / 1e9)),
-            1_000_000.. if self.0.is_multiple_of(1_000) => format!("{}MB/s", trim(n / 1e6)),
-            _ => format!("{}B/s", self.0),
+            n if n >= giga && n.is_multiple_of(mega) => format!("{}GB/s", decimal(n, giga, 3)),
+            n if n >= mega && n.is_multiple_of(1_000) => format!("{}MB/s", decimal(n, mega, 3)),
+            n => format!("{n}B/s"),
         };
         f.pad(&text)
     }
@@ -331,17 +357,13 @@ impl FromStr for Share {
         if unit != "%" {
             return Err(wrong());
         }
-        whole(number * 10_000.0).map(Self).ok_or_else(wrong)
+        number.times(10_000).map(Self).ok_or_else(wrong)
     }
 }
 
 impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = format!("{:.4}", self.0 as f64 / 10_000.0);
-        f.pad(&format!(
-            "{}%",
-            text.trim_end_matches('0').trim_end_matches('.')
-        ))
+        f.pad(&format!("{}%", decimal(self.0, 10_000, 4)))
     }
 }
 
@@ -422,21 +444,26 @@ mod tests {
         assert_eq!(Lines(1).time_at(Rate(0)), Nanos(u64::MAX));
     }
 
+    /// Usual amounts, and all that there are.
+    fn any_of(usual: u64) -> impl Strategy<Value = u64> {
+        prop_oneof![0..usual, 0..9_200_000_000_000_000_000u64]
+    }
+
     proptest! {
         #[test]
-        fn durations_round_trip(n in 0u64..4_000_000_000_000) {
+        fn durations_round_trip(n in any_of(4_000_000_000_000)) {
             prop_assert_eq!(Nanos(n).to_string().parse::<Nanos>().unwrap(), Nanos(n));
         }
         #[test]
-        fn sizes_round_trip(n in 0u64..1 << 50) {
+        fn sizes_round_trip(n in any_of(1 << 50)) {
             prop_assert_eq!(Bytes(n).to_string().parse::<Bytes>().unwrap(), Bytes(n));
         }
         #[test]
-        fn rates_round_trip(n in 0u64..1 << 44) {
+        fn rates_round_trip(n in any_of(1 << 44)) {
             prop_assert_eq!(Rate(n).to_string().parse::<Rate>().unwrap(), Rate(n));
         }
         #[test]
-        fn shares_round_trip(n in 0u64..5_000_000) {
+        fn shares_round_trip(n in any_of(5_000_000)) {
             prop_assert_eq!(Share(n).to_string().parse::<Share>().unwrap(), Share(n));
         }
         #[test]

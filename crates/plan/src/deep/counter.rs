@@ -16,13 +16,13 @@ const LEAST: f64 = 0.9;
 /// Above this share it is rejected, too: budgets would end at four fifths of what was promised.
 const MOST: f64 = 1.25;
 
-/// An event beside known traffic.
+/// How an event counts traffic whose amount is known.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct CounterCheck {
-    /// The traffic.
+    /// What was counted: `read stream`, `write stream` or `number of pages touched`.
     pub traffic: String,
-    /// Counted ÷ known, over the rounds: 1 = right.
+    /// Counted ÷ known, over the rounds. 1 is right.
     pub factor: Spread,
 }
 

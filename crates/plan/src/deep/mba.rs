@@ -20,25 +20,25 @@ use super::Spread;
 /// The most steps that are tried. Hardware with more of them is measured at every few.
 const MOST_STEPS: u32 = 10;
 
-/// What was measured.
+/// Which rate each percentage of memory-bandwidth allocation comes to, as measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct MbaCurve {
-    /// The operation of the streams.
+    /// What the streams did, by the generators' name of the operation.
     pub operation: String,
     /// By number of CPUs, then percentage, both ascending.
     pub points: Vec<MbaPoint>,
 }
 
-/// What so many CPUs reach together under a percentage.
+/// The rate of several CPUs together under one percentage.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct MbaPoint {
-    /// CPUs that streamed.
+    /// Number of CPUs that streamed at the same time.
     pub cpus: u32,
-    /// What was set for each.
+    /// The percentage that was set for each of these CPUs.
     pub percent: u32,
-    /// 10^6 program bytes per second, all together.
+    /// The rate of all of them together, in 10^6 program bytes per second.
     pub mb_s: Spread,
 }
 

@@ -35,11 +35,11 @@ pub const SHARED_FROM: f64 = 0.5;
 /// A figure over a few rounds: their median, smallest and largest.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Spread {
-    /// The median round.
+    /// The median over the rounds.
     pub p50: f64,
-    /// The smallest.
+    /// The smallest value of a round.
     pub low: f64,
-    /// The largest.
+    /// The largest value of a round.
     pub high: f64,
 }
 
@@ -71,15 +71,15 @@ fn tidy(value: f64) -> f64 {
 /// Percentiles of many samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Tail {
-    /// The median.
+    /// The value that half of the samples do not exceed.
     pub p50: f64,
-    /// The 95th percentile.
+    /// The value that 95 % of the samples do not exceed.
     pub p95: f64,
-    /// The 99th percentile.
+    /// The value that 99 % of the samples do not exceed.
     pub p99: f64,
-    /// The largest.
+    /// The largest of all samples.
     pub max: f64,
-    /// How many samples.
+    /// How many samples the percentiles are of.
     pub samples: u64,
 }
 
@@ -99,7 +99,7 @@ impl Tail {
     }
 }
 
-/// Everything found out.
+/// The results of a deep measurement (`quell doctor --deep`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Deep {
@@ -108,23 +108,23 @@ pub struct Deep {
     pub quick: bool,
     /// How long it took, in seconds.
     pub took_s: f64,
-    /// The part of the CPUs' time that the hypervisor gave to others meanwhile (`steal` in
-    /// `/proc/stat`), 0 to 1. Absent where the kernel does not tell.
+    /// The part of the CPUs' time that the hypervisor gave to other guests meanwhile (`steal` in
+    /// `/proc/stat`), 0 to 1. Absent where the kernel does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steal: Option<f64>,
-    /// Which CPUs share a last-level cache.
+    /// Which CPUs share a last-level cache. Absent when not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<Sharing>,
-    /// Latency against the rate of the other CPUs.
+    /// Latency of memory against the rate of the other CPUs. Absent when not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loaded: Option<Loaded>,
-    /// Latency against size.
+    /// Latency against the size of what is read. Absent when not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caches: Option<CacheSteps>,
-    /// What address translation costs.
+    /// What address translation costs, by size of what is read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pages: Vec<PageCost>,
-    /// How late sleepers wake.
+    /// How late threads wake from a timed sleep, by CPU and scheduling policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub wakeups: Vec<Wakeup>,
     /// The check of counters, tried on page faults, which every kernel counts.
@@ -135,7 +135,7 @@ pub struct Deep {
     pub skipped: BTreeMap<String, String>,
 }
 
-/// Which CPUs share a last-level cache in fact, and how far the probe that tells is to be trusted.
+/// Which CPUs share a last-level cache in fact, and how reliable the probe is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Sharing {
@@ -146,22 +146,23 @@ pub struct Sharing {
     pub controls: Vec<Control>,
 }
 
-/// Two CPUs.
+/// Two CPUs, and whether they share their last-level cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pair {
-    /// One.
+    /// The first CPU of the pair.
     pub a: CpuId,
-    /// The other.
+    /// The second CPU of the pair.
     pub b: CpuId,
     /// The kernel says that they share their last-level cache.
     pub claimed: bool,
-    /// The score over the probes that told something: 1 = shared, 0 = not; absent if none did.
+    /// The score over the probes with an answer: 1 = shared, 0 = not shared. Absent where no probe
+    /// had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<Spread>,
-    /// How many probes told something.
+    /// Number of probes with an answer.
     pub told: u32,
-    /// How many were made.
+    /// Number of probes that were made.
     pub probes: u32,
 }
 
@@ -212,20 +213,20 @@ impl Case {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Control {
-    /// The case.
+    /// Which known case it was.
     pub case: Case,
-    /// Rounds in which the probe told something.
+    /// Rounds in which the probe gave an answer.
     pub told: u32,
-    /// Rounds of these in which what it told was wrong.
+    /// Rounds of these in which the answer was wrong.
     pub wrong: u32,
-    /// The same over quiet rounds: those in which no probing thread was preempted.
+    /// Rounds with an answer in which no probing thread was preempted.
     pub quiet: u32,
-    /// Wrong answers in quiet rounds.
+    /// Quiet rounds in which the answer was wrong.
     pub quiet_wrong: u32,
-    /// Rounds in which nothing could be told.
+    /// Rounds in which the probe gave no answer.
     pub untold: u32,
-    /// The rate of wrong answers among all that told something, at 95 % confidence (Wilson); absent
-    /// without any.
+    /// The rate of wrong answers among all answers, at 95 % confidence (Wilson). Absent without an
+    /// answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wrong_rate: Option<Interval>,
 }
@@ -260,37 +261,37 @@ impl Control {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct OperationRates {
-    /// Which.
+    /// The generators' name of the operation.
     pub operation: String,
     /// Each CPU measured, running alone.
     pub alone: Vec<CpuRate>,
     /// Each CPU while all of them run the same.
     pub loaded: Vec<CpuRate>,
-    /// All of them together.
+    /// The sum over all CPUs while they run together.
     pub together: Spread,
 }
 
-/// A CPU's rate.
+/// The rate of one CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct CpuRate {
-    /// The CPU.
+    /// The kernel's number of the CPU.
     pub cpu: CpuId,
-    /// 10^6 program bytes per second.
+    /// The rate in 10^6 program bytes per second.
     pub mb_s: Spread,
 }
 
-/// The latency of a list in memory on one CPU while the others write at a rate.
+/// The latency of a list in memory on one CPU, while all other CPUs write at a rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Loaded {
-    /// The CPU of the list.
+    /// The CPU that walks the list.
     pub cpu: CpuId,
-    /// Its size.
+    /// The size of the list, far beyond the caches.
     pub list: Bytes,
     /// How many other CPUs write.
     pub writers: u32,
-    /// From idle to full.
+    /// One point per rate, from idle writers to unhindered ones.
     pub points: Vec<LoadedPoint>,
     /// Which point is the knee: beyond it more rate costs latency out of proportion. Absent where
     /// latency hardly rises.
@@ -298,19 +299,19 @@ pub struct Loaded {
     pub knee: Option<usize>,
 }
 
-/// One rate.
+/// The latency at one rate of the writers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct LoadedPoint {
-    /// What the writers were told to reach together, 10^6 bytes per second; absent: as much as they
-    /// could.
+    /// The rate that all writers together were asked for, in 10^6 bytes per second. Absent when
+    /// they wrote as fast as they could.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted_mb_s: Option<f64>,
-    /// What they reached, over the rounds.
+    /// The rate that the writers reached together, in 10^6 bytes per second, over the rounds.
     pub mb_s: Spread,
     /// Nanoseconds per access over pieces of half a millisecond, all rounds together.
     pub latency_ns: Tail,
-    /// The median of each round.
+    /// The median latency of each round, in nanoseconds per access.
     pub rounds: Spread,
 }
 
@@ -318,11 +319,11 @@ pub struct LoadedPoint {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct CacheSteps {
-    /// The CPU of the list.
+    /// The CPU that walked the list.
     pub cpu: CpuId,
-    /// By size.
+    /// One point per size of the list, ascending.
     pub points: Vec<SizePoint>,
-    /// What was seen of each cache that the kernel claims.
+    /// What was measured of each cache that the kernel reports.
     pub levels: Vec<LevelSeen>,
     /// Nanoseconds per access at the largest size.
     pub memory_ns: f64,
@@ -337,11 +338,11 @@ impl CacheSteps {
     }
 }
 
-/// One size.
+/// The latency at one size of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct SizePoint {
-    /// The list's size.
+    /// The size of the list.
     pub size: Bytes,
     /// Nanoseconds per access over the rounds.
     pub latency_ns: Spread,
@@ -351,13 +352,13 @@ pub struct SizePoint {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct PageCost {
-    /// The list's size.
+    /// The size of the list.
     pub size: Bytes,
     /// Nanoseconds per access in pages of 4 KiB.
     pub base_ns: Spread,
-    /// In pages of 2 MiB.
+    /// Nanoseconds per access in pages of 2 MiB.
     pub huge_ns: Spread,
-    /// 4 KiB ÷ 2 MiB, formed within each round.
+    /// The latency in 4 KiB pages ÷ that in 2 MiB pages, formed within each round.
     pub ratio: Spread,
 }
 
@@ -365,13 +366,15 @@ pub struct PageCost {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Wakeup {
-    /// The CPU.
+    /// The CPU on which the thread slept.
     pub cpu: CpuId,
-    /// Under the real-time policy SCHED_FIFO; else an ordinary thread.
+    /// Whether the thread ran under the real-time policy SCHED_FIFO. Else it was an ordinary
+    /// thread.
     pub fifo: bool,
-    /// Microseconds after the time asked for.
+    /// How long after the time asked for it woke, in microseconds.
     pub late_us: Tail,
-    /// The part of this CPU's time that the hypervisor gave to others meanwhile, 0 to 1.
+    /// The part of this CPU's time that the hypervisor gave to other guests meanwhile, 0 to 1.
+    /// Absent where the kernel does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steal: Option<f64>,
 }

@@ -24,18 +24,18 @@ const MEMORY: f64 = 0.65;
 /// Less than this part of a claimed cache is worth a note.
 const MISSING: f64 = 0.5;
 
-/// A cache the kernel claims, and what was seen of it.
+/// A cache that the kernel reports, and what was measured of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct LevelSeen {
-    /// 1, 2, 3, …
+    /// Level of the cache: 1, 2, 3, …
     pub level: u32,
-    /// The size claimed.
+    /// The size that the kernel reports.
     pub claimed: Bytes,
-    /// The largest size that was as fast as this cache; absent: no size was.
+    /// The largest size that was as fast as this cache. Absent: no size was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<Bytes>,
-    /// Nanoseconds per access on its plateau.
+    /// Nanoseconds per access on its plateau. Absent when no plateau was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<f64>,
 }

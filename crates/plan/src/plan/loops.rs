@@ -18,56 +18,56 @@ use quell_types::units::{Nanos, Rate, Share};
 pub struct Observed {
     /// Where the times come from.
     pub source: Source,
-    /// Who belongs to it besides what is launched: programs that run already.
+    /// Tasks that run already and belong to the group. Tasks that are launched in it need no entry.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub matching: Vec<TaskMatch>,
-    /// The longest time per unit; absent: what the application says of each.
+    /// The longest time per unit. Absent: the deadline that the application gives for each unit.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub deadline: Option<Nanos>,
     /// Which share of the units is to meet it.
     pub percentile: Share,
 }
 
-/// The closed loop around the targets of one or several groups: what the others may draw follows
-/// how late their units are, those of the worst off first.
+/// The closed loop around the targets of one or several groups. The bandwidth of the best-effort
+/// groups follows how late units are, first those of the group that is worst off.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Adaptation {
-    /// The groups whose units are to be in time, whose targets are under `observed`.
+    /// The groups whose units are to be in time. Their targets are under `observed`.
     pub groups: Vec<GroupId>,
-    /// What all CPUs draw together: what of this the others are not given is reserved.
+    /// The rate of all CPUs together. What the best-effort groups are not given of it is reserved.
     pub sustainable: Rate,
-    /// Whose budgets are moved, all in proportion.
+    /// The budgets that are moved, all in proportion.
     pub levers: Vec<Lever>,
-    /// Whose budgets are what is reserved, as the levers move: headroom, which they give while they
-    /// are idle.
+    /// Groups whose budgets are what is reserved, as the levers move. Such a budget is headroom:
+    /// the group gives it away while it is idle.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub headroom: Vec<Headroom>,
 }
 
-/// A critical group's budget that grows with what the others are not left.
+/// A critical group's budget, which grows with what is taken from the best-effort groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Headroom {
-    /// The group.
+    /// Name of the critical group.
     pub group: GroupId,
     /// The step that began the regulation.
     pub step: StepId,
-    /// What is reserved for it in any case.
+    /// The rate that is reserved for it in any case.
     pub least: Rate,
 }
 
-/// A budget that the closed loop moves: at first and at most as its step says.
+/// A budget that the closed loop moves. It starts at what its step says, which is also its maximum.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Lever {
-    /// The group.
+    /// Name of the regulated group.
     pub group: GroupId,
     /// The step that began the regulation.
     pub step: StepId,
-    /// What it gets in any case.
+    /// The rate that the loop leaves it in any case.
     pub least: Rate,
-    /// What it gets at most.
+    /// The rate that it has at first and at most.
     pub most: Rate,
 }
 
@@ -75,21 +75,21 @@ pub struct Lever {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Following {
-    /// The group.
+    /// Name of the critical group.
     pub group: GroupId,
-    /// The cache level.
+    /// The cache level: 2 or 3.
     pub level: u32,
     /// The ways it has at first and at most.
     pub own: Mask,
-    /// How many it has at least.
+    /// The number of ways that it keeps in any case.
     pub least: u32,
-    /// Who gets what it does not need.
+    /// The groups that get the ways which it does not need.
     pub others: Vec<GroupId>,
-    /// What these have at first and at least.
+    /// The ways that these groups have at first and at least.
     pub left: Mask,
     /// How much more it may draw from memory than with all of its ways.
     pub tolerated: Rate,
-    /// How often it is looked at.
+    /// Time between two samples.
     pub interval: Nanos,
 }
 
@@ -97,37 +97,37 @@ pub struct Following {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pressured {
-    /// Which controller.
+    /// The controller that decides what is done.
     pub controller: PressureController,
-    /// How often it looks.
+    /// Time between two decisions.
     pub interval: Nanos,
-    /// Stall share of a critical group from which it acts.
+    /// Stall share of a critical group from which the controller acts.
     pub start: Share,
-    /// Stall share up to which all is calm.
+    /// Stall share up to which the controller holds that pressure is over.
     pub release: Share,
-    /// How long it waits between two steps.
+    /// Least time between two steps.
     pub grace: Nanos,
-    /// The groups that are looked after.
+    /// The groups that are protected.
     pub critical: Vec<Watched>,
-    /// The groups that may be acted upon.
+    /// The groups that the controller may limit, stop or kill.
     pub neighbours: Vec<Steered>,
 }
 
-/// A group that is looked after.
+/// A critical group whose waits for memory are sampled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Watched {
-    /// The group.
+    /// Name of the group.
     pub group: GroupId,
-    /// Whether what it works on is measured, and its protection follows.
+    /// Whether the memory it works on is measured, so that its protection follows.
     pub measured: bool,
 }
 
-/// A group that may be acted upon.
+/// A group that the controller may limit, stop or kill.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Steered {
-    /// The group.
+    /// Name of the group.
     pub group: GroupId,
     /// What may be done to it.
     pub allows: Allows,

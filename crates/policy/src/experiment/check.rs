@@ -2,17 +2,16 @@
 
 use indexmap::IndexMap;
 use quell_types::ids::REST;
-use quell_types::text::{Complaint, Path, suggestion};
+use quell_types::text::{Complaint, Path};
 use quell_types::units::{Bytes, Nanos};
 
+use super::names::{MOST_COPIES, hint, instances};
 use super::read::Keys;
 use super::{Configuration, Pin, Subject, published};
 use crate::policy::{Role, VERSION, fit_name};
 
 /// The most rounds that are accepted: more than a person waits for.
 const MOST_ROUNDS: u32 = 10_000;
-/// The most copies of a subject that are accepted: more than a machine of today has CPUs for.
-const MOST_COPIES: u32 = 1024;
 /// The least memory that is accepted: less does not let a generator with its files become ready.
 const LEAST_MEMORY: Bytes = Bytes(16 << 20);
 
@@ -22,15 +21,6 @@ fn complaint(at: Path, why: impl Into<String>, remedy: Option<String>) -> Compla
         why: why.into(),
         remedy,
     }
-}
-
-/// `did you mean 'x'?`, or the list of known words.
-pub(super) fn hint<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
-    if let Some(close) = suggestion(word, known.clone()) {
-        return Some(format!("did you mean '{close}'?"));
-    }
-    let known: Vec<&str> = known.collect();
-    (!known.is_empty()).then(|| format!("there is {}", known.join(", ")))
 }
 
 /// All mistakes outside the configurations.
@@ -243,17 +233,6 @@ fn bounds(list: &mut Vec<Complaint>, keys: &Keys) {
             Some("write backends = [\"linux\", \"lab\"]".into()),
         ));
     }
-}
-
-/// The subjects' names as other keys refer to them. Each copy has its own.
-pub(super) fn instances(subjects: &IndexMap<String, Subject>) -> Vec<String> {
-    // An impossible number of copies is reported elsewhere. It must not be counted to its end here.
-    let most = usize::try_from(MOST_COPIES).unwrap_or(usize::MAX);
-    subjects
-        .iter()
-        .flat_map(|(name, subject)| super::copies(name, subject).take(most))
-        .map(|instance| instance.name)
-        .collect()
 }
 
 fn subject_of(

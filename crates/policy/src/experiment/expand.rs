@@ -10,7 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::Configuration;
-use super::check::hint;
+use super::names::hint;
 use super::read::{ConfigurationKeys, Keys, SUBJECT};
 use super::runs;
 use crate::policy::{CpusWanted, FRAGMENT_KEYS, Policy, Shape, policy_of};

@@ -9,9 +9,9 @@ use quell_types::units::Nanos;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Measure {
-    /// How many rounds.
+    /// Number of rounds. Each runs every cell once.
     pub rounds: u32,
-    /// Load before measuring.
+    /// Time under load before measuring begins.
     pub warmup: Nanos,
     /// The measured span. Default 1s, unless `units` or `until` is given.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -22,7 +22,7 @@ pub struct Measure {
     /// Measure until this happens instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Until>,
-    /// Of the paired bootstrap intervals over rounds.
+    /// Confidence of the paired bootstrap intervals over rounds, between 0 and 1.
     pub confidence: f64,
     /// The configuration that `normalized` divides by. Default: the first that is `alone`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,17 +38,17 @@ pub struct Measure {
     pub simulated: Option<Shorter>,
 }
 
-/// What is measured less of on a simulated machine; absent: as on a real one.
+/// What is measured for less time on a simulated machine. A key that is absent is as on a real one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shorter {
-    /// How many rounds.
+    /// Number of rounds. Each runs every cell once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u32>,
-    /// Load before measuring.
+    /// Time under load before measuring begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup: Option<Nanos>,
-    /// The measured span.
+    /// Length of the measured span.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration: Option<Nanos>,
 }

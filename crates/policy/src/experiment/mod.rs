@@ -16,6 +16,7 @@ mod check;
 mod expand;
 mod expect;
 mod measure;
+mod names;
 mod published;
 mod read;
 mod runs;

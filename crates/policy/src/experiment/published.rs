@@ -6,7 +6,7 @@ use quell_types::text::{Complaint, Path};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::check::{hint, instances};
+use super::names::{hint, instances};
 use super::{Configuration, Subject};
 
 /// A change below this fraction is no change, unless a row says otherwise.

@@ -21,29 +21,29 @@ pub(super) struct Keys {
     /// The experiment's name. Default: the file's name without its extension.
     #[serde(default)]
     pub name: String,
-    /// A line for people.
+    /// A title in one line, for people.
     #[serde(default)]
     pub title: Option<String>,
     /// Where it can run; the first is the default of `--on`.
     #[serde(default = "linux")]
     pub backends: Vec<String>,
-    /// The virtual machine, where the backend is the lab; `--lab KEY=VALUE` says otherwise.
+    /// The virtual machine, where the backend is the lab. `--lab KEY=VALUE` overrides its keys.
     #[serde(default)]
     pub lab: Guest,
-    /// The seed of order and resampling.
+    /// The seed of the order of cells and of resampling.
     #[serde(default = "one")]
     pub seed: u64,
-    /// How it is measured.
+    /// Rounds, spans, and what is compared.
     #[serde(default)]
     pub measure: Measure,
-    /// What all subjects have together.
+    /// Limits that all subjects have together.
     #[serde(default)]
     pub bounds: Bounds,
-    /// Who takes part.
+    /// The programs that take part, by name.
     #[serde(default)]
     pub subject: IndexMap<String, Subject>,
-    /// Under which policies: each is a policy fragment with `alone`, `extends`, `name`, `axis`,
-    /// `skip` and `subject` beside it.
+    /// The policies under which they run, by name. Each is a policy fragment, and may have `alone`,
+    /// `extends`, `name`, `axis`, `skip` and `subject` as well.
     #[serde(default)]
     #[schemars(schema_with = "schema::configurations")]
     pub configuration: IndexMap<String, ConfigurationKeys>,
@@ -63,12 +63,12 @@ const fn one() -> u64 {
     1
 }
 
-/// The keys of a configuration beside its policy fragment, which is taken from the document itself
-/// so that problems in it keep their lines.
+/// The keys of a configuration next to its policy fragment. The fragment is taken from the document
+/// itself, so that problems in it keep their lines.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(super) struct ConfigurationKeys {
-    /// Each subject by itself, under no policy.
+    /// Each subject runs by itself, under no policy.
     pub alone: bool,
     /// The configuration whose fragment this one is laid over.
     pub extends: Option<String>,

@@ -10,7 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::Subject;
-use super::check::hint;
+use super::names::hint;
 use super::read::{Keys, SUBJECT};
 use crate::workload::Workload;
 

@@ -19,33 +19,33 @@ pub const RUN_TIME: &str = "run_time_s";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Subject {
-    /// Its group. Default: the subject's name.
+    /// The group it belongs to. Default: the subject's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Its group's role.
+    /// The role of its group.
     pub role: Role,
-    /// Where the runner pins it, in every configuration: a number of CPUs of its own, a list, the
-    /// CPUs of another subject (`with NAME`), or the other threads of its cores (`sibling of
-    /// NAME`). Absent: nowhere.
+    /// Where the runner pins it, in every configuration: a number of CPUs of its own, a list, or by
+    /// another subject. `with NAME` is that subject's CPUs, `sibling of NAME` the other threads of
+    /// its cores. Absent: nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Pin>,
-    /// A generator.
+    /// A load generator and its parameters. Instead of `command`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<Workload>,
-    /// Any program, with its arguments.
+    /// Any program, with its arguments. Instead of `run`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<Vec<String>>,
-    /// How many of it: `NAME.1`, `NAME.2`, …
+    /// How many copies run. With more than one, they are `NAME.1`, `NAME.2`, …
     #[serde(default = "one")]
     pub copies: u32,
-    /// When it starts. Default: with all others.
+    /// When it starts. Default: together with the other subjects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Start>,
     /// The metric it is judged by. Default: the generator's, the only one declared, or
     /// `run_time_s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub primary: Option<String>,
-    /// Metrics read from its output.
+    /// Metrics read from its output, by name.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub metric: IndexMap<String, Metric>,
 }
@@ -180,9 +180,9 @@ pub enum Each {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Metric {
-    /// Finds the number.
+    /// A regular expression that finds the number in a line.
     pub pattern: NumberPattern,
-    /// Which direction is good.
+    /// Whether a larger or a smaller value is good.
     pub better: Better,
     /// How often it is read.
     #[serde(default)]

@@ -33,7 +33,7 @@ pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWan
 /// The version of the policy format that this program reads.
 pub const VERSION: u32 = 1;
 
-/// What the user wants.
+/// A policy: groups of tasks, what each of them gets, and by which mechanisms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Policy {
@@ -42,16 +42,16 @@ pub struct Policy {
     /// The policy's name. Default: the file's name without its extension.
     #[serde(default)]
     pub name: String,
-    /// A promise below this level refuses the plan.
+    /// The plan is refused when a promise is below this level.
     #[serde(default = "estimated")]
     pub require: Level,
-    /// What to do when somebody else changed what we set.
+    /// What Quell does when another program has changed a setting that it holds.
     #[serde(default)]
     pub on_drift: OnDrift,
     /// The groups, in the order of the file.
     #[serde(default, rename = "group")]
     pub groups: IndexMap<GroupId, Group>,
-    /// Every task that no group matches.
+    /// Settings of all tasks that no group matches.
     #[serde(default)]
     pub rest: Rest,
     /// Which mechanisms may be used.
@@ -121,9 +121,9 @@ impl Policy {
 pub enum Role {
     /// Its latency is protected.
     Critical,
-    /// May be slowed.
+    /// It may be slowed.
     BestEffort,
-    /// Never slowed, stopped or moved.
+    /// It is never slowed, stopped or moved.
     Exempt,
 }
 
@@ -145,9 +145,9 @@ impl Role {
 pub enum Smt {
     /// The siblings of the group's CPUs stay empty.
     Alone,
-    /// Others may run on the siblings.
+    /// Other groups may run on the siblings.
     Shared,
-    /// Alone if the others keep a core, else shared; said in the plan.
+    /// Alone if the other groups keep a core, else shared. The plan says which.
     #[default]
     Auto,
 }
@@ -210,7 +210,7 @@ pub enum Coloured {
     /// Take memory of any colour, and report.
     #[default]
     Spill,
-    /// Fail the allocation.
+    /// Let the allocation fail.
     Fail,
 }
 
@@ -220,7 +220,7 @@ pub enum Coloured {
 pub struct Group {
     /// What the group is to the machine.
     pub role: Role,
-    /// Which tasks belong to it: any of the tables, all keys of a table.
+    /// Which tasks belong to it. A task must fit all keys of any one table.
     #[serde(rename = "match", default, skip_serializing_if = "Vec::is_empty")]
     pub matching: Vec<TaskMatch>,
     /// A program launched in the group by `quell run`, with its arguments.
@@ -229,7 +229,7 @@ pub struct Group {
     /// Its CPUs. Critical: exclusive, default "auto". Best-effort: default "remaining".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpusWanted>,
-    /// SMT siblings of its CPUs.
+    /// Whether SMT siblings of its CPUs stay empty.
     #[serde(default)]
     pub smt: Smt,
     /// Interrupts on its CPUs. Default for critical: "away"; for others: "leave".
@@ -238,23 +238,23 @@ pub struct Group {
     /// The outcome wanted; drives the closed loop and the "held" column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
-    /// At least this.
+    /// What the group gets at least.
     #[serde(default, skip_serializing_if = "Reserve::is_empty")]
     pub reserve: Reserve,
-    /// At most this.
+    /// What the group gets at most.
     #[serde(default, skip_serializing_if = "Limit::is_empty")]
     pub limit: Limit,
-    /// Its weight where other programs want the same CPU: 1 to 10000, or "idle"; the kernel gives
-    /// every cgroup 100. Default for best-effort: "idle", so that it has what no other program
-    /// wants and hardly anything next to a busy one; 2 in cgroups that are changed in place. For
-    /// others: as found.
+    /// Its weight where other programs want the same CPU: 1 to 10000, or "idle". The kernel gives
+    /// every cgroup 100. Default for best-effort: "idle". It then has CPU time that no other
+    /// program wants, and hardly any next to a busy program. In cgroups that are changed in place:
+    /// 2. For other roles: as found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_weight: Option<CpuWeight>,
     /// Its share of the spare, among best-effort groups. Default 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// What may be done to it. Default for best-effort: "throttle" and "limit-memory"; for others:
-    /// nothing.
+    /// What may be done to it. Default for best-effort: "throttle" and "limit-memory". For other
+    /// roles: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow: Option<Vec<Permission>>,
     /// When coloured memory runs out: "spill" (default) or "fail".
@@ -327,10 +327,10 @@ impl Group {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Rest {
-    /// Its CPUs.
+    /// The CPUs on which these tasks run.
     pub cpus: CpusWanted,
-    /// What may be done to it. It is neither counted nor stopped with a group that is regulated on
-    /// its CPUs.
+    /// What may be done to these tasks. They are neither counted nor stopped with a group that is
+    /// regulated on their CPUs.
     pub allow: Vec<Permission>,
 }
 

@@ -61,14 +61,14 @@ pub struct Reserve {
     /// Memory bandwidth. As a table: of lines that come in, and of lines written back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
-    /// A part of the cache that nobody else fills; parts that two groups name are shared by them.
+    /// A part of the cache that no other group fills. Groups that name the same part share it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheWanted>,
-    /// DRAM banks that nobody else's memory lies in, as page colours; those that two groups name
-    /// are shared by them.
+    /// DRAM banks that hold no other group's memory, as page colours. Groups that name the same
+    /// banks share them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub banks: Option<Banks>,
-    /// Memory kept from reclaim.
+    /// Memory that is kept from reclaim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryWanted>,
     /// Files kept resident, warmed from inside the group.
@@ -153,13 +153,13 @@ pub enum CacheMechanism {
     /// The strongest level here, cheapest first.
     #[default]
     Any,
-    /// Ways.
+    /// Ways of the cache, by resctrl.
     Ways,
-    /// Sets, by page colour.
+    /// Sets of the cache, by page colour.
     Sets,
-    /// Pseudo-locking.
+    /// Ways whose contents the kernel locks (pseudo-locking).
     PseudoLock,
-    /// None at all.
+    /// No cache partition is used.
     None,
 }
 
@@ -170,14 +170,14 @@ pub enum BandwidthMechanism {
     /// The strongest level here, cheapest first.
     #[default]
     Any,
-    /// The software regulator.
+    /// Quell's regulator, in software.
     Regulator,
-    /// Allocation in hardware.
+    /// Allocation in hardware (resctrl's MB).
     Mba,
-    /// Both.
+    /// Both of them: the regulator holds limits, the hardware spreads requests over the period.
     #[serde(rename = "mba+regulator")]
     MbaAndRegulator,
-    /// None at all.
+    /// No bandwidth mechanism is used.
     None,
 }
 
@@ -202,7 +202,7 @@ pub enum WaysKept {
     /// They stay the group's own.
     #[default]
     Fixed,
-    /// They are left to the others until it misses more.
+    /// They go to other groups until the group misses more.
     ByMisses,
 }
 
@@ -210,16 +210,15 @@ pub enum WaysKept {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Mechanisms {
-    /// Never used.
+    /// Mechanisms that are never used.
     pub deny: Vec<Mechanism>,
     /// What gives a part of the cache where a policy says how much, not which: a size or a share.
     pub cache: CacheMechanism,
     /// What holds limits of bandwidth.
     pub bandwidth: BandwidthMechanism,
-    /// Whether the ways that a critical group reserves stay its own whatever it does ("fixed"), or
-    /// are what it has at first and at most ("by-misses"): ways without which it draws no more from
-    /// memory are left to the others, one by one, and it has all of them again as soon as it draws
-    /// more.
+    /// Whether a critical group keeps the ways that it reserves ("fixed"), or has them at first and
+    /// at most ("by-misses"). With "by-misses", ways without which it draws no more from memory go
+    /// to other groups, one by one. It has all of them again as soon as it draws more.
     pub ways: WaysKept,
 }
 
@@ -234,20 +233,20 @@ pub enum Adapt {
     Deadline,
 }
 
-/// What counts memory traffic.
+/// What memory traffic is counted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MeterWanted {
     /// Hardware where it has been seen to count, else time.
     #[default]
     Auto,
-    /// Hardware events only.
+    /// Hardware events; the plan is refused where none counts.
     Hardware,
     /// CPU time × the measured peak single-CPU rate.
     Time,
 }
 
-/// How bandwidth is regulated.
+/// How memory bandwidth is regulated in software.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RegulatorKeys {
@@ -256,30 +255,30 @@ pub struct RegulatorKeys {
     /// The plan says which and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period: Option<Nanos>,
-    /// Whether budget that a CPU is predicted not to draw is given to the others; it comes back
-    /// when it is needed. Among groups with a reserve and those that get what reserves leave; a
-    /// limit that is written stays one. False = reservation only.
+    /// Whether budget that a CPU is predicted not to draw is given to other CPUs. It comes back
+    /// when it is needed. This works among groups with a reserve and those that get what reserves
+    /// leave. A limit that is written stays a limit. False = reservation only.
     pub reclaim: bool,
-    /// What happens once all budgets are spent before the period ends: all wait, all run freely
-    /// until it ends, or a new period begins at once.
+    /// What happens once all budgets are spent before the period ends: all CPUs wait, all run
+    /// freely until it ends, or a new period begins at once.
     pub after: After,
     /// Whether an idle CPU keeps the others waiting for that: "counted" (until it has given its
     /// budget away, which takes `reclaim`) or "left-out" (a CPU that drew nothing in the last
     /// period is not asked, as in MemGuard; its budget stays its own).
     pub idle: Idle,
-    /// Whether reserves follow the target: what is left to the best-effort groups that the
-    /// regulator holds moves with how many units of the critical groups with targets are late,
-    /// those of the worst off first; what is planned for them is what they have at first and at
-    /// most. With `reclaim` the rest is headroom: theirs while no critical group with a reserve
-    /// draws anything, and kept whole while one does.
+    /// Whether reserves follow the target. What is left to the best-effort groups under the
+    /// regulator then moves with how many units are late in the critical groups with targets. The
+    /// group that is worst off counts first. The planned rate is what best-effort groups have at
+    /// first and at most. With `reclaim` the rest is headroom: theirs while no critical group with
+    /// a reserve draws anything, and kept whole while one does.
     pub adapt: Adapt,
     /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By
     /// default a critical group is never throttled.
     pub strict: bool,
-    /// How a group's budget is spread over its CPUs: "demand" (again and again, by what each drew:
-    /// no sooner than after ten periods and 10 ms) or "even".
+    /// How a group's budget is spread over its CPUs: "demand" or "even". With "demand" it is split
+    /// by what each CPU drew, at most once in ten periods and once in 10 ms.
     pub split: Split,
-    /// What counts memory traffic.
+    /// What memory traffic is counted by.
     pub meter: MeterWanted,
     /// The rate that percentages refer to and reserves must fit into: measured (of the cheapest
     /// operation: what goes beyond the dearest is at level `none`), or given. "auto" is what the
@@ -312,17 +311,17 @@ impl Default for RegulatorKeys {
     }
 }
 
-/// How memory pressure is controlled.
+/// How pressure on memory is controlled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Pressure {
-    /// Who controls it.
+    /// The controller that decides what is done.
     pub controller: PressureController,
-    /// How often it decides.
+    /// Time between two decisions.
     pub interval: Nanos,
     /// Stall share of the critical group's own memory and I/O at which it starts to act.
     pub start: Share,
-    /// Stall share at which it lets go.
+    /// Stall share at which it stops acting.
     pub release: Share,
     /// What it does, mildest first; each needs the group's `allow`.
     pub escalate: Vec<Permission>,

@@ -26,7 +26,7 @@ pub struct Banks {
     take: Vec<u32>,
 }
 
-/// As it stands in a file.
+/// The banks as a file has them, with either `mask` or `map`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -37,7 +37,7 @@ struct Written {
     /// is: `[[14, 18], [15, 19]]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     map: Option<Vec<Vec<u32>>>,
-    /// The banks wanted.
+    /// Numbers of the banks wanted, from 0.
     take: Vec<u32>,
 }
 

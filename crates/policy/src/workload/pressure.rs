@@ -21,7 +21,7 @@ pub struct Detector {
     /// How many images there are, of 100 to 200 KB each; read in turn.
     #[serde(default = "images")]
     pub images: u32,
-    /// Frames per second.
+    /// Frames that arrive per second.
     #[serde(default = "fps")]
     pub fps: u32,
 }
@@ -37,16 +37,16 @@ pub struct AnonHog {
     pub ramp: Nanos,
 }
 
-/// Reads a file.
+/// Reads a file, once or again and again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileHog {
-    /// The file's size.
+    /// Size of the file.
     pub size: Bytes,
-    /// How it is read.
+    /// By `read` calls or through a mapping.
     #[serde(default)]
     pub reading: Reading,
-    /// How often.
+    /// Once, or again and again.
     #[serde(default)]
     pub passes: Passes,
     /// A target rate; absent: as fast as it can.
@@ -58,7 +58,7 @@ pub struct FileHog {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DirtyWriter {
-    /// The file's size.
+    /// Size of the file.
     pub size: Bytes,
     /// A target rate; absent: as fast as it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -27,7 +27,7 @@ pub struct Caches {
 #[serde(into = "String")]
 #[schemars(with = "String")]
 pub enum Size {
-    /// So many bytes.
+    /// An absolute size in bytes.
     Bytes(Bytes),
     /// So many times the first-level data cache.
     L1(f64),

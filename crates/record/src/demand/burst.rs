@@ -39,7 +39,7 @@ const PAUSE: f64 = 0.75;
 /// Lags on either side of a multiple of the period in which its peak is searched.
 const AROUND: usize = 3;
 
-/// Bursts that return.
+/// Bursts of demand that return after a fixed period.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Burst {
@@ -47,7 +47,7 @@ pub struct Burst {
     pub period_ms: f64,
     /// From the beginning of the profile to the beginning of a burst, less whole periods.
     pub phase_ms: f64,
-    /// How long one lasts.
+    /// How long one burst lasts, in milliseconds.
     pub length_ms: f64,
     /// What one draws: MB, or milliseconds of CPU time.
     pub amount: f64,

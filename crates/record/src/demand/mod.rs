@@ -85,11 +85,11 @@ pub fn bins(readings: &[(Nanos, u64)], bin: Nanos) -> Binned {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Figures {
-    /// The mean.
+    /// The mean over all bins.
     pub mean: f64,
-    /// The largest bin.
+    /// The largest of all bins.
     pub peak: f64,
-    /// The median bin.
+    /// The bin that half of all bins do not exceed.
     pub p50: f64,
     /// The bin that 95 of 100 do not exceed.
     pub p95: f64,

@@ -23,23 +23,23 @@ pub struct Profile {
     pub schema: String,
     /// The version of Quell that made it.
     pub version: String,
-    /// When, in seconds since 1970.
+    /// When it was made, in seconds since 1970.
     pub created_unix_s: u64,
     /// What it is called: a generator's kind, a program's name.
     pub name: String,
-    /// The program.
+    /// The program that was profiled.
     pub subject: Subject,
     /// The backend, as in `--on`.
     pub backend: String,
-    /// What its times are.
+    /// Whether its times were measured or simulated.
     pub timing: Timing,
     /// Which machine it holds for.
     pub machine: Fingerprint,
     /// How the demand was found out.
     pub measuring: Measuring,
-    /// The span that was looked at.
+    /// Length of the profiled span, in nanoseconds.
     pub span_ns: u64,
-    /// The length of a bin.
+    /// Length of a bin, in nanoseconds.
     pub bin_ns: u64,
     /// The demand: bytes read and bytes written, or CPU time, never both.
     pub series: Vec<Series>,
@@ -48,13 +48,13 @@ pub struct Profile {
     /// The bursts that return; absent where none do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<Burst>,
-    /// The memory it works on; absent where nobody could tell.
+    /// The memory it works on. Absent where the backend cannot find it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub working_set: Option<WorkingSet>,
-    /// How long its units of work took; absent where it told of none.
+    /// How long its units of work took. Absent where the program reported none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub units: Option<UnitTimes>,
-    /// What looking cost; absent on a simulated machine, where it costs nothing.
+    /// What sampling cost. Absent on a simulated machine, where it costs nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<Sampler>,
     /// How much slower it gets under pressure on one resource at a time; empty without `--probe`.
@@ -98,13 +98,13 @@ pub fn assess(series: &[Series]) -> Option<(Figures, Option<Burst>)> {
     Some((Figures::of(&total(series, BIN.0))?, burst(&amounts)))
 }
 
-/// Which program.
+/// The program that a profile is of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Subject {
-    /// A generator.
+    /// A load generator of Quell's.
     Generator {
-        /// What it does.
+        /// The generator and its parameters.
         run: Workload,
     },
     /// A program that was started for it.
@@ -114,7 +114,7 @@ pub enum Subject {
     },
     /// Tasks that were running.
     Tasks {
-        /// Which: any of these.
+        /// Tasks that fit any of these.
         matching: Vec<TaskMatch>,
     },
 }
@@ -226,7 +226,7 @@ impl Quantity {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Series {
-    /// What it counts.
+    /// What the counter counts.
     pub quantity: Quantity,
     /// How much in each bin: bytes, or nanoseconds.
     pub per_bin: Vec<u64>,
@@ -284,24 +284,25 @@ impl UnitTimes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WorkingSet {
-    /// The memory it has in use.
+    /// The memory that it has in use, in bytes.
     pub resident_bytes: u64,
-    /// Of that, what it touched within the span.
+    /// Bytes of it that the program touched within the span. Absent where this cannot be found out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub touched_bytes: Option<u64>,
-    /// Of that, what lay in the last-level cache at the end of the span.
+    /// Bytes of that which lay in the last-level cache at the end of the span. Absent where this
+    /// cannot be found out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_bytes: Option<u64>,
-    /// The size of that cache.
+    /// Size of the last-level cache in bytes. Absent where `cached_bytes` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_bytes: Option<u64>,
-    /// What it is counted in: nothing smaller is told apart.
+    /// The unit in which memory is counted, in bytes.
     pub resolution_bytes: u64,
     /// How it was found out, in a sentence.
     pub how: String,
 }
 
-/// What looking at a program cost.
+/// What sampling a program cost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Sampler {

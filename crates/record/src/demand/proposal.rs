@@ -20,13 +20,13 @@ use super::{Burst, Figures, Quantity, Subject};
 /// The name of the group that the policy has for the program's neighbours.
 const OTHERS: &str = "others";
 
-/// What a proposal rests on.
+/// Which figure of the demand a proposed reserve is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Basis {
-    /// The largest bin.
+    /// The largest bin: bursts return, and something waits for each.
     Peak,
-    /// The mean.
+    /// The mean over all bins: no bursts return.
     Mean,
     /// Nothing: there is no amount to reserve.
     None,
@@ -36,12 +36,12 @@ pub enum Basis {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Proposal {
-    /// What the reserve is.
+    /// Which figure of the demand the reserve is.
     pub basis: Basis,
-    /// The reserve.
+    /// The proposed reserve of memory bandwidth. Absent where there is nothing to reserve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve: Option<Rate>,
-    /// Why, in sentences.
+    /// The reasons, in sentences.
     pub because: String,
     /// The policy, as TOML that `quell plan` reads.
     pub policy: String,

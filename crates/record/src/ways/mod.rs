@@ -43,7 +43,7 @@ pub const ROOT: &str = "/";
 pub struct Place {
     /// As in schemata: `L3`, `L3CODE`, `L3DATA`, `L2`, `MB`, …
     pub resource: String,
-    /// Which of them.
+    /// The kernel's number of the cache or controller.
     pub id: u32,
 }
 
@@ -95,11 +95,11 @@ impl FromStr for Place {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Cache {
-    /// Which.
+    /// Resource and number of the cache.
     pub place: Place,
     /// Bits of a mask; each stands for the same part of the cache.
     pub bits: u32,
-    /// The whole cache.
+    /// Size of the whole cache in bytes.
     pub bytes: u64,
     /// The CPUs that use it.
     pub cpus: CpuSet,
@@ -130,14 +130,14 @@ impl Cache {
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Masks of others may overlap with its own.
+    /// Masks of other classes may overlap with its own.
     #[default]
     Shareable,
     /// The kernel refuses masks that overlap with its own.
     Exclusive,
-    /// About to be pseudo-locked.
+    /// Its ways are about to be locked.
     PseudoLocksetup,
-    /// What is in its ways stays there, and nobody fills them.
+    /// What is in its ways stays there, and no class fills them.
     PseudoLocked,
 }
 
@@ -186,9 +186,9 @@ pub struct Class {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Thread {
-    /// Its process.
+    /// Number of its process.
     pub pid: u32,
-    /// Its name (`/proc/PID/task/TID/comm`).
+    /// Its name, as `/proc/PID/task/TID/comm` has it.
     pub name: String,
     /// The class it was put into.
     pub class: String,
@@ -196,20 +196,20 @@ pub struct Thread {
     pub cpu: CpuId,
 }
 
-/// A register that says something else than the kernel: somebody has written it behind the kernel's
-/// back.
+/// A register that differs from what the kernel reports: a program has written it behind the
+/// kernel's back.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Register {
     /// Where: of a cache that CPU's, read on it.
     pub cpu: CpuId,
-    /// Its number.
+    /// The address of the register (MSR).
     pub number: u32,
     /// What it is (`the mask of class /`).
     pub of: String,
     /// What the kernel believes is in it.
     pub kernel: u64,
-    /// What is in it.
+    /// The value that was read from it.
     pub register: u64,
 }
 
@@ -224,72 +224,73 @@ pub struct Snapshot {
     pub registers: BTreeSet<Register>,
 }
 
-/// What has changed from one look to the next.
+/// What has changed from one sample to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "what")]
 pub enum Change {
-    /// The machine, before anything else.
+    /// The caches of the machine, before any other change.
     Machine {
         /// Its caches that can be divided.
         caches: Vec<Cache>,
     },
-    /// There is a class of that name.
+    /// A class was made.
     Appeared {
-        /// Which.
+        /// Name of the class.
         class: String,
     },
-    /// There is none any more.
+    /// A class was removed.
     Vanished {
-        /// Which.
+        /// Name of the class.
         class: String,
     },
-    /// It may fill other ways than before.
+    /// A class may fill other ways than before.
     Mask {
-        /// Which class.
+        /// Name of the class.
         class: String,
-        /// Where.
+        /// The cache whose ways they are.
         place: Place,
-        /// Before, if there was one.
+        /// The mask before. Absent where there was none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<Mask>,
-        /// Now.
+        /// The mask now. Absent where there is none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to: Option<Mask>,
     },
-    /// It may ask more or less of memory than before.
+    /// The bandwidth allocation of a class was changed.
     Throttle {
-        /// Which class.
+        /// Name of the class.
         class: String,
-        /// Where.
+        /// The memory controller that the allocation is for.
         place: Place,
-        /// Before, if there was one.
+        /// The allocation before, in percent or the other unit that the kernel takes. Absent where
+        /// there was none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<u64>,
-        /// Now.
+        /// The allocation now, in the same unit. Absent where there is none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         to: Option<u64>,
     },
-    /// It shares otherwise than before.
+    /// A class shares its ways otherwise than before.
     Mode {
-        /// Which class.
+        /// Name of the class.
         class: String,
-        /// Before.
+        /// The mode of the class before.
         from: Mode,
-        /// Now.
+        /// The mode of the class now.
         to: Mode,
     },
-    /// It has other CPUs than before.
+    /// A class has other CPUs than before.
     Cpus {
-        /// Which class.
+        /// Name of the class.
         class: String,
-        /// Before.
+        /// The CPUs of the class before.
         from: CpuSet,
-        /// Now.
+        /// The CPUs of the class now.
         to: CpuSet,
     },
     /// A thread was seen first, or in another class or on another CPU than before.
     Thread {
-        /// Its number.
+        /// Number of the thread.
         tid: u32,
         /// The thread, as it is now.
         #[serde(flatten)]
@@ -300,28 +301,28 @@ pub enum Change {
     },
     /// A thread is not seen any more.
     Ended {
-        /// Its number.
+        /// Number of the thread.
         tid: u32,
     },
-    /// What is counted now.
+    /// Counts of a class at one place.
     Sample {
-        /// Which class.
+        /// Name of the class.
         class: String,
-        /// Where.
+        /// The cache, or memory controller.
         place: Place,
-        /// How much.
+        /// Bytes in the cache, and traffic so far.
         #[serde(flatten)]
         figures: Figures,
     },
     /// A register differs from what the kernel believes.
     Differs {
-        /// Which, and how.
+        /// The register and both values.
         #[serde(flatten)]
         register: Register,
     },
-    /// It does so no more.
+    /// A register no longer differs from what the kernel reports.
     Agrees {
-        /// Which, and how it differed.
+        /// The register and the values that differed.
         #[serde(flatten)]
         register: Register,
     },
