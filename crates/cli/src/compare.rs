@@ -334,7 +334,7 @@ pub fn complete(comparison: &Comparison, experiment: Option<&str>) -> Result<()>
     }
     if !result.failures.is_empty() {
         return Err(failed(format!(
-            "{} cells failed twice and are missing from the result",
+            "the result lacks cells that failed twice, for the reasons above: {}",
             result.failures.len()
         )));
     }

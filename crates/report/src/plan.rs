@@ -276,7 +276,7 @@ pub(crate) fn describe(set: &Setting) -> String {
                     true => ", its tasks in a threaded child of it",
                     false => "",
                 };
-                format!("take as it is: {}{inside}", who.join(" or "))
+                format!("use its own cgroup: {}{inside}", who.join(" or "))
             } else {
                 format!("gather in a cgroup: {}", who.join(" or "))
             }
@@ -294,7 +294,7 @@ pub(crate) fn describe(set: &Setting) -> String {
                 format!("nodes {mems}")
             },
             if *exclusive {
-                ", nobody else there"
+                ", no other task there"
             } else {
                 ""
             }
@@ -586,6 +586,6 @@ mod tests {
             low: false,
             braked: false,
         };
-        assert_eq!(describe(&set), "take as it is: unit=a.service");
+        assert_eq!(describe(&set), "use its own cgroup: unit=a.service");
     }
 }

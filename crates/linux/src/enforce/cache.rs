@@ -237,7 +237,7 @@ fn enter(
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
             Err(e) if gone(&e) => {
                 return Err(Error::refused_with(
-                    format!("{} is gone: somebody has removed it", group.dir),
+                    format!("{} is gone: another process removed it", group.dir),
                     "plan again",
                 ));
             }
