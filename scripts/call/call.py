@@ -87,6 +87,9 @@ class Server(http.server.ThreadingHTTPServer):
         self.mail = {side: queue.Queue() for side in SIDES}
         self.figures = queue.Queue()
 
+    def handle_error(self, *_):
+        """A window that is closed breaks its connection."""
+
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
