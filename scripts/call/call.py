@@ -17,7 +17,8 @@ At the end one line sums up the measured time:
 As root it runs Chromium as the user nobody. Its sandbox needs user namespaces. Where that user gets
 none, Chromium runs with --no-sandbox: the only page that it opens is call.html next to this file.
 
-Exit status: 0 done, 1 the call failed, 77 something is not installed (said on stderr).
+Exit status: 0 done, 1 the call failed, 77 something is not installed. The last line of standard
+output says why: that is what an experiment shows of a failed command.
 """
 
 import argparse
@@ -218,7 +219,7 @@ def needs():
     found = {package: next(filter(None, map(shutil.which, tools)), None) for package, tools in names.items()}
     missing = [package for package, tool in found.items() if not tool]
     if missing:
-        print(f"SKIPPED: not installed: {', '.join(missing)} (apt-get install {' '.join(missing)})", file=sys.stderr)
+        print(f"SKIPPED: not installed: {', '.join(missing)} (apt-get install {' '.join(missing)})")
         sys.exit(SKIPPED)
     return found
 
@@ -400,7 +401,7 @@ def main():
         with open(options.log, "ab") as log:
             measure(server, browse(tools, options, server, folder, who, log), options)
     except Failed as why:
-        print(f"the call failed: {why}", file=sys.stderr, flush=True)
+        print(f"the call failed: {why}", flush=True)
         return 1
     finally:
         for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
