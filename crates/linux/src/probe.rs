@@ -502,7 +502,9 @@ fn memory_control(means: &MemoryMeans) -> Availability {
         ),
         MemoryControl::None => yes(
             Level::Enforced,
-            format!("files are locked; no cgroup hierarchy carries the memory controller; {reported}"),
+            format!(
+                "files are locked; no cgroup hierarchy carries the memory controller; {reported}"
+            ),
         ),
     }
 }

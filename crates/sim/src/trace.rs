@@ -409,8 +409,8 @@ pub enum Import {
     Write(io::Error),
 }
 
-/// Longer lines are read in pieces of this many bytes. Lackey's lines are below 40 bytes, valgrind's
-/// own messages a few hundred.
+/// Longer lines are read in pieces of this many bytes. Lackey's lines are below 40 bytes.
+/// Valgrind's own messages have a few hundred.
 const LONGEST_LINE: u64 = 4096;
 
 /// Imports what `valgrind --tool=lackey --trace-mem=yes` wrote. Returns the number of accesses.

@@ -1,7 +1,7 @@
 //! One cycle through every node of a list. A random one is made by Sattolo's algorithm (S. Sattolo,
-//! "An algorithm to generate a random cyclic permutation", Information Processing Letters 22, 1986).
-//! It is a Fisher-Yates shuffle that swaps each item with one strictly below it. The result is a
-//! single cycle, and each cycle is equally likely.
+//! "An algorithm to generate a random cyclic permutation", Information Processing Letters 22,
+//! 1986). It is a Fisher-Yates shuffle that swaps each item with one strictly below it. The result
+//! is a single cycle, and each cycle is equally likely.
 
 use quell_policy::workload::Order;
 use quell_types::rng::Rng;

@@ -124,7 +124,11 @@ fn a_target_that_nothing_follows_is_observed_and_told() {
     let wish = off.replace("'8ms'", "'8ms'\ntarget.source = 'none'");
     let plan = planned(&wish, &machine(4, 1));
     assert!(plan.loops.observed.is_empty());
-    assert!(told(&plan, "its units are not observed"), "{:?}", plan.notes);
+    assert!(
+        told(&plan, "its units are not observed"),
+        "{:?}",
+        plan.notes
+    );
 }
 
 #[test]

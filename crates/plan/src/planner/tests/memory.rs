@@ -47,7 +47,10 @@ fn with(control: MemoryControl) -> Inventory {
 }
 
 fn pressure(plan: &Plan) -> &Pressured {
-    plan.loops.pressure.as_ref().expect("best-effort groups is not controlled")
+    plan.loops
+        .pressure
+        .as_ref()
+        .expect("the plan controls memory")
 }
 
 /// The level of each promise of a group, by its words.
