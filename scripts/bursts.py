@@ -3,11 +3,12 @@
 
   scripts/bursts.py --quell target/release/quell --out bursts.jsonl [--tries 3] [--only REGEX]
   scripts/bursts.py --report bursts.jsonl
-  scripts/bursts.py --traces bursts.jsonl crates/record/src/demand/traces
+  scripts/bursts.py --traces bursts.jsonl crates/record/tests/demand
 
 Each try is a line of JSON in the file given by --out, with the series. A run that is started again
-with the same file does what is missing. --report judges the lines and prints Markdown. --traces
-writes the first try of some programs as a test of the library reads it.
+with the same file does what is missing. A try with another run of Quell on the machine is repeated,
+and does not count: such a run holds back programs that it does not know, in periods of its own. --report judges the lines and prints Markdown. --traces
+writes one try of some programs for the tests of the library.
 
 The truth: loops of this script print the mean distance of their own beginnings. Players and the like
 have the period that they were asked for.
@@ -329,6 +330,27 @@ def load(path):
         return []
 
 
+def sessions():
+    """Other runs of Quell, which hold programs that they do not know."""
+    try:
+        return [entry.name for entry in os.scandir("/run/quell") if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def undisturbed(wait_s, run):
+    """What `run` returns, and whether no other Quell was at work meanwhile. Waits and repeats for so long."""
+    end = time.monotonic() + wait_s
+    while True:
+        while sessions() and time.monotonic() < end:
+            time.sleep(0.2)
+        before = sessions()
+        result = run()
+        alone = not before and not sessions()
+        if alone or time.monotonic() >= end:
+            return result, alone
+
+
 def measure(args):
     tools = Tools()
     try:
@@ -340,14 +362,74 @@ def measure(args):
             for name, period, command, is_periodic in jobs:
                 if (name, turn) in done:
                     continue
-                line = attempt(args.quell, tools, name, period, command)
-                line |= {"try": turn, "periodic": is_periodic}
+                run = lambda: attempt(args.quell, tools, name, period, command)
+                line, alone = undisturbed(args.wait, run)
+                line |= {"try": turn, "periodic": is_periodic, "alone": alone, "load": os.getloadavg()[0]}
                 with open(args.out, "a", encoding="utf8") as out:
                     out.write(json.dumps(line) + "\n")
                 burst = line["burst"]
-                print(name, turn, line["period_ms"], burst and round(burst["period_ms"], 3), flush=True)
+                print(name, turn, line["period_ms"], burst and round(burst["period_ms"], 3), alone, flush=True)
     finally:
         tools.remove()
+
+
+def right(line):
+    found = line["burst"] and line["burst"]["period_ms"]
+    if not line["periodic"]:
+        return found is None
+    return found is not None and abs(found / line["period_ms"] - 1) <= WITHIN
+
+
+def report(lines):
+    lines = [line for line in lines if line["alone"]]
+    for is_periodic in (True, False):
+        of = [line for line in lines if line["periodic"] == is_periodic]
+        good = sum(map(right, of))
+        print(f"\n{'Periodic' if is_periodic else 'Not periodic'}: right in {good} of {len(of)} tries.\n")
+        print("| program | period, ms | CPUs | found, ms | right |\n|---|---|---|---|---|")
+        for name in dict.fromkeys(line["name"] for line in of):
+            tries = [line for line in of if line["name"] == name]
+            true = f"{tries[0]['period_ms']:.3f}" if is_periodic else "–"
+            share = sum(map(sum, (s for line in tries for s in line["series"])))
+            cpus = share / 1e6 / sum(len(line["series"][0]) for line in tries)
+            found = ", ".join(f"{line['burst']['period_ms']:.3f}" if line["burst"] else "none" for line in tries)
+            print(f"| {name} | {true} | {cpus:.3f} | {found} | {sum(map(right, tries))} of {len(tries)} |")
+
+
+# The programs whose first try is a test of the library, by the trace's name.
+TRACES = {
+    "loop-30": "loop 30 Hz, 0.7 ms", "mpv-24": "mpv 24 fps", "mpv-60": "mpv 60 fps",
+    "gst-2997": "gst video 29.97 fps", "ffmpeg-25": "ffmpeg -re 25 fps mpeg4", "redis-40": "redis, a batch each 40 ms",
+    "sleep-zlib": "sleep 20 ms after zlib", "gst-audio": "gst audio, 20 ms buffers", "gcc": "gcc",
+    "openssl": "openssl speed", "sqlite": "sqlite3 batch", "poisson": "sleeps of 30 ms, Poisson", "dd": "dd, a steady stream",
+    "redis-benchmark": "redis-server under redis-benchmark",
+}
+TRACE_MS = 2500
+TRACE_UNIT_NS = 10_000
+
+
+def traces(lines, directory):
+    """The CPU time of every millisecond in units of 10 us; "z9" are nine without any."""
+    os.makedirs(directory, exist_ok=True)
+    for trace, name in TRACES.items():
+        line = next((line for line in lines if line["name"] == name and line["alone"]), None)
+        if not line:
+            continue
+        sums = [(sum(bins) + TRACE_UNIT_NS // 2) // TRACE_UNIT_NS for bins in zip(*line["series"])]
+        words, zeros = [], 0
+        for value in [*sums[:TRACE_MS], None]:
+            if value == 0:
+                zeros += 1
+                continue
+            if zeros:
+                words.append(f"z{zeros}")
+                zeros = 0
+            if value is not None:
+                words.append(str(value))
+        period = f"{line['period_ms']:.4f}" if line["periodic"] else "none"
+        text = "\n".join(" ".join(words[n : n + 24]) for n in range(0, len(words), 24))
+        with open(os.path.join(directory, f"{trace}.txt"), "w", encoding="utf8") as file:
+            file.write(f"# {name}\n# period_ms {period}\n{text}\n")
 
 
 def main():
@@ -355,9 +437,17 @@ def main():
     parser.add_argument("--quell", default="target/release/quell")
     parser.add_argument("--out", default="bursts.jsonl")
     parser.add_argument("--tries", type=int, default=3)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="programs whose name matches")
+    parser.add_argument("--wait", type=float, default=60, help="seconds to wait for other runs of Quell")
+    parser.add_argument("--report", metavar="FILE")
+    parser.add_argument("--traces", nargs=2, metavar=("FILE", "DIRECTORY"))
     args = parser.parse_args()
-    measure(args)
+    if args.report:
+        report(load(args.report))
+    elif args.traces:
+        traces(load(args.traces[0]), args.traces[1])
+    else:
+        measure(args)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,6 @@ pub fn burst(amounts: &[f64]) -> Option<Burst> {
         amount: in_burst * width,
         share: in_burst / whole,
         regularity: found.regularity.min(1.0),
-        confidence: found.confidence,
+        confidence: found.confidence(),
     })
 }

@@ -285,3 +285,58 @@ fn a_period_is_invented_in_less_than_one_of_a_hundred() {
     }
     eprintln!("all: {all}");
 }
+
+/// A trace of a real program, which scripts/bursts.py has written: its period, if it has one, and
+/// its CPU time per millisecond.
+fn trace(text: &str) -> (Option<f64>, Vec<f64>) {
+    let period = text.lines().find_map(|l| l.strip_prefix("# period_ms "));
+    let mut values = Vec::new();
+    for word in text
+        .lines()
+        .filter(|l| !l.starts_with('#'))
+        .flat_map(str::split_whitespace)
+    {
+        match word.strip_prefix('z') {
+            Some(zeros) => values.resize(values.len() + zeros.parse::<usize>().unwrap(), 0.0),
+            None => values.push(word.parse().unwrap()),
+        }
+    }
+    (period.unwrap().parse().ok(), values)
+}
+
+macro_rules! traces {
+    ($($name:literal),+ $(,)?) => {
+        [$(($name, include_str!(concat!("../../tests/demand/", $name, ".txt")))),+]
+    };
+}
+
+#[test]
+fn periods_of_real_programs_are_found_and_none_invented() {
+    let traces = traces![
+        "loop-30",
+        "mpv-24",
+        "mpv-60",
+        "gst-2997",
+        "gst-audio",
+        "ffmpeg-25",
+        "redis-40",
+        "sleep-zlib",
+        "gcc",
+        "openssl",
+        "sqlite",
+        "poisson",
+        "dd",
+        "redis-benchmark",
+    ];
+    for (name, text) in traces {
+        let (period, values) = trace(text);
+        let found = burst(&values);
+        match period {
+            Some(period) => assert!(
+                found.is_some_and(|b| off(&b, period) < 0.02),
+                "{name} of {period} ms: {found:?}"
+            ),
+            None => assert_eq!(found, None, "{name}"),
+        }
+    }
+}

@@ -20,9 +20,10 @@ pub(super) struct Folded {
 impl Folded {
     /// Folds at a period of a clock, or follows the bursts if that shows them better.
     pub(super) fn of(drawn: &Drawn, period: f64) -> Self {
-        let fixed = folded(drawn, period, &drawn.punctual(period));
+        let slots = slots(period);
+        let fixed = folded(drawn, period, &drawn.punctual(period), slots);
         let (drift, late) = drift(&drawn.late(period));
-        let following = folded(drawn, period + drift, &late);
+        let following = folded(drawn, period + drift, &late, slots);
         if contrast(&following) > BETTER * contrast(&fixed) {
             Self {
                 slots: following,
@@ -51,15 +52,18 @@ fn drift(late: &[f64]) -> (f64, Vec<f64>) {
     (slope, left.collect())
 }
 
-/// The mean of each slot over periods, of which each begins `late` bins after its turn. There are as
-/// many slots as whole bins fit.
+/// As many slots as whole bins fit.
 #[expect(
     clippy::cast_sign_loss,
     clippy::cast_possible_truncation,
     reason = "a number of slots: a period, which is positive"
 )]
-pub(super) fn folded(drawn: &Drawn, period: f64, late: &[f64]) -> Vec<f64> {
-    let slots = (period as usize).max(1);
+pub(super) fn slots(period: f64) -> usize {
+    (period as usize).max(1)
+}
+
+/// The mean of each slot over periods, of which each begins `late` bins after its turn.
+pub(super) fn folded(drawn: &Drawn, period: f64, late: &[f64], slots: usize) -> Vec<f64> {
     let width = period / slots as f64;
     let begins = late
         .iter()

@@ -2,7 +2,7 @@
 
 use super::comb::{Candidate, candidates};
 use super::cycles::{Drawn, Returns, span};
-use super::fold::{contrast, folded};
+use super::fold::{contrast, folded, slots};
 use super::gaps::equal_distances;
 use super::spectrum::Spectrum;
 
@@ -18,8 +18,8 @@ const COMB_CONFIDENT: f64 = 0.999_999_99;
 const REGULAR: f64 = 0.35;
 /// Of a period and its multiples, the shortest that returns to this part of the others counts.
 const NEARLY: f64 = 0.7;
-/// Periods that are closer than this are one.
-const SAME: f64 = 1.04;
+/// Periods that are closer than this are one: it is the less likely one by chance.
+const SAME: f64 = 1.15;
 /// A period that passed less often is refined: the spectrum resolves it badly.
 const FEW: f64 = 20.0;
 /// Trials on either side of a period that is refined, and their distance as a part of the period,
@@ -36,8 +36,15 @@ pub(super) struct Period {
     pub(super) bins: f64,
     /// The part of the variation that comes back after it.
     pub(super) regularity: f64,
+    /// The logarithm of the chance that noise has such a period.
+    chance: f64,
+}
+
+impl Period {
     /// How sure it is that noise has no such period.
-    pub(super) confidence: f64,
+    pub(super) fn confidence(&self) -> f64 {
+        1.0 - self.chance.exp()
+    }
 }
 
 /// Finds the period of bins. `None` if they have none.
@@ -66,7 +73,7 @@ pub(super) fn period(amounts: &[f64], drawn: &Drawn) -> Option<Period> {
                 all.push(Period {
                     bins,
                     regularity: returns.once,
-                    confidence: confidence(&candidate),
+                    chance: candidate.chance,
                 });
             }
         }
@@ -100,9 +107,9 @@ fn fundamental(mut all: Vec<Period>, drawn: &Drawn) -> Option<Period> {
     let near = all
         .iter()
         .filter(|p| (first..=SAME * first).contains(&p.bins));
-    near.copied().max_by(|a, b| {
-        let by_confidence = a.confidence.total_cmp(&b.confidence);
-        by_confidence.then(a.regularity.total_cmp(&b.regularity))
+    near.copied().min_by(|a, b| {
+        let by_chance = a.chance.total_cmp(&b.chance);
+        by_chance.then(b.regularity.total_cmp(&a.regularity))
     })
 }
 
@@ -112,11 +119,12 @@ fn refined(drawn: &Drawn, period: f64) -> f64 {
     if passed >= FEW {
         return period;
     }
+    let slots = slots(period);
     let trial = |n: i32| {
         let period = period * (1.0 + TRIAL * f64::from(n) / passed);
         (
             period,
-            contrast(&folded(drawn, period, &drawn.punctual(period))),
+            contrast(&folded(drawn, period, &drawn.punctual(period), slots)),
         )
     };
     let trials = (-TRIALS..=TRIALS).map(trial);
