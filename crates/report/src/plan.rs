@@ -364,7 +364,7 @@ fn gathered(matching: &[TaskMatch], braked: bool) -> String {
         true => ", its tasks in a threaded child of it",
         false => "",
     };
-    format!("take as it is: {tasks}{inside}")
+    format!("use its own cgroup: {tasks}{inside}")
 }
 
 fn confined(cpus: &CpuSet, mems: &CpuSet, exclusive: bool) -> String {
