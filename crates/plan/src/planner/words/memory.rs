@@ -25,7 +25,8 @@ pub const REPLACED: &str = "a file that replaces a locked one is not locked";
 pub const GIVE_IPC_LOCK: &str =
     "give CAP_IPC_LOCK, or raise the limit of locked memory (ulimit -l)";
 pub const V1_KILLS: &str =
-    "cgroup v1 kills in a group that exceeds its limit of memory, and the group may not be killed";
+    "on cgroup v1 the kernel takes back pages of files above a limit of memory, and kills where that does not \
+    suffice; the group may not be killed";
 pub const LIMITED_BY_V1: &str = "memory.limit_in_bytes: above it the kernel reclaims, and kills in the group where that does not suffice";
 pub const LIMITED_AND_KILLED: &str = "memory.max, and memory.high a sixteenth below, so that a task that grows slowly is \
     slowed down first";
