@@ -280,7 +280,7 @@ fn no_task_is_moved_out_of_a_limit_of_memory() {
             hog.pid()
         ),
     );
-    let mut run = Running::start(quell().args(["run", &policy]));
+    let run = Running::start(quell().args(["run", &policy]));
     run.wait().fails(
         1,
         &[
