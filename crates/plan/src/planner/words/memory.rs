@@ -24,8 +24,7 @@ pub const LOCKED: &str = "a small process in its cgroup maps and locks them; pag
 pub const REPLACED: &str = "a file that replaces a locked one is not locked";
 pub const GIVE_IPC_LOCK: &str =
     "give CAP_IPC_LOCK, or raise the limit of locked memory (ulimit -l)";
-pub const V1_KILLS: &str =
-    "on cgroup v1 the kernel takes back pages of files above a limit of memory, and kills where that does not \
+pub const V1_KILLS: &str = "on cgroup v1 the kernel takes back pages of files above a limit of memory, and kills where that does not \
     suffice; the group may not be killed";
 pub const LIMITED_BY_V1: &str = "memory.limit_in_bytes: above it the kernel reclaims, and kills in the group where that does not suffice";
 pub const LIMITED_AND_KILLED: &str = "memory.max, and memory.high a sixteenth below, so that a task that grows slowly is \
