@@ -440,8 +440,8 @@ pub(crate) fn enter(
     enter_if(writer, place, processes, &|_, _| Ok(()))
 }
 
-/// Moves as [`enter`], after `allowed` has been asked for the cgroup that each task leaves. Where it
-/// refuses one, no task is moved.
+/// Moves as [`enter`], after `allowed` has been asked for the cgroup that each task leaves. Where
+/// it refuses one, no task is moved.
 fn enter_if(
     writer: &mut JournaledWriter<'_>,
     place: &CgroupDir,
