@@ -126,17 +126,12 @@ impl Memory {
     pub fn limit(&self, files: &dyn Files) -> Result<Option<Bytes>> {
         let mut least = None;
         for path in self.limits() {
-            let Some(text) = files.optional(&path)?.filter(|text| text != "max") else {
-                continue;
-            };
-            let bytes: u64 = text
-                .parse()
-                .map_err(|_| Error::malformed(&path, &text, "bytes or max"))?;
-            if bytes < V1_UNLIMITED {
-                least = Some(least.map_or(bytes, |known: u64| known.min(bytes)));
+            if let Some(text) = files.optional(&path)? {
+                let limit = amount(&path, &text)?.filter(|bytes| bytes.0 < V1_UNLIMITED);
+                least = least.into_iter().chain(limit).min();
             }
         }
-        Ok(least.map(Bytes))
+        Ok(least)
     }
 
     /// The path of the file that is named `v2` in one version and `v1` in the other.

@@ -336,11 +336,11 @@ impl GroupCgroups {
         if !has_memory || !place.ours || self.group.starts_with('_') {
             return Ok(());
         }
-        let mount = &place.hierarchy.mount;
-        let mut dir = from;
-        while dir.len() > mount.len() && !within(&place.dir, dir) {
+        let chain = Memory::of(&place.hierarchy, from).chain();
+        for dir in chain.iter().rev().filter(|dir| !within(&place.dir, dir)) {
             if let Some(limit) = Memory::of(&place.hierarchy, dir).limit(files)? {
-                let cgroup = dir.strip_prefix(mount.as_str()).unwrap_or(dir);
+                let mount = place.hierarchy.mount.as_str();
+                let cgroup = dir.strip_prefix(mount).unwrap_or(dir);
                 return Err(Error::refused_with(
                     format!(
                         "group {}: its tasks would leave {cgroup} and its memory limit of {limit}",
@@ -351,7 +351,6 @@ impl GroupCgroups {
                     ),
                 ));
             }
-            dir = dir.rsplit_once('/').map_or("", |(above, _)| above);
         }
         Ok(())
     }

@@ -15,7 +15,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::cycles::Drawn;
+use super::cycles::Cumulative;
 use super::fold::{Folded, around_pause};
 use super::period::period;
 
@@ -58,7 +58,7 @@ impl Burst {
 #[must_use]
 pub fn burst(amounts: &[f64]) -> Option<Burst> {
     let amounts = amounts.get(..amounts.len().min(MOST))?;
-    let drawn = Drawn::of(amounts);
+    let drawn = Cumulative::of(amounts);
     let found = period(amounts, &drawn)?;
     let folded = Folded::of(&drawn, found.bins);
     let (first, slots) = around_pause(&folded.slots)?;

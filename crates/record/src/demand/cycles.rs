@@ -24,11 +24,11 @@ pub(super) fn span(period: f64) -> f64 {
 }
 
 /// What was drawn until each moment, between bins too: the growth within a bin is even.
-pub(super) struct Drawn {
+pub(super) struct Cumulative {
     until: Vec<f64>,
 }
 
-impl Drawn {
+impl Cumulative {
     pub(super) fn of(amounts: &[f64]) -> Self {
         let mut until = vec![0.0];
         let mut sum = 0.0;
@@ -180,7 +180,7 @@ struct Samples {
 
 /// What `held` is of `raw`: the median over stretches. An outlier or a start is in few of them, and
 /// bursts that are larger than what returns are in all.
-fn kept(held: &Drawn, raw: &Drawn) -> f64 {
+fn kept(held: &Cumulative, raw: &Cumulative) -> f64 {
     let length = raw.bins() as f64 / STRETCHES;
     let mut parts: Vec<f64> = Vec::new();
     let mut at = 0.0;

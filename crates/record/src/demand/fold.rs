@@ -1,6 +1,6 @@
 //! What one period of a series looks like.
 
-use super::cycles::Drawn;
+use super::cycles::Cumulative;
 
 /// A period that draws more than this times the usual one is left out: a program's start.
 const UNUSUAL: f64 = 3.0;
@@ -19,7 +19,7 @@ pub(super) struct Folded {
 
 impl Folded {
     /// Folds at a period of a clock, or follows the bursts if that shows them better.
-    pub(super) fn of(drawn: &Drawn, period: f64) -> Self {
+    pub(super) fn of(drawn: &Cumulative, period: f64) -> Self {
         let slots = slots(period);
         let fixed = folded(drawn, period, &drawn.punctual(period), slots);
         let (drift, late) = drift(&drawn.late(period));
@@ -63,7 +63,7 @@ pub(super) fn slots(period: f64) -> usize {
 }
 
 /// The mean of each slot over periods, of which each begins `late` bins after its turn.
-pub(super) fn folded(drawn: &Drawn, period: f64, late: &[f64], slots: usize) -> Vec<f64> {
+pub(super) fn folded(drawn: &Cumulative, period: f64, late: &[f64], slots: usize) -> Vec<f64> {
     let width = period / slots as f64;
     let begins = late
         .iter()

@@ -1,7 +1,7 @@
 //! The period of a series: candidates, and which of them and of their parts it is.
 
 use super::comb::{Candidate, candidates};
-use super::cycles::{Drawn, Returns, span};
+use super::cycles::{Cumulative, Returns, span};
 use super::fold::{contrast, folded, slots};
 use super::gaps::equal_distances;
 use super::spectrum::Spectrum;
@@ -48,7 +48,7 @@ impl Period {
 }
 
 /// Finds the period of bins. `None` if they have none.
-pub(super) fn period(amounts: &[f64], drawn: &Drawn) -> Option<Period> {
+pub(super) fn period(amounts: &[f64], drawn: &Cumulative) -> Option<Period> {
     let (shortest, longest) = (SHORTEST as f64, amounts.len() as f64 / PASSED as f64);
     if longest <= shortest {
         return None;
@@ -91,7 +91,7 @@ fn regular(returns: &Returns) -> bool {
 
 /// The shortest period that returns nearly as well as every longer one does, with the same
 /// allowance for bursts that wander.
-fn fundamental(mut all: Vec<Period>, drawn: &Drawn) -> Option<Period> {
+fn fundamental(mut all: Vec<Period>, drawn: &Cumulative) -> Option<Period> {
     all.sort_by(|a, b| a.bins.total_cmp(&b.bins));
     let holds = |(at, period): (usize, &Period)| {
         let mut longer = all
@@ -114,7 +114,7 @@ fn fundamental(mut all: Vec<Period>, drawn: &Drawn) -> Option<Period> {
 }
 
 /// The period near this one at which few bursts fall together best.
-fn refined(drawn: &Drawn, period: f64) -> f64 {
+fn refined(drawn: &Cumulative, period: f64) -> f64 {
     let passed = drawn.bins() as f64 / period;
     if passed >= FEW {
         return period;
