@@ -114,13 +114,7 @@ impl GroupCgroups {
         group: &str,
         controllers: &[Controller],
     ) -> Result<Self> {
-        Self::create_as(
-            writer,
-            (cgroups, None),
-            group,
-            controllers,
-            Layout::default(),
-        )
+        Self::create_as(writer, cgroups, None, group, controllers, Layout::default())
     }
 
     /// Makes cgroups as [`Self::create`], with a layout. If `above` is given, they lie below that
@@ -130,13 +124,14 @@ impl GroupCgroups {
     /// As [`Self::create`].
     pub fn create_as(
         writer: &mut JournaledWriter<'_>,
-        (cgroups, above): (&Cgroups, Option<&Self>),
+        cgroups: &Cgroups,
+        above: Option<&Self>,
         group: &str,
         controllers: &[Controller],
         layout: Layout,
     ) -> Result<Self> {
         check_name(group)?;
-        Self::build(writer, (cgroups, above), group, controllers, layout)
+        Self::build(writer, cgroups, above, group, controllers, layout)
     }
 
     /// Makes cgroups for no group of a policy: for the main process, the watchdog, or around all
@@ -153,7 +148,8 @@ impl GroupCgroups {
         let layout = Layout::default();
         Self::build(
             writer,
-            (cgroups, None),
+            cgroups,
+            None,
             &format!("_{name}"),
             controllers,
             layout,
@@ -162,7 +158,8 @@ impl GroupCgroups {
 
     fn build(
         writer: &mut JournaledWriter<'_>,
-        (cgroups, above): (&Cgroups, Option<&Self>),
+        cgroups: &Cgroups,
+        above: Option<&Self>,
         group: &str,
         controllers: &[Controller],
         layout: Layout,

@@ -100,7 +100,7 @@ pub fn allocate(
             .map(|(r, _)| r.name.as_str())
             .collect();
         let owners = resctrl.owners(writer.files, &level)?;
-        masks::free((resource, ways), (&group.name, &mode), wanted, &owners)?;
+        masks::free(resource, ways, &group.name, &mode, wanted, &owners)?;
     }
     let files = writer.files;
     let path = group.file("schemata");
