@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn first_reads_count_only_for_limited_groups() {
         let span = Nanos::millis(1000);
-        let look = |io, refaults| Critical {
+        let sample = |io, refaults| Critical {
             io_stall: Nanos::millis(io),
             refaults,
             ..Critical::default()
@@ -81,16 +81,25 @@ mod tests {
             stall.share(&before, span, others);
             stall.share(&after, span, others)
         };
-        assert_eq!(share(look(0, 5), look(400, 5), false), Share(0));
-        assert_eq!(share(look(0, 5), look(400, 5), true), Share::percent(40));
-        assert_eq!(share(look(0, 5), look(400, 15), false), Share::percent(1));
-        assert_eq!(share(look(0, 5), look(400, 500), false), Share::percent(40));
+        assert_eq!(share(sample(0, 5), sample(400, 5), false), Share(0));
+        assert_eq!(
+            share(sample(0, 5), sample(400, 5), true),
+            Share::percent(40)
+        );
+        assert_eq!(
+            share(sample(0, 5), sample(400, 15), false),
+            Share::percent(1)
+        );
+        assert_eq!(
+            share(sample(0, 5), sample(400, 500), false),
+            Share::percent(40)
+        );
 
         let mut plenty = Stall::default();
-        plenty.share(&look(0, 5), span, (false, true));
+        plenty.share(&sample(0, 5), span, (false, true));
         let waited = Critical {
             memory_stall: Nanos::millis(50),
-            ..look(400, 500)
+            ..sample(400, 500)
         };
         let counted = plenty.share(&waited, span, (false, true));
         assert_eq!(

@@ -60,7 +60,7 @@ pub struct Masks {
     /// number, and its code mask next to it. Else its one mask is at its number.
     pub registers: Vec<u64>,
     /// Whether code and data have separate masks.
-    pub apart: bool,
+    pub code_data: bool,
 }
 
 impl Masks {
@@ -68,14 +68,14 @@ impl Masks {
         let classes = shape.allocation.as_ref().map_or(1, |a| a.classes as usize);
         Self {
             registers: vec![shape.full(); classes],
-            apart: false,
+            code_data: false,
         }
     }
 
     /// The ways that a class may fill. A class without a register uses that of the last class.
     #[inline]
     fn of(&self, class: usize, fetch: bool) -> u64 {
-        let at = if self.apart {
+        let at = if self.code_data {
             2 * class + usize::from(fetch)
         } else {
             class

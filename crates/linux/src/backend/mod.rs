@@ -8,7 +8,7 @@ mod watch;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use quell_control::pressure::Look;
+use quell_control::pressure::Sample;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::{oom, own, procfs, rt, signals};
 use quell_plan::inventory::{Inventory, Measured};
@@ -182,7 +182,7 @@ impl Backend for Linux {
         Ok(self.enforcers.pressure.begin(&mut self.host, pressure)?)
     }
 
-    fn memory(&mut self, processes: bool, look: &mut Look) -> Answer<()> {
+    fn memory(&mut self, processes: bool, look: &mut Sample) -> Answer<()> {
         let pressure = &mut self.enforcers.pressure;
         Ok(pressure.read(&mut self.host, processes, look)?)
     }

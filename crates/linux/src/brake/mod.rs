@@ -157,7 +157,7 @@ impl Decides {
     #[must_use]
     pub fn needs_the_thread(regulation: &Regulation) -> bool {
         regulation.pooling.is_some()
-            || matches!(regulation.meter, Wanted::Apart { .. })
+            || matches!(regulation.meter, Wanted::Directions { .. })
             || regulation.split == Split::Demand
     }
 }
@@ -175,7 +175,7 @@ pub struct Brake {
     /// The CPU that it regulates.
     pub cpu: CpuId,
     /// Whether reads and writes have a budget each.
-    pub apart: bool,
+    pub directions: bool,
     /// Where it is decided whether a budget lasted a period.
     pub decides: Decides,
     pooled: bool,
@@ -250,7 +250,7 @@ impl Brake {
             .map_err(|_| io::Error::other("the brake was killed while it started"))?;
         let brake = Self {
             cpu,
-            apart: matches!(regulation.meter, Wanted::Apart { .. }),
+            directions: matches!(regulation.meter, Wanted::Directions { .. }),
             decides,
             pooled: regulation.pooling.is_some(),
             shared,

@@ -32,7 +32,7 @@ use super::{Applied, Enforcer, cores, weight};
 use crate::brake::{Brake, Decides, Lost};
 use crate::group_cgroups::CgroupDir;
 use crate::host::{Group, Host, finding, limits};
-use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
+use crate::meter::{DirectionsMeter, EventMeter, Meter, TimeMeter};
 use crate::pool::Pool;
 use crate::session::Session;
 
@@ -164,7 +164,7 @@ impl Enforcer for Brakes {
         };
         let of_group = |r: &&Regulated| r.group == *group && cpus.contains(r.brake.cpu);
         let brakes = || self.brakes.iter().filter(of_group).map(|r| &r.brake);
-        if let Some(one) = brakes().find(|t| t.apart) {
+        if let Some(one) = brakes().find(|t| t.directions) {
             return Err(Error::refused(format!(
                 "CPU {} has a budget of reads and one of writes: neither is moved by one for both",
                 one.cpu
@@ -496,10 +496,12 @@ fn event_meter(
     scope: Scope<'_>,
     counting: Option<&Counting>,
 ) -> std::io::Result<Box<dyn Meter>> {
-    let [reads, writes] = counting.map(Counting::codes_apart).unwrap_or_default();
+    let [reads, writes] = counting
+        .map(Counting::codes_by_direction)
+        .unwrap_or_default();
     let meter = match wanted {
-        MeterKind::Apart { .. } => {
-            return Ok(Box::new(ApartMeter::open(&reads, &writes, scope)?));
+        MeterKind::Directions { .. } => {
+            return Ok(Box::new(DirectionsMeter::open(&reads, &writes, scope)?));
         }
         MeterKind::Reads => EventMeter::open(&reads, scope),
         MeterKind::Writes => EventMeter::open(&writes, scope),

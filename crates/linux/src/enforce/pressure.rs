@@ -7,7 +7,7 @@ mod account;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use quell_control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
+use quell_control::pressure::{Act, Critical, Machine, Neighbour, Process, Sample};
 use quell_kernel::cached_file::{CachedFile, keyed};
 use quell_kernel::cgroup::Controller;
 use quell_kernel::error::{Error, Result};
@@ -133,14 +133,14 @@ impl Pressure {
     }
 
     /// Takes a sample, with the processes of best-effort groups if `processes`.
-    pub fn read(&mut self, host: &mut Host, processes: bool, look: &mut Look) -> Result<()> {
+    pub fn read(&mut self, host: &mut Host, processes: bool, sample: &mut Sample) -> Result<()> {
         // The watchdog must never be stopped or killed. Quell itself is known by its process id.
         let watchdog = host.session.as_ref().and_then(Session::watchdog_pid);
         let (Some(watch), Ok(mut journaled)) = (self.watch.as_mut(), host.writer()) else {
             return Err(Error::refused("memory is not watched"));
         };
         let files = journaled.files;
-        watch.look(&mut journaled, files, watchdog, processes, look)
+        watch.sample(&mut journaled, files, watchdog, processes, sample)
     }
 }
 
@@ -257,39 +257,39 @@ impl Watch {
         })
     }
 
-    fn look(
+    fn sample(
         &mut self,
         journaled: &mut JournaledWriter<'_>,
         files: &dyn Files,
         never: Option<u32>,
         processes: bool,
-        look: &mut Look,
+        sample: &mut Sample,
     ) -> Result<()> {
-        look.machine = self.machine(files)?;
-        look.critical.clear();
+        sample.machine = self.machine(files)?;
+        sample.critical.clear();
         for account in &mut self.critical {
             let stat = account.stat(files)?;
             let memory_stall = waited(account.memory_stall.as_mut(), files)?;
             if memory_stall.is_none() {
                 account.still_told(files)?;
             }
-            look.critical.push(Critical {
+            sample.critical.push(Critical {
                 memory_stall: memory_stall.unwrap_or_default(),
                 io_stall: waited(account.io_stall.as_mut(), files)?.unwrap_or_default(),
                 usage: account.usage(files)?,
                 anonymous: Bytes(stat.anonymous.0.saturating_add(stat.shared.0)),
                 file: stat.active_file.max(stat.mapped),
                 refaults: stat.refaults,
-                beat: None,
+                unit_end: None,
             });
         }
-        look.neighbours.clear();
-        look.processes.clear();
+        sample.neighbours.clear();
+        sample.processes.clear();
         for (number, hold) in self.neighbours.iter_mut().enumerate() {
-            let neighbour = hold.look(journaled, files)?;
-            look.neighbours.push(neighbour);
+            let neighbour = hold.sample(journaled, files)?;
+            sample.neighbours.push(neighbour);
             if processes {
-                hold.processes(files, number, never, &mut look.processes)?;
+                hold.processes(files, number, never, &mut sample.processes)?;
             }
         }
         Ok(())
@@ -314,7 +314,7 @@ impl Watch {
 }
 
 impl Hold {
-    fn look(
+    fn sample(
         &mut self,
         journaled: &mut JournaledWriter<'_>,
         files: &dyn Files,

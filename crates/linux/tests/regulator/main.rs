@@ -6,9 +6,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod apart;
 #[path = "../common/counted.rs"]
 mod counted;
+mod directions;
 mod interrupt;
 mod lost;
 mod many;

@@ -9,7 +9,7 @@ use quell_types::units::{Bytes, Share};
 use crate::inventory::CacheKind;
 
 use super::allot::{Want, runs};
-use super::codedata as apart;
+use super::codedata;
 use super::draft::Draft;
 use super::parts::{Ask, Kind, Refused};
 use super::words::parts as words;
@@ -53,7 +53,7 @@ pub(super) fn cache(
     match &wanted.form {
         CacheForm::Ways(n) => counted(*n),
         CacheForm::Apart { code, data } => {
-            apart::possible(draft, kind)?;
+            codedata::possible(draft, kind)?;
             counted(*code)?;
             counted(*data)?;
             Ok(Want::Count(code.saturating_add(*data)))
