@@ -261,6 +261,34 @@ fn who_goes_and_comes_again_while_watched_is_watched_again() {
     assert!(!nest.frozen());
 }
 
+/// The groups' own cgroups are on v1 only, as a person makes them there.
+#[test]
+fn cgroups_on_v1_alone_are_watched_and_frozen() {
+    let test = "cgroups on v1 alone";
+    let Some(mut machine) = machine(test) else {
+        return;
+    };
+    let (own, others) = (file(&machine, "own", 80), file(&machine, "others", 400));
+    let Some(mut nest) = Nest::new(&machine, test) else {
+        return;
+    };
+    let tops = nest.tops.split_off(1);
+    let made = tops[0].with_file_name("quell.slice/hog/cgroup.freeze");
+    drop(Nest { tops });
+    let app = format!("while :; do cat {own} >/dev/null; sleep 0.02; done");
+    let _app = nest.start("app", &app);
+    let _hog = nest.start("hog", &format!("while :; do cat {others} >/dev/null; done"));
+    machine.remember();
+    let run = Running::start(quell().args(["run", &freezing(&machine)]));
+    eventually("the hog is frozen", || {
+        fs::read_to_string(&made).is_ok_and(|text| text.trim() == "1")
+    });
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(!done.err.contains("too late"), "{done:?}");
+}
+
 #[test]
 fn no_task_is_moved_out_of_a_limit_of_memory() {
     let test = "a limit that is left";

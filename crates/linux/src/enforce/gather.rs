@@ -77,6 +77,7 @@ fn gather(
         home,
         layout,
         matching: matching.to_vec(),
+        tried: BTreeSet::new(),
         cpus,
         limit_most: Level::Enforced,
         ledger: Some(Ledger::new(rt::ticks_since_boot())),
@@ -96,6 +97,7 @@ fn gather(
         group
             .home
             .adopt(&mut writer, cgroups, &cgroup, &controllers)?;
+        group.tried.insert(cgroup);
     }
     if within {
         threaded::divide(&mut writer, cgroups, &mut group.home)?;

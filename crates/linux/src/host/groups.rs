@@ -26,6 +26,8 @@ pub struct Group {
     pub home: GroupCgroups,
     pub layout: Layout,
     pub matching: Vec<TaskMatch>,
+    /// Cgroups named by `matching` that have been changed, or were tried to be.
+    pub tried: BTreeSet<String>,
     pub cpus: CpuSet,
     /// The highest level of its limit. Lower than planned once something was found that the limit
     /// does not hold.
@@ -86,9 +88,25 @@ impl Host {
                 group
                     .home
                     .adopt(&mut writer, cgroups, &cgroup, controllers)?;
+                group.tried.insert(cgroup);
             }
+            self.complete(name, controllers)?;
         }
         self.collect(name)
+    }
+
+    /// Makes a v2 cgroup, to see a group's pressure and to freeze it, where its own are all on v1. Its
+    /// tasks get no other share of anything there.
+    fn complete(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
+        const V2: Controller = Controller::Pressure;
+        let home = &self.groups.one(name)?.home;
+        let is_there = home.dirs(&self.cgroups, V2).next().is_some();
+        if !controllers.contains(&V2) || home.places.is_empty() || is_there {
+            return Ok(());
+        }
+        let more = self.home(name, &[V2], Layout::default())?;
+        self.groups.one_mut(name)?.home.places.extend(more.places);
+        Ok(())
     }
 
     /// Makes cgroups for a group, below the limit around all groups if there is one.
