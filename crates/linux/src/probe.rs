@@ -491,22 +491,18 @@ fn memory_control(means: &MemoryMeans) -> Availability {
         (Ok(()), true) => "the kernel reports the pressure of every group",
         (Ok(()), false) => "the kernel reports the pressure of the machine only",
     };
-    match means.control {
-        MemoryControl::V2 => yes(
-            Level::Enforced,
-            format!("cgroup v2: memory.min, memory.high; {reported}"),
-        ),
-        MemoryControl::V1 => yes(
-            Level::Enforced,
-            format!("cgroup v1: limits that kill, no protection; files are locked; {reported}"),
-        ),
-        MemoryControl::None => yes(
-            Level::Enforced,
-            format!(
-                "files are locked; no cgroup hierarchy carries the memory controller; {reported}"
-            ),
-        ),
-    }
+    let limits = match (&means.control, &means.immunity) {
+        (MemoryControl::V2, Ok(())) => "cgroup v2: memory.min, memory.high",
+        (MemoryControl::V2, Err(_)) => "cgroup v2: limits, no protection",
+        (MemoryControl::V1, _) => "cgroup v1: limits that kill, no protection",
+        (MemoryControl::None, _) => "no cgroup hierarchy carries the memory controller",
+    };
+    let kept = match (&means.immunity, &means.lock) {
+        (Ok(()), Ok(())) => "files are locked".to_owned(),
+        (Err(why), _) => format!("nothing is kept, as {why}"),
+        (Ok(()), Err(why)) => format!("files are not locked, as {why}"),
+    };
+    yes(Level::Enforced, format!("{limits}; {kept}; {reported}"))
 }
 
 fn cores(means: &Means) -> Availability {

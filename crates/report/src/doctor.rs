@@ -339,10 +339,11 @@ fn verdict(machine: &Inventory) -> String {
     let mut can: Vec<(Level, Vec<String>)> = Vec::new();
     let mut cannot: Vec<String> = Vec::new();
     for (what, mechanisms) in PROMISES {
-        // A memory controller of cgroup v1 limits, and protects nothing.
-        let limits_only =
-            mechanisms == [Mechanism::Memory] && machine.means.memory.control == MemoryControl::V1;
-        let what = match limits_only {
+        // A memory controller of cgroup v1 limits, and protects nothing. A program that is not immune
+        // from the OOM killer is not protected either: it would be killed first.
+        let memory = &machine.means.memory;
+        let limits_only = memory.control == MemoryControl::V1 || memory.immunity.is_err();
+        let what = match limits_only && mechanisms == [Mechanism::Memory] {
             true => "limits on its neighbours' memory",
             false => what,
         };
