@@ -149,7 +149,7 @@ fn look(dir: &Path) -> Result<Run> {
 fn show(run: &Run) {
     let word = if run.holds { "holds" } else { "DOES NOT HOLD" };
     println!(
-        "run {}: {word} ({}); {} changes recorded",
+        "run {}: {word} ({}); its undo record has {} entries",
         run.run, run.why, run.changes
     );
     for cpu in &run.throttled {

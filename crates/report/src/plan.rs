@@ -175,8 +175,11 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             cpus,
             exclusive: false,
             ..
+        } => format!("runs on {} only", on(cpus)),
+        // Also what a person forgets: the clients of a server that is protected.
+        Setting::ConfineRest { cpus } => {
+            format!("runs on {} only, clients of the groups included", on(cpus))
         }
-        | Setting::ConfineRest { cpus } => format!("runs on {} only", on(cpus)),
         Setting::Weight {
             weight: CpuWeight::Of(100..),
         } => return None,
