@@ -67,12 +67,12 @@ impl Nest {
 
     /// Starts a program in one of them.
     fn start(&self, name: &str, script: &str) -> Program {
-        let doors: Vec<String> = self
+        let procs_files: Vec<String> = self
             .tops
             .iter()
             .map(|top| format!("echo 0 >{}/{name}/cgroup.procs", top.display()))
             .collect();
-        let script = format!("{}; {script}", doors.join("; "));
+        let script = format!("{}; {script}", procs_files.join("; "));
         let program = Program::start(&["sh", "-c", &script]);
         let inside = |top: &PathBuf| {
             let text = fs::read_to_string(top.join(name).join("cgroup.procs")).unwrap();

@@ -71,7 +71,7 @@ impl Loop for Memory {
         now: Nanos,
         sink: &mut dyn Sink,
     ) -> Result<(), String> {
-        self.look(backend, now, sink);
+        self.sample(backend, now, sink);
         Ok(())
     }
 }
@@ -115,7 +115,7 @@ impl Memory {
         }))
     }
 
-    fn look(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
+    fn sample(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
         let processes = self.control.wants_processes();
         let looked = backend.memory(processes, &mut self.look);
         self.decisions.clear();

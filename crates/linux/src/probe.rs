@@ -465,7 +465,7 @@ fn memory(
         Some(Version::V1) if root => MemoryControl::V1,
         _ => MemoryControl::None,
     };
-    let pressure = match psi::told(files) {
+    let pressure = match psi::is_reported(files) {
         true => Ok(()),
         false => Err(
             "this kernel has no pressure stall information, or it is off (psi=1 on its command line turns it on)".to_owned(),

@@ -289,9 +289,7 @@ fn faults(critical: &Chosen) -> f64 {
 
 fn faulted(critical: &Chosen) -> String {
     let faults = faults(critical);
-    format!(
-        "While it was watched it had {faults:.0} page faults a second that waited for a disk."
-    )
+    format!("While it was watched it had {faults:.0} page faults a second that waited for a disk.")
 }
 
 fn instead_of_memory(critical: &Chosen) -> Reason {

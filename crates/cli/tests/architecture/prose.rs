@@ -32,7 +32,7 @@ const LONG: &[(&str, &str)] = &[
     ("lab/src/guest.rs", "image"),
     ("linux/src/capture/anonymous.rs", "anonymous"),
     ("linux/src/probe.rs", "mechanisms"),
-    ("linux/src/profile.rs", "look"),
+    ("linux/src/profile.rs", "observe"),
     (
         "linux/tests/conformance/locked.rs",
         "the_kernel_locks_and_refuses_and_says_why",
@@ -55,7 +55,7 @@ const TUPLES: &[(&str, usize)] = &[
     ("conformance/src/lib.rs", 1),
     ("control/src/pressure/quell.rs", 2),
     ("control/src/pressure/stall.rs", 1),
-    ("engine/src/beside.rs", 2),
+    ("engine/src/side_by_side.rs", 2),
     ("engine/src/profile.rs", 1),
     ("kernel/src/fake/cpuset.rs", 1),
     ("kernel/src/fake/knobs.rs", 1),

@@ -18,9 +18,9 @@ use quell_types::units::{Lines, Nanos, Rate, Share};
 use super::*;
 use crate::fake::{Fake, Scene, machine};
 
-mod beside;
 mod result;
 mod running;
+mod side_by_side;
 
 const PEAK: f64 = 10e9;
 

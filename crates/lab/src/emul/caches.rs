@@ -133,7 +133,7 @@ impl Shared {
 
     /// Looks a line up, and fills it in if it is not there. Returns whether it was there, and the
     /// modified line that left.
-    fn look(
+    fn lookup(
         &mut self,
         address: u64,
         class: usize,
@@ -286,7 +286,7 @@ impl Caches {
         let (found, out) = {
             let mut second = lock(self.second(core));
             let pushed = left.and_then(|line| second.take(line, 0));
-            let (found, victim) = second.look(address, class, kind, 0);
+            let (found, victim) = second.lookup(address, class, kind, 0);
             let out = [pushed, victim];
             if self.third.is_empty() {
                 second.account(class, 0, !found, out);
@@ -317,7 +317,7 @@ impl Caches {
             self.memory(None, out);
             return (Served::Second, Duration::ZERO);
         }
-        let (there, victim) = third.look(address, class, kind, id);
+        let (there, victim) = third.lookup(address, class, kind, id);
         third.account(class, id, !there, [victim, None]);
         let percent = third.delays.get(class).copied().unwrap_or(0);
         drop(third);

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use quell_control::pressure::Sample;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::{oom, own, procfs, rt, signals};
+use quell_kernel::{oom, procfs, rt, self_usage, signals};
 use quell_plan::inventory::{Inventory, Measured};
 use quell_plan::{Plan, Pressured, Step};
 use quell_record::backend::{
@@ -188,7 +188,7 @@ impl Backend for Linux {
     }
 
     fn own(&mut self) -> Answer<Option<Own>> {
-        Ok(Some(own::own(&self.host.files)?))
+        Ok(Some(self_usage::own(&self.host.files)?))
     }
 
     fn act(&mut self, action: &Action) -> Answer<()> {

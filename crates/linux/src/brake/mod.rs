@@ -195,13 +195,13 @@ impl fmt::Debug for Brake {
 
 impl Brake {
     /// Starts regulating `cpu`. Before this returns, the brake has entered its cgroup through
-    /// `doors` and was seen on its CPU.
+    /// `procs_files` and was seen on its CPU.
     pub fn start(
         cpu: CpuId,
         regulation: &Regulation,
         mut meter: Box<dyn Meter>,
         permit: Permit,
-        doors: Vec<String>,
+        procs_files: Vec<String>,
         pool: &Arc<Pool>,
     ) -> io::Result<Self> {
         let decides = match Decides::needs_the_thread(regulation) || meter.load().is_err() {
@@ -217,7 +217,7 @@ impl Brake {
         let (ready, started) = mpsc::channel();
         let task = Task {
             cpu,
-            doors,
+            procs_files,
             regulator: Regulator::new(regulation, rt::now(), used),
             // Of several CPUs that share a budget by demand, what each draws has to be known.
             most: meter

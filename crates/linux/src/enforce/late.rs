@@ -45,9 +45,10 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
     for cgroup in &named {
         late.adopt(&mut writer, cgroups, cgroup, &GATHERED)?;
     }
-    let known = &group.home.places;
-    late.places.retain(|place| known.iter().all(|p| p.dir != place.dir));
-    group.home.places.extend(late.places.iter().cloned());
+    let known = &group.cgroups.places;
+    late.places
+        .retain(|place| known.iter().all(|p| p.dir != place.dir));
+    group.cgroups.places.extend(late.places.iter().cloned());
     let mut without = Vec::new();
     let mut notes = Vec::new();
     for step in steps {

@@ -108,7 +108,7 @@ impl Registers {
     ///
     /// # Errors
     /// When they cannot be read.
-    pub fn look(
+    pub fn sample(
         &mut self,
         files: &dyn Files,
         resctrl: &Resctrl,

@@ -10,9 +10,9 @@ use crate::inventory::CacheKind;
 
 use super::allot::{Want, runs};
 use super::codedata;
+use super::division::{Ask, Kind, Refused};
 use super::draft::Draft;
-use super::parts::{Ask, Kind, Refused};
-use super::words::parts as words;
+use super::words::division as words;
 
 pub(super) fn at_level(
     wanted: &CacheWanted,

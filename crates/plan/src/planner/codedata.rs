@@ -14,9 +14,9 @@ use quell_types::refusal::Remedy;
 use crate::plan::Setting;
 
 use super::amounts::mask_of;
+use super::division::{Claim, Divided, Kind, Refused};
 use super::draft::Draft;
-use super::parts::{Claim, Divided, Kind, Refused};
-use super::words::parts as words;
+use super::words::division as words;
 
 /// Whether ways of this kind can be separated for code and data.
 pub(super) fn possible(draft: &Draft<'_>, kind: Kind) -> Result<(), Refused> {

@@ -21,6 +21,7 @@
 //!   and steer;
 //! - [`words`] has the sentences.
 
+mod adaptive_ways;
 mod allot;
 mod amounts;
 mod assumed;
@@ -32,15 +33,14 @@ mod codedata;
 mod cpus;
 mod deadline;
 mod directions;
+mod division;
 mod draft;
-mod following;
 mod io;
 mod locking;
 mod mba;
 mod memory;
 mod others;
 mod partition;
-mod parts;
 mod period;
 mod pooling;
 mod quota;

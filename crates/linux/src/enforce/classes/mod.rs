@@ -9,8 +9,8 @@
 //! A group that has ways to itself is made exclusive where the kernel allows it. Control groups
 //! that other programs make meanwhile then begin without these ways.
 
+mod check;
 mod locked;
-mod look;
 mod members;
 mod residency;
 
@@ -30,8 +30,8 @@ use quell_types::partition::Mask;
 
 use super::{Applied, Enforcer, Launch, cache};
 use crate::host::{Host, finding};
+use check::Found;
 use locked::Locked;
-use look::Found;
 
 /// resctrl, and what groups have of it.
 struct Parts {
@@ -215,7 +215,7 @@ impl Enforcer for Classes {
 
     /// Brings in newborn tasks, and reports what other programs took of a promise. Each finding is
     /// reported once, when it begins.
-    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         let Some(of) = &mut self.parts else {
             return;
         };
@@ -245,7 +245,7 @@ impl Enforcer for Classes {
             return Ok(());
         };
         let class = parts.groups.get(program.group);
-        program.doors.extend(class.map(|c| c.file("tasks")));
+        program.procs_files.extend(class.map(|c| c.file("tasks")));
         match parts.locks.get_mut(program.group) {
             Some(locked) => locked.hand_to(program),
             None => Ok(()),

@@ -236,11 +236,11 @@ impl Scene {
                 ours: false,
                 braked: false,
             };
-            let home = GroupCgroups {
+            let group_cgroups = GroupCgroups {
                 group: group.to_owned(),
                 places: vec![place.clone()],
             };
-            (home, Some(place))
+            (group_cgroups, Some(place))
         };
         let members = Members {
             critical: vec![member("detector")],
