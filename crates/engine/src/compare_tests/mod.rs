@@ -2,7 +2,7 @@
 //!
 //! - [`result`]: what is found and reported.
 //! - [`running`]: what is done, also after failures, and the record of it.
-//! - [`beside`]: several machines.
+//! - [`side_by_side`]: several machines.
 #![expect(clippy::cast_sign_loss, reason = "rates are positive")]
 
 use quell_control::config::Regulation;

@@ -4,7 +4,7 @@
 //! The planner is pure: the same policy and inventory give the same plan. A promise that cannot be
 //! kept is refused or downgraded with the reason; nothing is dropped.
 //!
-//! [`draft`] is the plan under construction, [`wanted`] and [`parts`] are what is wanted. All other
+//! [`draft`] is the plan under construction, [`wanted`] and [`division`] are what is wanted. All other
 //! modules read these three:
 //! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, and [`sharing`] notes
 //!   shared caches;
