@@ -210,8 +210,8 @@ fn on_sim(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
         capture: true,
     };
     let mut bar = Bar::new();
-    let spans = (SIMULATED_WARMUP, span);
-    let watched = quell_engine::profile::watch(sim, &spec, spans, &mut bar).map_err(failed)?;
+    let watched = quell_engine::profile::watch(sim, &spec, SIMULATED_WARMUP, span, &mut bar);
+    let watched = watched.map_err(failed)?;
     drop(bar);
     let found = Found {
         counters: vec![

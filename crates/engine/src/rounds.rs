@@ -110,7 +110,7 @@ impl Rounds<'_, '_> {
                 });
                 let to_run = to_run.collect();
                 let begun = machines.first().map_or(Nanos(0), |backend| backend.now());
-                side_by_side((setup, &cells), machines, (to_run, begun), |source| {
+                side_by_side(setup, &cells, machines, to_run, begun, |source| {
                     self.all(&cells, source)
                 })
             }

@@ -220,17 +220,10 @@ pub fn probe(
         brake_in_place: brake_in_place(cgroups),
         cpu_max: root && cgroups.of(Controller::Cpu).is_some(),
         counter_users: topology::counter_users(files)?,
-        memory: memory(files, cgroups, root, (immunity, lock)),
+        memory: memory(files, cgroups, root, immunity, lock),
     };
     let virtual_machine = shape.identity.hypervisor.is_some();
-    let mechanisms = mechanisms(
-        files,
-        cgroups,
-        &means,
-        &cpus,
-        root,
-        (virtual_machine, &offer),
-    );
+    let mechanisms = mechanisms(files, cgroups, &means, &cpus, root, virtual_machine, &offer);
     let inventory = Inventory {
         identity: shape.identity,
         cpus: shape.cpus,
@@ -333,7 +326,8 @@ fn mechanisms(
     means: &Means,
     cpus: &CpuSet,
     root: bool,
-    (virtual_machine, offer): (bool, &std::result::Result<Offer, String>),
+    virtual_machine: bool,
+    offer: &std::result::Result<Offer, String>,
 ) -> BTreeMap<Mechanism, Availability> {
     let unprivileged = || Availability::No {
         why: "changing the machine needs root (CAP_SYS_ADMIN), outside of a container".to_owned(),
@@ -455,10 +449,8 @@ fn memory(
     files: &dyn Files,
     cgroups: &Cgroups,
     root: bool,
-    (immunity, lock): (
-        std::result::Result<(), String>,
-        std::result::Result<(), String>,
-    ),
+    immunity: std::result::Result<(), String>,
+    lock: std::result::Result<(), String>,
 ) -> MemoryMeans {
     let control = match cgroups.of(Controller::Memory).map(|h| h.version) {
         Some(Version::V2) if root => MemoryControl::V2,
@@ -565,7 +557,7 @@ mod tests {
 
     fn means(fake: &Fake, root: bool) -> MemoryMeans {
         let cgroups = Cgroups::discover(fake).unwrap();
-        memory(fake, &cgroups, root, (Ok(()), Ok(())))
+        memory(fake, &cgroups, root, Ok(()), Ok(()))
     }
 
     #[test]

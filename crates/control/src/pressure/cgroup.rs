@@ -66,7 +66,7 @@ impl Cgroup {
         let others = disks_used(&mut self.moved, &sample.neighbours);
         let shares = self.critical.iter_mut().zip(&sample.critical);
         let share = shares
-            .map(|(stall, group)| stall.share(group, span, (true, others)))
+            .map(|(stall, group)| stall.share(group, span, true, others))
             .max();
         let calm = share.is_none_or(|share| share <= self.rules.release);
         let total = sample.machine.total.0;

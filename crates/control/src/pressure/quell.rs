@@ -197,7 +197,7 @@ impl Quell {
         let others = disks_used(&mut self.moved, &sample.neighbours);
         let shares = self.critical.iter_mut().zip(&sample.critical);
         let share = shares
-            .map(|(stall, group)| stall.share(group, span, (near, others)))
+            .map(|(stall, group)| stall.share(group, span, near, others))
             .fold(Share(0), Share::max);
         self.blame.see(&sample.neighbours, span);
         if !sample.processes.is_empty() {
@@ -209,7 +209,7 @@ impl Quell {
         self.judge(now, share);
         self.protect(now, &sample.critical, decisions);
         self.thaw(now, share, decisions);
-        self.limit(now, share, (sample, left), decisions);
+        self.limit(now, share, sample, left, decisions);
         self.escalate(now, share, sample, decisions);
         // Processes are read only to choose one to kill, and none is killed while more than this is
         // left. A growing process is found within few samples.
@@ -292,7 +292,8 @@ impl Quell {
         &mut self,
         now: Nanos,
         share: Share,
-        (sample, left): (&Sample, u64),
+        sample: &Sample,
+        left: u64,
         decisions: &mut Vec<Decision>,
     ) {
         let (total, machine) = (sample.machine.total.0, &sample.machine);
