@@ -312,6 +312,12 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::WaysCodeData { level, code, data } => {
             format!("fill of L{level} only {code} with code and {data} with data")
         }
+        Setting::WaysCpus { cpus } => {
+            format!(
+                "fill its ways, too, from kernel threads and interrupts on {}",
+                on(cpus)
+            )
+        }
         Setting::Colour { choices, spill } => coloured(choices, *spill),
         Setting::Lock { level, mask, size } => {
             format!("lock {size} of its memory in L{level}, in ways {mask}")

@@ -4,12 +4,12 @@
 //! The planner is pure: the same policy and inventory give the same plan. A promise that cannot be
 //! kept is refused or downgraded with the reason; nothing is dropped.
 //!
-//! [`draft`] is the plan under construction, [`wanted`] and [`division`] are what is wanted. All other
-//! modules read these three:
+//! [`draft`] is the plan under construction, [`wanted`] and [`division`] are what is wanted. All
+//! other modules read these three:
 //! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, and [`sharing`] notes
 //!   shared caches;
 //! - [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them,
-//!   [`partition`] makes steps and promises of it;
+//!   [`partition`] makes steps and promises of it, [`class_cpus`] adds kernel work;
 //! - [`rates`] reads what is wanted of bandwidth, [`bandwidth`] limits it, [`caps`] are the
 //!   budgets;
 //! - [`directions`] decides whether reads and writes can have a budget each, [`pooling`] pools
@@ -29,6 +29,7 @@ mod bandwidth;
 mod brake;
 mod caps;
 mod claims;
+mod class_cpus;
 mod codedata;
 mod cpus;
 mod deadline;
@@ -122,6 +123,7 @@ pub fn plan_beside(
     io::plan(&mut draft);
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
+    class_cpus::plan(&mut draft);
     // What was refused would be judged as missing, and its reason is reported already.
     if draft.refusals.is_empty() {
         draft.require();

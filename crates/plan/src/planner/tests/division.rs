@@ -41,6 +41,33 @@ fn part_of<'a>(plan: &'a Plan, group: &str) -> &'a Held {
         .unwrap_or_else(|| panic!("{:?}", plan.promises))
 }
 
+/// Kernel work on the group's own CPUs fills its ways. A group that shares CPUs has none.
+#[test]
+fn cpus_of_a_groups_own_are_in_its_class() {
+    let given = |policy: &str, machine: &Inventory| {
+        let plan = planned(policy, machine);
+        let cpus = plan.steps.iter().find_map(|step| match &step.set {
+            Setting::WaysCpus { cpus } => Some((step.group.clone().unwrap(), cpus.to_string())),
+            _ => None,
+        });
+        cpus
+    };
+    let own = PAIR.replace("cpus = 1\n", "cpus = 1\nreserve.cache = { ways = 2 }\n");
+    let mut kernel = icelake_sp();
+    kernel.means.movable_irqs = 0;
+    kernel.means.fixed_irqs = 0;
+    assert_eq!(given(&own, &kernel), None, "no kernel works there");
+    kernel.means.fixed_irqs = 1;
+    let (group, cpus) = given(&own, &kernel).unwrap();
+    assert_eq!(
+        (group.as_str(), cpus.parse::<CpuSet>().unwrap().len()),
+        ("victim", 1)
+    );
+    let shared = own.replace("cpus = 1\nreserve", "cpus = \"any\"\nreserve");
+    assert_eq!(given(&shared, &kernel), None);
+    assert_eq!(given(PAIR, &kernel), None);
+}
+
 #[test]
 fn banks_of_four_cores() {
     let text = cores(&[
