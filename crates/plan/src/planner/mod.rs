@@ -9,7 +9,8 @@
 //! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, and [`sharing`] notes
 //!   shared caches;
 //! - [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them,
-//!   [`partition`] makes steps and promises of it, [`class_cpus`] adds kernel work;
+//!   [`partition`] makes steps and promises of it, [`class_cpus`] adds kernel work, and
+//!   [`too_small`] says which part is;
 //! - [`rates`] reads what is wanted of bandwidth, [`bandwidth`] limits it, [`caps`] are the
 //!   budgets;
 //! - [`directions`] decides whether reads and writes can have a budget each, [`pooling`] pools
@@ -48,6 +49,7 @@ mod quota;
 mod rates;
 mod reserves;
 mod sharing;
+mod too_small;
 mod wanted;
 mod weight;
 mod words;
@@ -124,6 +126,7 @@ pub fn plan_beside(
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
     class_cpus::plan(&mut draft);
+    too_small::acts(&mut draft);
     // What was refused would be judged as missing, and its reason is reported already.
     if draft.refusals.is_empty() {
         draft.require();

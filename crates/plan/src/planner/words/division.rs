@@ -34,6 +34,9 @@ pub const SAME_FOR_CODE_AND_DATA: &str =
 pub const NOBODY_RESERVES_WAYS: &str = "no critical group reserves ways of a cache";
 
 sentences! {
+    part_is_too_small(group: &str, part: Bytes, needed: Bytes, profile: &str, enough: u64)
+        "group {group}: its part of {part} is smaller than the {needed} that its program worked on alone (profile \
+        {profile}); {enough} ways would hold that";
     coloured_changes_nothing(group: &str)
         "group {group}: `coloured` changes nothing, since no page colours are chosen";
     all_are_given_away(count: u32, kind: &str)
