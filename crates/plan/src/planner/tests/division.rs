@@ -74,11 +74,10 @@ fn a_part_smaller_than_what_the_program_works_on_is_named() {
 fn cpus_of_a_groups_own_are_in_its_class() {
     let given = |policy: &str, machine: &Inventory| {
         let plan = planned(policy, machine);
-        let cpus = plan.steps.iter().find_map(|step| match &step.set {
-            Setting::WaysCpus { cpus } => Some((step.group.clone().unwrap(), cpus.to_string())),
+        plan.steps.into_iter().find_map(|step| match step.set {
+            Setting::WaysCpus { cpus } => Some((step.group.unwrap(), cpus.to_string())),
             _ => None,
-        });
-        cpus
+        })
     };
     let own = PAIR.replace("cpus = 1\n", "cpus = 1\nreserve.cache = { ways = 2 }\n");
     let mut kernel = icelake_sp();
