@@ -46,6 +46,14 @@ escaped() {
     sleep 2; echo "${pids# }" >$R/rt/tasks
     look escaped --for 3s
 }
+# A policy from these masks has the same ways, and plans.
+proposed() {
+    class rt 000f; class . fff0; list rt 512KiB; sleep 1
+    quell ways --for 200ms --pid "${pids# }" --propose >/tmp/proposed.toml 2>/dev/null
+    # shellcheck disable=SC2046
+    echo proposed $(sed -n 's/.*mask = "\(.*\)", level.*/\1/p' /tmp/proposed.toml) \
+        $(quell plan /tmp/proposed.toml | sed -n 's/.*(\(0x.*\)) of L3 to itself/\1/p')
+}
 empty() { class rt 000f; class spare 00f0; class . ff00; list rt 512KiB; sleep 1; look empty --for 3s; }
 # Narrowed while its lines are in the cache.
 beyond() {

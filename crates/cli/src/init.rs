@@ -5,7 +5,7 @@
 
 mod ask;
 mod choose;
-mod group;
+pub mod group;
 mod probe;
 mod scan;
 mod text;

@@ -1,6 +1,7 @@
 //! `quell ways`: who may fill which ways of which cache, over time, whoever has set it. Nothing is
 //! changed.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -9,15 +10,19 @@ use std::time::Instant;
 use quell_engine::folder::Folder;
 use quell_engine::sink::Sink;
 use quell_kernel::root::Kernel;
-use quell_kernel::{rt, signals};
+use quell_kernel::tasks::{Matcher, assign};
+use quell_kernel::{procfs, rt, signals};
 use quell_linux::ways::Looker;
 use quell_record::events::{Event, MANIFEST_SCHEMA, Phase};
 use quell_record::ways::{Change, Snapshot, Timeline, changes, findings};
+use quell_types::task::TaskMatch;
 use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::exit::{Exit, Result, failed, usage};
 use crate::machine;
+
+mod propose;
 
 /// `quell ways`
 #[derive(Debug, clap::Args)]
@@ -37,6 +42,15 @@ pub struct Ways {
     /// Print what was found as JSON
     #[arg(long)]
     pub json: bool,
+    /// Print a policy made from the masks at the end, in place of what was found
+    #[arg(long, conflicts_with = "json")]
+    pub propose: bool,
+    /// A process to look at, with its children, whatever its class; repeat for more
+    #[arg(long, value_name = "PID")]
+    pub pid: Vec<u32>,
+    /// Processes to look at: KEY=VALUE[,KEY=VALUE…] as for `quell run --critical`; repeat for more
+    #[arg(long = "match", value_name = "MATCH")]
+    pub matching: Vec<TaskMatch>,
     /// A command to start and to look at, whatever its class; its status is passed through
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<String>,
@@ -60,6 +74,9 @@ pub fn run(args: &Ways) -> Result {
         eprintln!(
             "quell: note: the processor's registers cannot be read here (on Intel: modprobe msr): what is set behind the kernel's back is not seen"
         );
+    }
+    for pid in running(&files, args)? {
+        looker.watch(pid);
     }
     let stops = signals::stop_signals().map_err(failed)?;
     let begun = machine::unix_s();
@@ -112,6 +129,13 @@ pub fn run(args: &Ways) -> Result {
     if let Some(folder) = record.take() {
         eprintln!("quell: the record is in {}", keep(folder, end, begun)?);
     }
+    if args.propose {
+        let policy = propose::policy(&before).ok_or_else(|| {
+            failed("no program is in a class of its own: there is nothing to propose")
+        })?;
+        print!("{policy}");
+        return Ok(Exit::Done);
+    }
     let told = || all.told.iter().map(|(at, change)| (at.0, change));
     if args.json {
         let found = findings(&Timeline::of(told(), end.0));
@@ -142,6 +166,27 @@ impl Changes {
         record.put(at, &event);
         self.told.push((at, change));
     }
+}
+
+/// The processes that the options name. All of them run, or the first that does not is an error.
+fn running(files: &Kernel, args: &Ways) -> Result<Vec<u32>> {
+    let mut pids = args.pid.clone();
+    for pid in &pids {
+        if procfs::stat(files, *pid).map_err(failed)?.is_none() {
+            return Err(usage(format!("--pid {pid}: no such process")));
+        }
+    }
+    if args.matching.is_empty() {
+        return Ok(pids);
+    }
+    let matcher = Matcher::new(files, "watched", &args.matching).map_err(failed)?;
+    let found = assign(files, &[matcher], &BTreeSet::new()).map_err(failed)?;
+    let found: Vec<u32> = found.into_values().flatten().map(|s| s.id.pid).collect();
+    if found.is_empty() {
+        return Err(usage("--match: no process matches"));
+    }
+    pids.extend(found);
+    Ok(pids)
 }
 
 fn start(command: &[String], looker: &mut Looker) -> Result<Option<Child>> {

@@ -68,10 +68,13 @@ fn wrong_configurations_are_told_as_what_they_are() {
         ("beyond", Some("beyond")),
         ("registers", Some("register")),
     ];
-    let names: Vec<&str> = wanted.iter().map(|(name, _)| *name).collect();
+    let mut names: Vec<&str> = wanted.iter().map(|(name, _)| *name).collect();
+    names.push("proposed");
     let Some(found) = scenes(&names, &[]) else {
         return;
     };
+    let proposed = found.iter().find(|(name, _)| name == "proposed");
+    assert_eq!(proposed.unwrap().1, ["0xf", "0xf"]);
     for (scene, kind) in wanted {
         let told = found.iter().find(|(name, _)| name == scene);
         let (_, kinds) = told.unwrap_or_else(|| panic!("no scene {scene}: {found:?}"));
