@@ -146,3 +146,45 @@ value_at_most  = 1.05
     let (code, out, _) = run(&text.replace("= 0.9\n", "= 1.04\n"), &["--check"]);
     assert_eq!(code, Some(3), "{out}");
 }
+
+/// `webrtc` cut to a few frames of its two unprotected configurations: the directions of every
+/// published figure.
+#[test]
+fn a_short_call_goes_the_published_directions() {
+    let text = include_str!("../../../experiments/webrtc.toml");
+    let line = |l: &&str| l.starts_with("simulated ");
+    let usual = text.lines().find(line).unwrap();
+    let short = r#"simulated  = { rounds = 1, warmup = "34ms", duration = "100ms" }"#;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("call.toml"), text.replace(usual, short)).unwrap();
+    let out = Command::new(env!("CARGO_BIN_EXE_quell"))
+        .args(["compare", "call.toml", "--on", "sim", "--check", "--json"])
+        .args(["--only", "solo,cpuset"])
+        .current_dir(dir.path())
+        .env("QUELL_STATE_DIR", dir.path().join("state"))
+        .output()
+        .unwrap();
+    let err = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(0), "{err}");
+    let result: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let rows = result["published"].as_array().unwrap();
+    let found: Vec<String> = rows
+        .iter()
+        .filter(|row| !row["change"].is_null())
+        .map(|row| {
+            let word = |key: &str| row[key].as_str().unwrap_or("bandwidth_mb_s").to_owned();
+            let direction = row["change"]["direction"].as_str().unwrap();
+            format!("{} {}: {direction}", word("subject"), word("metric"))
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            "webrtc rtt_ms: right",
+            "webrtc frames_per_s: right",
+            "webrtc media_kb_s: right",
+            "webrtc bandwidth_mb_s: right",
+            "xserver bandwidth_mb_s: right",
+        ]
+    );
+}

@@ -3,6 +3,7 @@
 pub mod apart;
 pub mod bandwidth;
 pub mod config;
+pub mod congestion;
 pub mod deadline;
 pub mod deadlines;
 pub mod pool;

@@ -74,12 +74,18 @@ pub struct Description {
 }
 
 impl Description {
+    /// Picoseconds of a dependent access that hits in the last level.
+    #[must_use]
+    pub fn cached_latency(&self) -> Picos {
+        let lookups = self.levels.last().map_or(0, |&(_, cycles)| cycles);
+        u64::from(lookups) * self.clock
+    }
+
     /// Picoseconds for a line of an open row that misses every cache, on an otherwise idle machine.
     #[must_use]
     pub fn idle_latency(&self) -> Picos {
-        let lookups = self.levels.last().map_or(0, |&(_, cycles)| cycles);
         let timing = &self.dram.timing;
-        u64::from(lookups) * self.clock + self.transit + timing.cycles(timing.cl + timing.burst)
+        self.cached_latency() + self.transit + timing.cycles(timing.cl + timing.burst)
     }
 }
 

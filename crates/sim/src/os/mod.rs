@@ -262,6 +262,16 @@ impl Os {
         program.map(Program::take_units).unwrap_or_default()
     }
 
+    /// The accesses that a task makes, to give it more of them. `None` for an unknown task.
+    pub fn pattern_mut(&mut self, id: TaskId) -> Option<&mut Pattern> {
+        let task = self.tasks.get_mut(&id)?;
+        let program = match &mut task.program {
+            Some(program) => Some(program),
+            None => self.machine.program_mut(task.core),
+        };
+        program.map(|program| &mut program.pattern)
+    }
+
     /// Whether a task is on its core.
     #[must_use]
     pub fn runs(&self, id: TaskId) -> bool {
