@@ -57,7 +57,7 @@ impl Link {
     /// The call stage `id` hands a frame over. `false` when there is no room: the call waits.
     pub(super) fn hand(&mut self, id: SubjectId, captured: Nanos) -> bool {
         let (Some(display), true) = (self.display, self.call == Some(id)) else {
-            // Nobody looks at it.
+            // No display shows it.
             return true;
         };
         if self.taken == SLOTS {
@@ -95,7 +95,10 @@ mod tests {
         let (call, display) = (SubjectId(1), SubjectId(2));
         let mut link = Link::default();
         link.add_call(call);
-        assert!(link.hand(call, Nanos(0)), "without a display nobody looks");
+        assert!(
+            link.hand(call, Nanos(0)),
+            "without a display there is always room"
+        );
         assert_eq!(link.take(), None);
         link.add_display(display);
         for n in 1..=3 {
