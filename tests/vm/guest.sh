@@ -127,7 +127,7 @@ QUOTA='limit.cpu-time = "40%"'
 
 quell doctor >/tmp/doctor 2>&1
 if [ $partitions = yes ]; then holds "doctor names v2 partitions" grep -q 'v2 cpuset partition' /tmp/doctor
-else holds "doctor names v2 cpusets, everybody else narrowed" grep -q 'v2 cpuset, everybody else narrowed' /tmp/doctor; fi
+else holds "doctor names v2 cpusets, all other cpusets narrowed" grep -q 'v2 cpuset, all other cpusets narrowed' /tmp/doctor; fi
 
 mkdir $CG/batch
 start sleep 1000; victim=$started

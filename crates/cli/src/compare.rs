@@ -114,7 +114,8 @@ pub fn run(args: &Compare) -> Result {
         .jobs
         .or_else(|| std::thread::available_parallelism().ok())
         .unwrap_or(NonZeroUsize::MIN);
-    let comparison = carry_out(&wanted, &on, on.measured(seed, jobs)?)?;
+    let (target, machine) = on.measured(seed, jobs)?;
+    let comparison = carry_out(&wanted, &on, target, machine)?;
     let result = &comparison.result;
     if args.json {
         println!("{}", serde_json::to_string_pretty(result).map_err(failed)?);
@@ -254,7 +255,8 @@ impl<'a> Wanted<'a> {
 pub fn carry_out(
     wanted: &Wanted<'_>,
     on: &On,
-    (mut target, mut machine): (Target, Inventory),
+    mut target: Target,
+    mut machine: Inventory,
 ) -> Result<Comparison> {
     let real = *on == On::Linux;
     if real && !wanted.quiet {
@@ -334,7 +336,7 @@ pub fn complete(comparison: &Comparison, experiment: Option<&str>) -> Result<()>
     }
     if !result.failures.is_empty() {
         return Err(failed(format!(
-            "{} cells failed twice and are missing from the result",
+            "the result lacks cells that failed twice, for the reasons above: {}",
             result.failures.len()
         )));
     }

@@ -1,17 +1,15 @@
 //! The options of `quell bench`.
 
-use std::path::PathBuf;
-
 use clap::{Subcommand, ValueEnum};
-use quell_policy::workload::{
-    Access, CHURN_SIZE, LIST_SIZE, Operation, Order, STREAM_SIZE, Size, Store, TASK_SIZE, Touch,
-};
+use quell_policy::workload::{CALL_RATE, CALL_SEARCH, Workload};
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::{Bytes, Nanos, Rate};
 use quell_workload::open_loop::{MOST_CONNECTIONS, OpenLoopOptions};
 
+use crate::buffered::Buffered;
+use crate::exit::{Result, usage};
 use crate::ladder::Ladder;
-use crate::options::{Buffer, Common, Watch, word};
+use crate::options::{Common, Watch};
 use crate::pressure::Pressure;
 
 /// `quell bench`
@@ -25,170 +23,12 @@ pub struct Bench {
 /// The generators.
 #[derive(Debug, Subcommand)]
 pub enum Generator {
-    /// A dependent walk through a list: nanoseconds per access
-    Latency {
-        /// Its size, as 24MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'
-        #[arg(long, default_value_t = LIST_SIZE)]
-        size: Size,
-        /// The order
-        #[arg(long, value_parser = word::<Order>(), default_value_t)]
-        order: Order,
-        /// What is done to each node
-        #[arg(long, value_parser = word::<Access>(), default_value_t)]
-        operation: Access,
-        /// Its pages, and common options
-        #[command(flatten)]
-        buffer: Buffer,
-    },
-    /// A stream: program bytes per second
-    Bandwidth {
-        /// What it does to each line
-        #[arg(long, value_parser = word::<Operation>(), default_value = "write")]
-        operation: Operation,
-        /// The buffer's size
-        #[arg(long, default_value_t = STREAM_SIZE)]
-        size: Size,
-        /// A target rate such as 500MB/s
-        #[arg(long)]
-        rate: Option<Rate>,
-        /// Its pages, and common options
-        #[command(flatten)]
-        buffer: Buffer,
-    },
-    /// Several independent random lists, walked side by side: nanoseconds per access, and bandwidth
-    ParallelLists {
-        /// How many lists: 1 to 64
-        #[arg(long, default_value_t = 8)]
-        lists: u32,
-        /// The size of all lists together
-        #[arg(long, default_value_t = STREAM_SIZE)]
-        size: Size,
-        /// What is done to each node
-        #[arg(long, value_parser = word::<Access>(), default_value_t)]
-        operation: Access,
-        /// Address bits that form a DRAM bank's number, such as 0x7800 (needs CAP_SYS_ADMIN)
-        #[arg(
-            long,
-            value_name = "MASK",
-            requires = "banks",
-            conflicts_with = "bank_map"
-        )]
-        bank_mask: Option<String>,
-        /// A file with a line per bit of the bank's number, lowest first: the address bits whose
-        /// exclusive or it is, as "14 18" (needs CAP_SYS_ADMIN)
-        #[arg(long, value_name = "FILE", requires = "banks")]
-        bank_map: Option<PathBuf>,
-        /// Use only lines in these banks, as 0,3
-        #[arg(long, value_name = "BANKS", value_delimiter = ',')]
-        banks: Vec<u32>,
-        /// Their pages, and common options
-        #[command(flatten)]
-        buffer: Buffer,
-    },
-    /// Lines of a cache-sized buffer read, written, prefetched, flushed: lines × 64 bytes per
-    /// second
-    CacheChurn {
-        /// What is done, in turn, each to lines of its own
-        #[arg(long, value_parser = word::<Touch>(), value_delimiter = ',', default_value = "read,write")]
-        operations: Vec<Touch>,
-        /// The buffer's size, as 24MiB, '1 LLC', '1 L2' or '1 L1'
-        #[arg(long, default_value_t = CHURN_SIZE)]
-        size: Size,
-        /// The order in which lines are visited
-        #[arg(long, value_parser = word::<Order>(), default_value_t)]
-        order: Order,
-        /// A target rate such as 500MB/s, counting a line per operation
-        #[arg(long)]
-        rate: Option<Rate>,
-        /// Its pages, and common options
-        #[command(flatten)]
-        buffer: Buffer,
-    },
-    /// Word by word stores, one every so many bytes: program bytes per second
-    Stores {
-        /// How they are stored
-        #[arg(long, value_parser = word::<Store>(), default_value_t)]
-        operation: Store,
-        /// From one store to the next: 8B, 16B, 32B or a multiple of 64B
-        #[arg(long, default_value = "64B")]
-        stride: Bytes,
-        /// The buffer's size
-        #[arg(long, default_value_t = STREAM_SIZE)]
-        size: Size,
-        /// A target rate such as 500MB/s
-        #[arg(long)]
-        rate: Option<Rate>,
-        /// Its pages, and common options
-        #[command(flatten)]
-        buffer: Buffer,
-    },
-    /// A lattice-Boltzmann stream like SPEC's lbm, 19 arrays read and 19 written: program bytes per
-    /// second
-    Lattice {
-        /// The size of both grids together
-        #[arg(long, default_value_t = STREAM_SIZE)]
-        size: Size,
-        /// A target rate such as 500MB/s
-        #[arg(long)]
-        rate: Option<Rate>,
-        /// Their pages, and common options
-        #[command(flatten)]
-        buffer: Buffer,
-    },
-    /// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up
-    /// latency, misses)
-    Periodic {
-        /// The buffer's size, as 24MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'
-        #[arg(long, default_value_t = TASK_SIZE)]
-        size: Size,
-        /// The distance between two loads of a pass
-        #[arg(long, default_value = "32B")]
-        step: Bytes,
-        /// From one release to the next
-        #[arg(long, default_value = "10ms")]
-        period: Nanos,
-        /// Passes over the buffer per job
-        #[arg(long, default_value_t = 1)]
-        passes: u32,
-        /// The longest time from a release to the end of its job (default: the period)
-        #[arg(long)]
-        deadline: Option<Nanos>,
-        /// Its SCHED_FIFO priority, 1 to 79 (default: an ordinary task)
-        #[arg(long)]
-        priority: Option<u32>,
-        /// Say what a job moves and works on, as a program does through quell-client
-        #[arg(long)]
-        declares: bool,
-        /// Its pages, and common options
-        #[command(flatten)]
-        buffer: Buffer,
-    },
+    /// What works on one buffer
+    #[command(flatten)]
+    Buffered(Buffered),
     /// A stage of a video call: round-trip time, frame rate, media rate, demand. Two stages started
     /// by one shell find each other
-    Frames {
-        /// The stage: `call` encodes and exchanges packets with a peer over loopback, `display`
-        /// composes
-        #[arg(long, value_enum, default_value = "call")]
-        stage: StageArg,
-        /// Size of a raw frame (4:2:0)
-        #[arg(long, default_value = "1350KiB")]
-        frame: Bytes,
-        /// Frames per second
-        #[arg(long, default_value_t = 30)]
-        fps: u32,
-        /// Raw frames in memory, used in turn
-        #[arg(long, default_value_t = 16)]
-        ring: u32,
-        /// Positions that each piece of a frame is compared with (call; default 4)
-        #[arg(long)]
-        search: Option<u32>,
-        /// The most media that rate control may send (call; default 4MB/s)
-        #[arg(long)]
-        rate: Option<Rate>,
-        /// Common options
-        #[command(flatten)]
-        common: Common,
-    },
+    Frames(Frames),
     /// A detector, and what takes memory from it
     #[command(flatten)]
     Pressure(Pressure),
@@ -259,6 +99,57 @@ pub enum StageArg {
     Call,
     /// Composes what the call stage decoded
     Display,
+}
+
+/// `quell bench frames`
+#[derive(Debug, clap::Args)]
+pub struct Frames {
+    /// The stage: `call` encodes and exchanges packets with a peer over loopback, `display`
+    /// composes
+    #[arg(long, value_enum, default_value = "call")]
+    stage: StageArg,
+    /// Size of a raw frame (4:2:0)
+    #[arg(long, default_value = "1350KiB")]
+    frame: Bytes,
+    /// Frames per second
+    #[arg(long, default_value_t = 30)]
+    fps: u32,
+    /// Raw frames in memory, used in turn
+    #[arg(long, default_value_t = 16)]
+    ring: u32,
+    /// Positions that each piece of a frame is compared with (call; default 4)
+    #[arg(long)]
+    search: Option<u32>,
+    /// The most media that rate control may send (call; default 4MB/s)
+    #[arg(long)]
+    rate: Option<Rate>,
+    /// Common options
+    #[command(flatten)]
+    pub common: Common,
+}
+
+impl Frames {
+    /// As an experiment has it.
+    pub fn workload(&self) -> Result<Workload> {
+        let given = [
+            ("--search", self.search.is_some()),
+            ("--rate", self.rate.is_some()),
+        ];
+        let (frame, fps, ring) = (self.frame, self.fps, self.ring);
+        match self.stage {
+            StageArg::Call => Ok(Workload::FramesCall {
+                frame,
+                fps,
+                ring,
+                search: self.search.unwrap_or(CALL_SEARCH),
+                rate: self.rate.unwrap_or(CALL_RATE),
+            }),
+            StageArg::Display => match given.iter().find(|(_, given)| *given) {
+                Some((key, _)) => Err(usage(format!("{key} is the call stage's: leave it out"))),
+                None => Ok(Workload::FramesDisplay { frame, fps, ring }),
+            },
+        }
+    }
 }
 
 /// `quell bench open-loop`

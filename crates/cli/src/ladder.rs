@@ -133,7 +133,8 @@ pub fn run(args: &Ladder) -> Result {
     let comparison = carry_out(
         &wanted,
         &On::Linux,
-        (Target::Linux(Box::new(backend)), machine),
+        Target::Linux(Box::new(backend)),
+        machine,
     )?;
     let result = &comparison.result;
     if args.json {

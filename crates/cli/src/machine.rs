@@ -140,11 +140,11 @@ pub fn assume(machine: &mut Inventory) {
     }
 }
 
-/// Says that another Quell has changed the machine that is looked at.
+/// Says that another Quell has changed the machine that is being described.
 pub fn tell_holder() {
     if let Some(pid) = quell_linux::lock::Lock::holder(Path::new(RUN_ROOT)) {
         eprintln!(
-            "quell: note: another Quell is at work (process {pid}): what follows is for the part of the machine that it leaves"
+            "quell: note: another Quell (process {pid}) has changed this machine; what follows describes the changed state"
         );
     }
 }

@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod buffered;
 mod compare;
 mod demo;
 mod doctor;

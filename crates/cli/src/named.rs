@@ -52,7 +52,7 @@ impl Named {
         }
         if command && !critical && !best_effort {
             return Err(usage(
-                "--critical and --best-effort both say who they are: for which of them is the command after --?",
+                "the command after -- has no group, since --critical and --best-effort both name running tasks; leave one of them out",
             ));
         }
         let mut policy = Policy::new("run");

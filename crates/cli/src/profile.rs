@@ -141,7 +141,9 @@ struct Found<'a> {
 
 fn profile(args: &Args, subject: &Subject, found: Found<'_>) -> Result<Profile> {
     let short = || {
-        failed("the program ended before it could be looked at: less than a millisecond was seen")
+        failed(
+            "the program ended within a millisecond, too early for a profile; give it more to do",
+        )
     };
     let times = found.counters.first().map(|(_, readings)| readings.len());
     let mut unread = 0;

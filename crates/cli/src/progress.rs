@@ -109,7 +109,7 @@ impl Bar {
         let (done, before) = (self.done, self.before);
         let to_do = self.cells.saturating_sub(done);
         let left = left(elapsed, done.saturating_sub(before), to_do);
-        line((done, self.cells), left, &self.label, blocks, columns)
+        line(done, self.cells, left, &self.label, blocks, columns)
     }
 }
 
@@ -135,7 +135,8 @@ fn duration(left: Duration) -> String {
 
 /// One line of at most `columns` characters; what does not fit is cut off the label.
 fn line(
-    (done, cells): (u32, u32),
+    done: u32,
+    cells: u32,
     left: Option<Duration>,
     label: &str,
     blocks: bool,
@@ -249,12 +250,12 @@ mod tests {
     #[test]
     fn the_line_tells_how_far_and_how_long() {
         let left = left(Duration::from_secs(30), 10, 30);
-        let text = line((10, 40), left, "round 2 of 4, regulated@10%", true, 100);
+        let text = line(10, 40, left, "round 2 of 4, regulated@10%", true, 100);
         assert_eq!(
             text,
             "██████··················  25 %  10/40  1 min 30 s left  round 2 of 4, regulated@10%"
         );
-        let text = line((1, 40), None, "round 1", false, 40);
+        let text = line(1, 40, None, "round 1", false, 40);
         assert_eq!(text, "------------------------   2 %  1/40");
     }
 
@@ -262,7 +263,8 @@ mod tests {
     fn a_narrow_terminal_gets_one_line_all_the_same() {
         for columns in [10, 30, 50, 79] {
             let text = line(
-                (33, 40),
+                33,
+                40,
                 Some(Duration::from_secs(4000)),
                 &"x".repeat(99),
                 true,

@@ -192,7 +192,7 @@ fn open_group(policy: &Policy, path: &Path) -> Result<String> {
         several => {
             let names: Vec<&str> = several.iter().map(|n| n.as_str()).collect();
             Err(usage(format!(
-                "{}: the command after -- could belong to any of {}",
+                "{}: the command after -- could belong to any of {}; give all but one of them `match` or `command`",
                 path.display(),
                 names.join(", ")
             )))
@@ -259,13 +259,13 @@ fn findable(subject: &SubjectSpec) -> Result<()> {
     let found: Vec<&PathBuf> = candidates.iter().filter(|p| p.is_file()).collect();
     if found.is_empty() {
         return fail(
-            format!("{program}: command not found; nothing was changed"),
+            format!("{program}: command not found; nothing was changed; give its full path"),
             NOT_FOUND,
         );
     }
     if !found.iter().any(|p| quell_kernel::is_executable(p)) {
         return fail(
-            format!("{program}: not executable; nothing was changed"),
+            format!("{program}: not executable; nothing was changed; chmod +x would make it so"),
             NOT_EXECUTABLE,
         );
     }

@@ -59,7 +59,7 @@ pub fn run(args: &Status) -> Result {
     if args.json {
         println!("{}", serde_json::to_string_pretty(&runs).map_err(failed)?);
     } else if runs.is_empty() {
-        println!("nothing is applied");
+        println!("no run is active, nothing is changed");
     }
     let holds = runs.iter().all(|r| r.holds);
     if !args.json {
@@ -72,16 +72,22 @@ fn look(dir: &Path) -> Result<Run> {
     let lease = Lease::open(&dir.join(lease::FILE));
     let (mut holds, mut why) = match &lease {
         Ok(lease) if lease.is_held(rt::now()) => {
-            (true, "held by a living process, heartbeat fresh".to_owned())
+            (true, "its process runs and renews its heartbeat".to_owned())
         }
         Ok(lease) if lease.state() == State::Held => {
-            (false, "its process does not answer".to_owned())
+            (
+                false,
+                "its process does not renew its heartbeat; the watchdog reverts it, else `quell restore`".to_owned(),
+            )
         }
         Ok(lease) if lease.state() == State::Revoked => {
-            (false, "revoked: the watchdog has undone it".to_owned())
+            (false, "the watchdog has reverted it".to_owned())
         }
-        Ok(_) => (false, "it is just ending".to_owned()),
-        Err(_) => (false, "its process is gone; run `quell restore`".to_owned()),
+        Ok(_) => (false, "it is being reverted".to_owned()),
+        Err(_) => (
+            false,
+            "its process has ended without reverting; run `quell restore`".to_owned(),
+        ),
     };
     let plan: Option<Plan> = fs::read_to_string(dir.join(undo::PLAN))
         .ok()

@@ -42,15 +42,15 @@ pub struct Ways {
     pub command: Vec<String>,
 }
 
-/// How long is looked without a command.
+/// How long it samples without a command.
 const USUAL: Nanos = Nanos::secs(10);
 const SHORTEST: Nanos = Nanos::millis(10);
 
-/// Looks, and tells.
+/// Samples, and reports.
 pub fn run(args: &Ways) -> Result {
     if args.every < SHORTEST {
         return Err(usage(format!(
-            "--every {}: each look reads files of every class; {SHORTEST} or more",
+            "--every {}: each sample reads files of every class; {SHORTEST} or more",
             args.every
         )));
     }
@@ -100,12 +100,12 @@ pub fn run(args: &Ways) -> Result {
     }
     let end = now();
     if let (Some(child), None) = (&mut child, status) {
-        // Its time is over, or somebody wants us to end: so is the command.
+        // Its time is over, or a signal asks to end: the command ends, too.
         let _ = child.kill();
         status = Some(child.wait().map_err(failed)?);
     }
     eprintln!(
-        "quell: {looks} looks in {:.1} s, {:.2} ms each",
+        "quell: {looks} samples in {:.1} s, {:.2} ms each",
         end.as_secs_f64(),
         busy.0 as f64 / 1e6 / looks.max(1) as f64
     );

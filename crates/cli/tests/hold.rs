@@ -151,10 +151,7 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
     let refused = common::run(&["run", "--", "true"]);
     refused.fails(
         125,
-        &[
-            "another Quell is at work",
-            &format!("process {}", run.pid()),
-        ],
+        &["another Quell holds", &format!("process {}", run.pid())],
     );
     assert_eq!(
         refused.err.matches("another Quell").count(),
@@ -173,7 +170,7 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
     let after = common::run(&["status"]);
     assert_eq!(
         (after.code, after.out.as_str()),
-        (0, "nothing is applied\n")
+        (0, "no run is active, nothing is changed\n")
     );
 }
 

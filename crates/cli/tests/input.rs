@@ -48,7 +48,7 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
         ),
         (
             "match = [{ pid = 1 }]\ncpus = \"900\"\n",
-            &["p.toml:5", "group.a.cpus", "CPU 900", "usable are"],
+            &["p.toml:5", "group.a.cpus", "CPU 900", "usable: "],
         ),
         (
             "",
@@ -134,7 +134,7 @@ fn options_that_make_no_sense_are_refused() {
                 "true",
             ],
             2,
-            &["which of them", "--"],
+            &["both name running tasks", "--"],
         ),
         (
             &["run", "p.toml", "--limit", "20%"],

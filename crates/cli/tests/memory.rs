@@ -261,6 +261,38 @@ fn who_goes_and_comes_again_while_watched_is_watched_again() {
     assert!(!nest.frozen());
 }
 
+#[test]
+fn no_task_is_moved_out_of_a_limit_of_memory() {
+    let test = "a limit that is left";
+    let Some(mut machine) = machine(test) else {
+        return;
+    };
+    let Some(nest) = Nest::new(&machine, test) else {
+        return;
+    };
+    let hog = nest.start("hog", "sleep 1000");
+    machine.remember();
+    let policy = machine.file(
+        "policy.toml",
+        &format!(
+            "quell = 1\n[group.hog]\nrole = \"best-effort\"\nmatch = [{{ pid = {} }}]\n\
+             allow = [\"limit-memory\", \"kill\"]\nlimit.memory = \"64MiB\"\n",
+            hog.pid()
+        ),
+    );
+    let run = Running::start(quell().args(["run", &policy]));
+    run.wait().fails(
+        1,
+        &[
+            "would leave /nest-of-a-test and its memory limit of 96MiB",
+            "match = [{ cgroup = \"/nest-of-a-test/NAME\" }]",
+        ],
+    );
+    let procs = fs::read_to_string(nest.tops[0].join("hog/cgroup.procs")).unwrap();
+    assert!(procs.contains(&hog.pid().to_string()), "{procs}");
+    machine.unchanged("after the refusal");
+}
+
 /// A policy that freezes the hog.
 fn freezing(machine: &Machine) -> String {
     machine.file(

@@ -10,6 +10,7 @@
 //! - A block `text` is what the block `sh` before it prints. A line `…` stands for any lines.
 //!
 //! - A block `sh user` is run as the user nobody.
+//! - A block `console` is not run: it needs programs or time that the tests do not ask for.
 //!
 //! Without `QUELL_SOAK` a demonstration is two rounds long.
 
@@ -319,6 +320,11 @@ fn bandwidth_for_a_control_loop() {
 }
 
 #[test]
+fn a_video_call_on_a_laptop() {
+    runs("docs/guides/laptop-call.md");
+}
+
+#[test]
 fn no_root_a_container_a_cloud_machine() {
     runs("docs/guides/cloud.md");
 }
@@ -330,7 +336,13 @@ fn every_guide_is_run_and_short() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     guides.sort();
-    assert_eq!(guides, ["cloud.md", "control-loop.md", "detector.md"]);
+    let known = [
+        "cloud.md",
+        "control-loop.md",
+        "detector.md",
+        "laptop-call.md",
+    ];
+    assert_eq!(guides, known);
     for guide in guides {
         let text = fs::read_to_string(Path::new(ROOT).join("docs/guides").join(&guide)).unwrap();
         assert!(text.lines().count() <= 150, "{guide}");

@@ -36,6 +36,9 @@ pub struct Stat {
     pub refaults: u64,
 }
 
+/// From here on a limit of v1 limits nothing: it shows the largest number of whole pages then.
+const V1_UNLIMITED: u64 = 1 << 62;
+
 /// Keys that are read of `memory.stat`: the name in v2, and in v1.
 const KEYS: [(&str, &str); 7] = [
     ("anon", "total_rss"),
@@ -114,6 +117,21 @@ impl Memory {
                 .to_vec(),
             Version::V1 => vec![self.steered()],
         }
+    }
+
+    /// The lowest limit of the cgroup itself, in bytes. `None` where it has none.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Malformed`].
+    pub fn limit(&self, files: &dyn Files) -> Result<Option<Bytes>> {
+        let mut least = None;
+        for path in self.limits() {
+            if let Some(text) = files.optional(&path)? {
+                let limit = amount(&path, &text)?.filter(|bytes| bytes.0 < V1_UNLIMITED);
+                least = least.into_iter().chain(limit).min();
+            }
+        }
+        Ok(least)
     }
 
     /// The path of the file that is named `v2` in one version and `v1` in the other.

@@ -1,10 +1,9 @@
-//! The only access to the kernel's files: a trait that reads, writes, lists, makes and removes
-//! below a root, and its production form, [`Kernel`]. In tests a model of the kernel has the same
-//! trait.
+//! Access to the kernel's files that tests and captured machines can replace: the trait [`Files`].
+//! [`Kernel`] is the running kernel's. A process may read its own `/proc` entries directly.
 //!
 //! Paths are the kernel's own (`/sys/…`, `/proc/…`). The root is put in front here and nowhere
-//! else. CPU affinity is not a file, but belongs to the same trait: an undo reverts it together
-//! with files.
+//! else. CPU affinity, scheduling policy, signals and mounts are no files. They belong to the same
+//! trait, because an undo reverts or uses them together with files.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -19,7 +18,9 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::error::{Error, Result};
 use crate::{affinity, pidfd};
 
-/// What the kernel's file systems offer. Every error is the kernel's own.
+/// What the kernel's file systems offer. Errors are the kernel's, with three exceptions: ENOSYS
+/// where the root is no running kernel, EIO after a short write, InvalidInput for a zero byte in
+/// mount options.
 pub trait Files: Send + Sync {
     /// The whole content. Bytes that are not UTF-8 are replaced.
     fn read(&self, path: &str) -> io::Result<String>;
@@ -27,7 +28,8 @@ pub trait Files: Send + Sync {
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
     /// The names in a directory, sorted.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
-    /// The names of the directories in a directory, sorted.
+    /// The names of the directories in a directory, sorted. [`Kernel`] leaves symbolic links out.
+    /// The default body follows them, and leaves out directories that cannot be listed.
     fn folders(&self, path: &str) -> io::Result<Vec<String>> {
         let mut names = self.list(path)?;
         names.retain(|name| self.list(&format!("{path}/{name}")).is_ok());
@@ -47,11 +49,14 @@ pub trait Files: Send + Sync {
     fn affinity(&self, tid: u32) -> io::Result<CpuSet>;
     /// Sets the CPUs that a thread may run on.
     fn set_affinity(&self, tid: u32, cpus: &CpuSet) -> io::Result<()>;
-    /// The number of a thread's scheduling policy (sched(7)).
+    /// The number of a thread's scheduling policy (sched(7)), without SCHED_RESET_ON_FORK. 0: the
+    /// caller.
     fn scheduler(&self, tid: u32) -> io::Result<i32>;
-    /// Sends a signal to this process and to no later one of the same number (ESRCH).
+    /// Sends a signal to the process with this number and start time. ESRCH when it has ended,
+    /// also where its number was given to another process.
     fn signal(&self, task: TaskId, signal: i32) -> io::Result<()>;
-    /// Mounts a file system of this kind. ENOSYS where that is not possible.
+    /// Mounts a file system of this kind, with nosuid, nodev and noexec. ENOSYS where that is not
+    /// possible.
     fn mount(&self, _kind: &str, _path: &str, _options: &str) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
@@ -59,9 +64,9 @@ pub trait Files: Send + Sync {
     fn unmount(&self, _path: &str) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
-    /// Opens the file, to be kept open and read or written again and again. `None` where files have
-    /// no descriptors.
-    fn open(&self, _path: &str, _how: Access) -> io::Result<Option<fs::File>> {
+    /// Opens the file, to be kept open and read or written again and again. The caller sets the
+    /// offset. `None` where files have no descriptors.
+    fn open(&self, _path: &str, _access: Access) -> io::Result<Option<fs::File>> {
         Ok(None)
     }
 }
@@ -75,8 +80,8 @@ pub enum Access {
     Write,
 }
 
-/// Whether an error means that a thing does not exist (any more): a missing file, or a task that
-/// ended.
+/// Whether an error means that a thing does not exist (any more): a missing file, a task that
+/// ended, a device that was removed.
 #[must_use]
 pub fn gone(error: &io::Error) -> bool {
     matches!(
@@ -85,6 +90,8 @@ pub fn gone(error: &io::Error) -> bool {
     )
 }
 
+/// The same operations with the crate's error, which names action and path. `optional`, `parsed`
+/// and `cpus` give `None` for a missing file.
 impl dyn Files + '_ {
     /// The content of a file that has to exist, trimmed.
     ///
@@ -166,7 +173,7 @@ impl Kernel {
     /// The running kernel. `/proc` and `/sys` have to be procfs and sysfs.
     ///
     /// # Errors
-    /// [`Error::Refused`] when one is not mounted.
+    /// [`Error::Refused`] when one has another type, [`Error::File`] when it cannot be inspected.
     pub fn new() -> Result<Self> {
         for (path, magic, name) in [
             ("/proc", PROC_MAGIC, "proc"),
@@ -200,7 +207,7 @@ impl Kernel {
         Self { root: root.into() }
     }
 
-    /// Whether this is the running kernel, not a directory.
+    /// Whether the root is `/`, so that this is the running kernel and not a captured one.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.root == Path::new("/")
@@ -331,9 +338,9 @@ impl Files for Kernel {
         rustix::mount::unmount(path, UnmountFlags::empty()).map_err(io::Error::from)
     }
 
-    fn open(&self, path: &str, how: Access) -> io::Result<Option<fs::File>> {
+    fn open(&self, path: &str, access: Access) -> io::Result<Option<fs::File>> {
         let mut options = fs::OpenOptions::new();
-        match how {
+        match access {
             Access::Read => options.read(true),
             Access::Write => options.write(true),
         };

@@ -146,7 +146,7 @@ impl Lab {
                     }
                 }
             });
-            let done = self.follow(&mut machine, (&told, &mut control), stop, began);
+            let done = self.follow(&mut machine, &told, &mut control, stop, began);
             // The ports close with the machine, whatever happened, and the threads end.
             machine.end(done.is_ok());
             let archive = archive.join().ok().and_then(Result::ok).unwrap_or_default();
@@ -182,7 +182,8 @@ impl Lab {
     fn follow(
         &self,
         machine: &mut Machine,
-        (told, control): (&Receiver<Told>, &mut UnixStream),
+        told: &Receiver<Told>,
+        control: &mut UnixStream,
         stop: &mut dyn FnMut() -> Option<i32>,
         began: Instant,
     ) -> Result<Ended, Failed> {

@@ -237,8 +237,16 @@ impl Held {
         };
         let pool = Arc::new(Pool::new(1024));
         // It never stops anything, so it needs no cgroup of its own.
-        let way = (Arc::new(|_| true) as Permit, Vec::new());
-        let brake = Brake::start(group.cpu, &regulation, Box::new(meter), way, &pool).unwrap();
+        let permit: Permit = Arc::new(|_| true);
+        let brake = Brake::start(
+            group.cpu,
+            &regulation,
+            Box::new(meter),
+            permit,
+            Vec::new(),
+            &pool,
+        )
+        .unwrap();
         if brake.decides == decides {
             Some(Self::Brake(Box::new(brake)))
         } else {

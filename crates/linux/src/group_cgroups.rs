@@ -16,6 +16,7 @@ use quell_kernel::cgroup::{
     Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems,
 };
 use quell_kernel::error::{Error, Result};
+use quell_kernel::memory::Memory;
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::{Files, gone};
 use quell_types::cpuset::CpuSet;
@@ -88,8 +89,7 @@ impl CgroupDir {
     /// Whether `dir` is this directory, or below it.
     #[must_use]
     pub fn holds(&self, dir: &str) -> bool {
-        let below = dir.strip_prefix(&self.dir);
-        below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        within(dir, &self.dir)
     }
 }
 
@@ -114,13 +114,7 @@ impl GroupCgroups {
         group: &str,
         controllers: &[Controller],
     ) -> Result<Self> {
-        Self::create_as(
-            writer,
-            (cgroups, None),
-            group,
-            controllers,
-            Layout::default(),
-        )
+        Self::create_as(writer, cgroups, None, group, controllers, Layout::default())
     }
 
     /// Makes cgroups as [`Self::create`], with a layout. If `above` is given, they lie below that
@@ -130,13 +124,14 @@ impl GroupCgroups {
     /// As [`Self::create`].
     pub fn create_as(
         writer: &mut JournaledWriter<'_>,
-        (cgroups, above): (&Cgroups, Option<&Self>),
+        cgroups: &Cgroups,
+        above: Option<&Self>,
         group: &str,
         controllers: &[Controller],
         layout: Layout,
     ) -> Result<Self> {
         check_name(group)?;
-        Self::build(writer, (cgroups, above), group, controllers, layout)
+        Self::build(writer, cgroups, above, group, controllers, layout)
     }
 
     /// Makes cgroups for no group of a policy: for the main process, the watchdog, or around all
@@ -153,7 +148,8 @@ impl GroupCgroups {
         let layout = Layout::default();
         Self::build(
             writer,
-            (cgroups, None),
+            cgroups,
+            None,
             &format!("_{name}"),
             controllers,
             layout,
@@ -162,7 +158,8 @@ impl GroupCgroups {
 
     fn build(
         writer: &mut JournaledWriter<'_>,
-        (cgroups, above): (&Cgroups, Option<&Self>),
+        cgroups: &Cgroups,
+        above: Option<&Self>,
         group: &str,
         controllers: &[Controller],
         layout: Layout,
@@ -316,7 +313,8 @@ impl GroupCgroups {
             let found = find(writer.files)?;
             let mut outside = 0;
             for place in self.places.iter().filter(|p| p.collects()) {
-                outside += enter(writer, place, &found)?;
+                let allowed = |files: &dyn Files, from: &str| self.check_limit(files, place, from);
+                outside += enter_if(writer, place, &found, &allowed)?;
             }
             if outside == 0 {
                 return Ok(found.len());
@@ -327,6 +325,38 @@ impl GroupCgroups {
             self.group
         )))
     }
+
+    /// Refuses to move a task out of a cgroup whose limit of memory does not hold for `place`: the
+    /// machine would have to bear what its owner has limited. Quell's own processes may leave.
+    fn check_limit(&self, files: &dyn Files, place: &CgroupDir, from: &str) -> Result<()> {
+        let has_memory = place.hierarchy.controllers.iter().any(|c| c == "memory");
+        if !has_memory || !place.ours || self.group.starts_with('_') {
+            return Ok(());
+        }
+        let chain = Memory::of(&place.hierarchy, from).chain();
+        for dir in chain.iter().rev().filter(|dir| !within(&place.dir, dir)) {
+            if let Some(limit) = Memory::of(&place.hierarchy, dir).limit(files)? {
+                let mount = place.hierarchy.mount.as_str();
+                let cgroup = dir.strip_prefix(mount).unwrap_or(dir);
+                return Err(Error::refused_with(
+                    format!(
+                        "group {}: its tasks would leave {cgroup} and its memory limit of {limit}",
+                        self.group
+                    ),
+                    format!(
+                        "put them into a cgroup below that, and match it: match = [{{ cgroup = \"{cgroup}/NAME\" }}]"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a directory is `above` or below it.
+fn within(dir: &str, above: &str) -> bool {
+    let below = dir.strip_prefix(above);
+    below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Makes one cgroup below `parent`, ready to take tasks.
@@ -403,6 +433,17 @@ pub(crate) fn enter(
     place: &CgroupDir,
     processes: &[Stat],
 ) -> Result<usize> {
+    enter_if(writer, place, processes, &|_, _| Ok(()))
+}
+
+/// Moves as [`enter`], after `allowed` has been asked for the cgroup that each task leaves. Where
+/// it refuses one, no task is moved.
+fn enter_if(
+    writer: &mut JournaledWriter<'_>,
+    place: &CgroupDir,
+    processes: &[Stat],
+    allowed: &dyn Fn(&dyn Files, &str) -> Result<()>,
+) -> Result<usize> {
     let to = place.tasks_dir();
     if !place.ours && !writer.files.exists(&to) {
         // Its owner has removed it, which is reported elsewhere.
@@ -432,6 +473,7 @@ pub(crate) fn enter(
                 continue;
             };
             let affinity = || custom_affinity(writer.files, &place.hierarchy, &from, stat.id);
+            allowed(writer.files, &from)?;
             // A move within a cgroup leaves the affinity as it is.
             entries.extend(place.ours.then(affinity).flatten());
             entries.push(Undo::Move {
@@ -493,6 +535,18 @@ pub(crate) fn custom_affinity_than(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_is_within_itself_and_what_is_above() {
+        for (dir, above, expected) in [
+            ("/a/b", "/a", true),
+            ("/a", "/a", true),
+            ("/ab", "/a", false),
+            ("/a", "/a/b", false),
+        ] {
+            assert_eq!(within(dir, above), expected, "{dir} {above}");
+        }
+    }
 
     #[test]
     fn names_that_would_be_kernel_files_are_refused() {

@@ -16,7 +16,8 @@ pub const RUN_ROOT: &str = "/run/quell";
 /// The lock's name there. Root alone may open it: `flock` needs no right to write, so another user
 /// could otherwise keep Quell from starting.
 pub const FILE: &str = "lock";
-/// Who holds it, next to it, for every user to read.
+/// The file next to it that names the process which took the lock last (`process PID (TEXT)`).
+/// Every user may read it. It stays when the lock is released.
 pub const HOLDER: &str = "holder";
 
 /// The lock, held as long as this (or an inherited copy of it) is open.
@@ -27,16 +28,16 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock in `run_root` (normally [`RUN_ROOT`]; made if missing). `who` names the
-    /// holder for other processes.
+    /// Takes the lock in `run_root` (normally [`RUN_ROOT`]; made if missing). `who` is the text in
+    /// parentheses of the file [`HOLDER`].
     ///
     /// # Errors
-    /// [`Error::Refused`] naming the holder; [`Error::File`].
+    /// [`Error::Refused`] with the text of [`HOLDER`]; [`Error::File`].
     pub fn acquire(run_root: &Path, who: &str) -> Result<Self> {
         Self::acquire_within(run_root, who, Duration::ZERO)
     }
 
-    /// Takes the lock as [`Self::acquire`], waiting for at most `patience`.
+    /// Takes the lock as [`Self::acquire`], trying again every 10 ms for `patience`.
     ///
     /// # Errors
     /// As [`Self::acquire`].
@@ -52,9 +53,9 @@ impl Lock {
             .mode(0o600)
             .open(&path)
             .map_err(|e| failed("open", e))?;
-        // One that an earlier version has made.
+        // An earlier version made it readable for every user.
         file.set_permissions(fs::Permissions::from_mode(0o600))
-            .map_err(|e| failed("close to others", e))?;
+            .map_err(|e| failed("set mode 0600 of", e))?;
         let holder = run_root.join(HOLDER);
         let started = Instant::now();
         loop {
@@ -73,10 +74,10 @@ impl Lock {
                     };
                     return Err(Error::refused_with(
                         format!(
-                            "another Quell is at work: {} is held by {holder}, or by its watchdog",
+                            "another Quell holds {}: {holder}, or its watchdog",
                             path.display()
                         ),
-                        "wait for it to end, or end it; quell status tells what it does",
+                        "wait until it has ended, or end it; quell status shows what it does",
                     ));
                 }
                 Err(e) => return Err(failed("lock", e.into())),
@@ -89,8 +90,9 @@ impl Lock {
         Ok(Self { file, path })
     }
 
-    /// Process id of the running Quell that took the lock in `run_root`. Reading it takes no lock,
-    /// so it keeps no other process from it.
+    /// Process id of the Quell that took the lock in `run_root` last, if a process of that id and
+    /// name runs. It may have released the lock. Reading takes no lock, so it keeps no other
+    /// process from it. `None` where only the watchdog holds the lock.
     #[must_use]
     pub fn holder(run_root: &Path) -> Option<u32> {
         let text = fs::read_to_string(run_root.join(HOLDER)).ok()?;
@@ -102,7 +104,7 @@ impl Lock {
     /// A copy that also holds the lock, for the watchdog.
     ///
     /// # Errors
-    /// [`Error::File`] when no file can be opened any more.
+    /// [`Error::File`] when the process has no file descriptor left.
     pub fn share(&self) -> Result<OwnedFd> {
         let copy = self.file.try_clone();
         copy.map(OwnedFd::from)
@@ -110,7 +112,7 @@ impl Lock {
     }
 }
 
-/// Makes the folder of all runs, or of one.
+/// Makes the folder of all runs, or of one, with mode 0755. One that exists is left as it is.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -122,7 +124,7 @@ pub fn make_dir(dir: &Path) -> Result<()> {
         .recursive(true)
         .mode(0o755)
         .create(dir);
-    // Whatever the umask: programs of every user look for Quell in this folder.
+    // Whatever the umask: programs of every user connect to Quell in this folder.
     let open = || fs::set_permissions(dir, fs::Permissions::from_mode(0o755));
     made.and_then(|()| open())
         .map_err(|e| Error::file("make", &dir.to_string_lossy(), None, e))

@@ -376,7 +376,7 @@ fn mechanisms(
                 Mechanism::Bandwidth => bandwidth(means, cpus),
                 Mechanism::Weight if means.cpu_max => yes(
                     Level::Enforced,
-                    "the kernel shares a CPU by it; what nobody else wants is everybody's",
+                    "the kernel shares a CPU by it; unused CPU time goes to any group",
                 ),
                 Mechanism::CpuMax if means.cpu_max => yes(
                     Level::Enforced,
@@ -439,7 +439,7 @@ fn mechanisms(
                 }
                 Mechanism::Sets | Mechanism::Banks | Mechanism::Placement => {
                     Availability::No {
-                        why: "not yet built".to_owned(),
+                        why: "not built for Linux yet; it runs on the simulated machine (--on sim)".to_owned(),
                         lack: Lack::NotBuilt,
                         remedy: None,
                     }
@@ -486,23 +486,25 @@ fn memory(
 }
 
 fn memory_control(means: &MemoryMeans) -> Availability {
-    let told = match (&means.pressure, means.group_pressure) {
-        (Err(_), _) => "pressure is told of nobody",
-        (Ok(()), true) => "pressure is told of every group",
-        (Ok(()), false) => "pressure is told of the machine only",
+    let reported = match (&means.pressure, means.group_pressure) {
+        (Err(_), _) => "the kernel reports no pressure",
+        (Ok(()), true) => "the kernel reports the pressure of every group",
+        (Ok(()), false) => "the kernel reports the pressure of the machine only",
     };
     match means.control {
         MemoryControl::V2 => yes(
             Level::Enforced,
-            format!("cgroup v2: memory.min, memory.high; {told}"),
+            format!("cgroup v2: memory.min, memory.high; {reported}"),
         ),
         MemoryControl::V1 => yes(
             Level::Enforced,
-            format!("cgroup v1: limits that kill, no protection; files are locked; {told}"),
+            format!("cgroup v1: limits that kill, no protection; files are locked; {reported}"),
         ),
         MemoryControl::None => yes(
             Level::Enforced,
-            format!("files are locked; no cgroup hierarchy carries the memory controller; {told}"),
+            format!(
+                "files are locked; no cgroup hierarchy carries the memory controller; {reported}"
+            ),
         ),
     }
 }
@@ -510,8 +512,14 @@ fn memory_control(means: &MemoryMeans) -> Availability {
 fn cores(means: &Means) -> Availability {
     match means.cpuset {
         CpusetKind::V2Partition => yes(Level::Enforced, "cgroup v2 cpuset partition"),
-        CpusetKind::V2 => yes(Level::Enforced, "cgroup v2 cpuset, everybody else narrowed"),
-        CpusetKind::V1 => yes(Level::Enforced, "cgroup v1 cpuset, everybody else narrowed"),
+        CpusetKind::V2 => yes(
+            Level::Enforced,
+            "cgroup v2 cpuset, all other cpusets narrowed",
+        ),
+        CpusetKind::V1 => yes(
+            Level::Enforced,
+            "cgroup v1 cpuset, all other cpusets narrowed",
+        ),
         CpusetKind::AffinityOnly => yes(
             Level::Estimated,
             "affinity, thread by thread: no cpuset controller is mounted",
@@ -585,7 +593,7 @@ mod tests {
                 let Availability::Yes { how, .. } = memory_control(&found) else {
                     panic!("{found:?}");
                 };
-                assert!(how.contains("pressure is told of nobody"), "{how}");
+                assert!(how.contains("the kernel reports no pressure"), "{how}");
             }
         }
     }

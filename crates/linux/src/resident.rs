@@ -1,7 +1,7 @@
 //! Files that are kept in memory: mapped and locked (`mlock(2)`) by a small process in the group's
-//! cgroup, the keeper. A page of a file is charged to the cgroup that touches it first, so the
-//! keeper touches it. The page stays locked as long as the keeper lives. The keeper ends when its
-//! standard input does: with the run, however that ends.
+//! cgroup, the keeper. A page that is not in memory yet is charged to the keeper's cgroup. A page
+//! that another cgroup read first stays charged to that one. Pages stay locked as long as the
+//! keeper lives. It ends when its standard input does: with the run, however that ends.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -58,11 +58,18 @@ impl Locked {
         let file = File::open(path).map_err(|e| failed("open", e))?;
         let metadata = file.metadata().map_err(|e| failed("inspect", e))?;
         let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
-        if !metadata.is_file() || length == 0 {
-            return Err(Error::refused_with(
-                format!("{path} is no file with content: there is nothing to keep in memory"),
-                "name files, not folders or devices",
-            ));
+        let refusal = if !metadata.is_file() {
+            Some(("is no regular file", "name files, not folders or devices"))
+        } else if length == 0 {
+            Some((
+                "is empty, so it has no page to lock",
+                "leave it out of reserve.files",
+            ))
+        } else {
+            None
+        };
+        if let Some((why, help)) = refusal {
+            return Err(Error::refused_with(format!("{path} {why}"), help));
         }
         // SAFETY: a fresh mapping at an address that the kernel chooses. Nothing is ever read
         // through it, so a file that another program shortens cannot fault this process.
@@ -86,7 +93,7 @@ impl Locked {
             match e.raw_os_error() {
                 Some(libc::ENOMEM | libc::EPERM | libc::EAGAIN) => Error::refused_with(
                     format!("{path} ({}) cannot be locked in memory: {e}", Bytes(length as u64)),
-                    "give CAP_IPC_LOCK, or raise the limit of locked memory (ulimit -l); and have so much memory",
+                    "give CAP_IPC_LOCK, or raise the limit of locked memory (ulimit -l), or free as much memory",
                 ),
                 _ => failed("lock", e),
             }
@@ -106,9 +113,11 @@ impl Drop for Locked {
 /// and ends with its standard input.
 ///
 /// # Errors
-/// The first file that cannot be locked; nothing is kept then.
+/// The first file that cannot be locked, and no file is locked then. [`Error::File`] when standard
+/// output cannot be written.
 pub fn keep(files: &[String]) -> Result<()> {
-    // Its memory is the group's, and its death would unlock what the group relies on.
+    // Its death would unlock what the group relies on. Without the right to do so it stays as
+    // likely to be killed as any process.
     let _ = std::fs::write("/proc/self/oom_score_adj", oom::IMMUNE.to_string());
     let locked: Vec<Locked> = files
         .iter()
@@ -116,8 +125,8 @@ pub fn keep(files: &[String]) -> Result<()> {
         .collect::<Result<_>>()?;
     let bytes: usize = locked.iter().map(|l| l.length).sum();
     let mut out = std::io::stdout();
-    let told = writeln!(out, "kept {bytes}").and_then(|()| out.flush());
-    told.map_err(|e| Error::file("write", "standard output", None, e))?;
+    let written = writeln!(out, "kept {bytes}").and_then(|()| out.flush());
+    written.map_err(|e| Error::file("write", "standard output", None, e))?;
     let mut rest = [0u8; 64];
     // End of file or an error: both end it.
     while matches!(std::io::stdin().read(&mut rest), Ok(n) if n > 0) {}
@@ -129,24 +138,25 @@ pub fn keep(files: &[String]) -> Result<()> {
 #[derive(Debug)]
 pub struct Keeper {
     child: Child,
-    /// The total size of the locked files.
+    /// The sum of the sizes of the locked files. One that is named twice counts twice.
     pub bytes: Bytes,
 }
 
 impl Keeper {
-    /// Starts a keeper that first enters these cgroups (`cgroup.procs` files). Waits until all is
-    /// in memory, however long reading takes. `beat` is called meanwhile.
+    /// Starts a keeper that first enters these cgroups (paths of their `cgroup.procs`). Waits until
+    /// all is in memory, however long reading takes. `heartbeat` is called every 100 ms meanwhile.
     ///
     /// # Errors
-    /// What the keeper could not do, in its own words.
+    /// [`Error::File`] when a cgroup cannot be opened or the program not started.
+    /// [`Error::Refused`] with what the keeper wrote to its standard error, or when waiting fails.
     pub fn start(
         command: &KeeperCommand,
         files: &[String],
-        doors: &[String],
-        beat: &mut dyn FnMut(),
+        cgroups: &[String],
+        heartbeat: &mut dyn FnMut(),
     ) -> Result<Self> {
         let program = command.program.to_string_lossy().into_owned();
-        let doors = children::open_doors(doors)?;
+        let cgroups = children::open_doors(cgroups)?;
         let mut start = Command::new(&command.program);
         start
             .args(&command.arguments)
@@ -158,7 +168,7 @@ impl Keeper {
         // SAFETY: between fork and exec only system calls on prepared values are made, and nothing
         // allocates.
         unsafe {
-            start.pre_exec(move || children::enter(&doors, None, false, &[]));
+            start.pre_exec(move || children::enter(&cgroups, None, false, &[]));
         }
         let child = start
             .spawn()
@@ -167,24 +177,24 @@ impl Keeper {
             child,
             bytes: Bytes(0),
         };
-        keeper.bytes = keeper.wait(beat)?;
+        keeper.bytes = keeper.wait(heartbeat)?;
         Ok(keeper)
     }
 
-    fn wait(&mut self, beat: &mut dyn FnMut()) -> Result<Bytes> {
+    fn wait(&mut self, heartbeat: &mut dyn FnMut()) -> Result<Bytes> {
         let output = self
             .child
             .stdout
             .take()
             .ok_or_else(|| Error::refused("the keeper has no output"))?;
-        let look = Timespec {
+        let interval = Timespec {
             tv_sec: 0,
             tv_nsec: 100_000_000,
         };
         loop {
-            beat();
+            heartbeat();
             let mut watched = [PollFd::new(&output, PollFlags::IN)];
-            match rustix::event::poll(&mut watched, Some(&look)) {
+            match rustix::event::poll(&mut watched, Some(&interval)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Ok(_) => break,
                 Err(e) => {
@@ -209,13 +219,15 @@ impl Keeper {
         }
         let why = why.trim().trim_start_matches("quell: ");
         Err(Error::refused(if why.is_empty() {
-            "the keeper of the group's files ended without a word".to_owned()
+            "the process that locks the group's files ended without an error; dmesg shows whether the kernel killed it for memory"
+                .to_owned()
         } else {
             why.to_owned()
         }))
     }
 
-    /// How it ended. `None` while it runs. After its end nothing is locked any more.
+    /// Its exit status as text, or the error of asking for it. `None` while it runs. After its end
+    /// nothing is locked any more.
     pub fn ended(&mut self) -> Option<String> {
         match self.child.try_wait() {
             Ok(None) => None,

@@ -73,7 +73,7 @@ impl Session {
         command: &WatchdogCommand,
     ) -> Result<(Self, Vec<String>)> {
         let main = procfs::ourselves(files)?.id;
-        let lock = Lock::acquire(run_root, &format!("quell, process {}", main.pid))?;
+        let lock = Lock::acquire(run_root, "quell")?;
         let mut notes = Vec::new();
         for left in restore::restore(files, run_root)? {
             notes.push(format!(

@@ -73,7 +73,7 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
                 old,
                 new,
                 dir,
-            } => work.oom_score(*task, (*old, *new), dir),
+            } => work.oom_score(*task, *old, *new, dir),
             Undo::Move { task, from, to } => work.put_back(*task, from, to),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
             Undo::Cgroup { path, heir } => work.remove(i, path, heir),
@@ -331,7 +331,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn oom_score(&self, task: TaskId, (old, new): (i32, i32), dir: &str) -> Step {
+    fn oom_score(&self, task: TaskId, old: i32, new: i32, dir: &str) -> Step {
         let mut heirs = vec![task.pid];
         heirs.extend(below::tasks(self.files, dir));
         let mut restored = false;

@@ -90,7 +90,7 @@ pub enum Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Removed { what } => write!(f, "somebody has removed {what}"),
+            Self::Removed { what } => write!(f, "another process removed {what}"),
             Self::Shared { by } => f.write_str(by),
             Self::Loose { why } => f.write_str(why),
             Self::Exempt { task } => write!(f, "{task}, which no limit holds"),
@@ -105,7 +105,7 @@ impl fmt::Display for Cause {
             Self::KeeperEnded { how } => {
                 write!(
                     f,
-                    "the process that kept its files in memory has ended ({how})"
+                    "the process that locked its files in memory has ended ({how})"
                 )
             }
             Self::Evicted => f.write_str("locked lines have left the cache"),

@@ -69,7 +69,7 @@ impl Trace {
         self.put(&json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}));
     }
 
-    fn stretch(&mut self, (pid, tid): (u64, u64), name: &str, from: u64, until: u64, args: &Value) {
+    fn stretch(&mut self, pid: u64, tid: u64, name: &str, from: u64, until: u64, args: &Value) {
         let dur = us(until.saturating_sub(from));
         self.put(&json!({"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": us(from), "dur": dur, "args": args}));
     }
@@ -89,137 +89,156 @@ fn run(trace: &mut Trace, record: &Record) {
     trace.process(RUN, &record.name);
     trace.track(RUN, STAGES, "stages");
     trace.track(RUN, EVENTS, "events");
-    let phases: Vec<(u64, String)> = record
+    let begun: Vec<(u64, String)> = record
         .events
         .iter()
-        .filter_map(|stamped| match &stamped.event {
-            Event::Phase { name } => Some((stamped.at_ns, name.word().to_owned())),
-            Event::Cell {
-                round,
-                of,
-                configuration,
-                subject,
-            } => {
-                let mut name =
-                    format!("round {} of {of}, {configuration}", round.saturating_add(1));
-                if let Some(subject) = subject {
-                    name.push_str(&format!(", {subject}"));
-                }
-                Some((stamped.at_ns, name))
-            }
-            _ => None,
-        })
+        .filter_map(|stamped| Some((stamped.at_ns, stage(&stamped.event)?)))
         .collect();
-    for (i, (from, name)) in phases.iter().enumerate() {
-        let until = phases.get(i + 1).map_or_else(|| end(record), |next| next.0);
-        trace.stretch((RUN, STAGES), name, *from, until, &json!({}));
+    for (i, (from, name)) in begun.iter().enumerate() {
+        let until = begun.get(i + 1).map_or_else(|| end(record), |next| next.0);
+        trace.stretch(RUN, STAGES, name, *from, until, &json!({}));
     }
     for stamped in &record.events {
-        let (name, args) = match &stamped.event {
-            // A stage is written above. The rest are sums of what other tracks show in detail.
-            Event::Phase { .. }
-            | Event::Cell { .. }
-            | Event::Throttle { .. }
-            | Event::Spent { .. } => continue,
-            Event::Resized {
-                group,
-                level,
-                to,
-                why,
-                ..
-            } => {
-                let name = format!("ways of {group} in L{level}");
-                trace.count(RUN, &name, stamped.at_ns, &json!({ "ways": to }));
-                (
-                    format!("{group} has {to} ways of L{level}: {why}"),
-                    json!({"group": group}),
-                )
-            }
-            Event::Ways { change } => match change.told() {
-                Some(told) => (told, json!({})),
-                None => continue,
-            },
-            Event::Step { step, outcome } => (format!("step {} {outcome}", step.0), json!({})),
-            Event::Finding { what, group, .. } => (what.clone(), json!({"group": group})),
-            Event::Promise { id, level, because } => (
-                format!("promise {} is at level {level}: {because}", id.0),
-                json!({}),
-            ),
-            Event::Units {
-                group, worst_ns, ..
-            } => {
-                let worst = json!({ "ms": *worst_ns as f64 / 1e6 });
-                trace.count(
-                    RUN,
-                    &format!("slowest unit of {group}"),
-                    stamped.at_ns,
-                    &worst,
-                );
-                continue;
-            }
-            Event::Adapted {
-                group,
-                to_bytes_per_s,
-                why,
-                ..
-            } => {
-                let left = json!({ "MB/s": *to_bytes_per_s as f64 / 1e6 });
-                trace.count(
-                    RUN,
-                    &format!("left to the others by {group}"),
-                    stamped.at_ns,
-                    &left,
-                );
-                (
-                    format!("{:.0} MB/s: {why}", *to_bytes_per_s as f64 / 1e6),
-                    json!({"group": group}),
-                )
-            }
-            Event::Declared { group, declared } => {
-                (format!("{group} says: {declared}"), json!({"group": group}))
-            }
-            Event::Waited {
-                group,
-                memory_ns,
-                io_ns,
-                bytes,
-                ..
-            } => {
-                let waited = json!({ "memory, ms": *memory_ns as f64 / 1e6, "disks, ms": *io_ns as f64 / 1e6 });
-                trace.count(RUN, &format!("waited by {group}"), stamped.at_ns, &waited);
-                let used = json!({ "MiB": bytes >> 20 });
-                trace.count(RUN, &format!("memory of {group}"), stamped.at_ns, &used);
-                continue;
-            }
-            Event::Own {
-                span_ns,
-                cpu_ns,
-                resident_bytes,
-                ..
-            } => {
-                let share = json!({ "% of a CPU": *cpu_ns as f64 / *span_ns as f64 * 100.0 });
-                trace.count(RUN, "Quell itself", stamped.at_ns, &share);
-                let has = json!({ "MiB": resident_bytes >> 20 });
-                trace.count(RUN, "memory of Quell", stamped.at_ns, &has);
-                continue;
-            }
-            Event::Steered { group, did, why } => {
-                let did = json!(did);
-                let act = did["act"].as_str().unwrap_or_default();
-                (
-                    format!("memory of {group}: {act}: {why}"),
-                    json!({"group": group, "did": did}),
-                )
-            }
-            Event::Exit { group, status } => (
-                format!("the command of group {group} ended with {status}"),
-                json!({"group": group, "status": status}),
-            ),
-        };
-        trace.put(&json!({
-            "ph": "i", "s": "t", "name": name, "pid": RUN, "tid": EVENTS, "ts": us(stamped.at_ns), "args": args,
-        }));
+        for (name, values) in counts(&stamped.event) {
+            trace.count(RUN, &name, stamped.at_ns, &values);
+        }
+        if let Some((name, args)) = instant(&stamped.event) {
+            trace.put(&json!({
+                "ph": "i", "s": "t", "name": name, "pid": RUN, "tid": EVENTS, "ts": us(stamped.at_ns), "args": args,
+            }));
+        }
     }
+}
+
+/// The name of the stage that begins with an event.
+fn stage(event: &Event) -> Option<String> {
+    match event {
+        Event::Phase { name } => Some(name.word().to_owned()),
+        Event::Cell {
+            round,
+            of,
+            configuration,
+            subject,
+        } => {
+            let mut name = format!("round {} of {of}, {configuration}", round.saturating_add(1));
+            if let Some(subject) = subject {
+                name.push_str(&format!(", {subject}"));
+            }
+            Some(name)
+        }
+        _ => None,
+    }
+}
+
+/// What an event counted: the names of the counters, and their values.
+fn counts(event: &Event) -> Vec<(String, Value)> {
+    match event {
+        Event::Resized {
+            group, level, to, ..
+        } => vec![(
+            format!("ways of {group} in L{level}"),
+            json!({ "ways": to }),
+        )],
+        Event::Units {
+            group, worst_ns, ..
+        } => {
+            let worst = json!({ "ms": *worst_ns as f64 / 1e6 });
+            vec![(format!("slowest unit of {group}"), worst)]
+        }
+        Event::Adapted {
+            group,
+            to_bytes_per_s,
+            ..
+        } => {
+            let left = json!({ "MB/s": *to_bytes_per_s as f64 / 1e6 });
+            vec![(format!("left to the others by {group}"), left)]
+        }
+        Event::Waited {
+            group,
+            memory_ns,
+            io_ns,
+            bytes,
+            ..
+        } => {
+            let waited =
+                json!({ "memory, ms": *memory_ns as f64 / 1e6, "disks, ms": *io_ns as f64 / 1e6 });
+            let used = json!({ "MiB": bytes >> 20 });
+            vec![
+                (format!("waited by {group}"), waited),
+                (format!("memory of {group}"), used),
+            ]
+        }
+        Event::Own {
+            span_ns,
+            cpu_ns,
+            resident_bytes,
+            ..
+        } => {
+            let share = json!({ "% of a CPU": *cpu_ns as f64 / *span_ns as f64 * 100.0 });
+            let has = json!({ "MiB": resident_bytes >> 20 });
+            vec![
+                ("Quell itself".to_owned(), share),
+                ("memory of Quell".to_owned(), has),
+            ]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What an event says as an instant: its text and its arguments.
+fn instant(event: &Event) -> Option<(String, Value)> {
+    Some(match event {
+        // Stages and counters are written on their own. The rest are sums of what other tracks show
+        // in detail.
+        Event::Phase { .. }
+        | Event::Cell { .. }
+        | Event::Units { .. }
+        | Event::Waited { .. }
+        | Event::Own { .. }
+        | Event::Throttle { .. }
+        | Event::Spent { .. } => return None,
+        Event::Resized {
+            group,
+            level,
+            to,
+            why,
+            ..
+        } => (
+            format!("{group} has {to} ways of L{level}: {why}"),
+            json!({"group": group}),
+        ),
+        Event::Ways { change } => (change.told()?, json!({})),
+        Event::Step { step, outcome } => (format!("step {} {outcome}", step.0), json!({})),
+        Event::Finding { what, group, .. } => (what.clone(), json!({"group": group})),
+        Event::Promise { id, level, because } => (
+            format!("promise {} is at level {level}: {because}", id.0),
+            json!({}),
+        ),
+        Event::Adapted {
+            group,
+            to_bytes_per_s,
+            why,
+            ..
+        } => (
+            format!("{:.0} MB/s: {why}", *to_bytes_per_s as f64 / 1e6),
+            json!({"group": group}),
+        ),
+        Event::Declared { group, declared } => {
+            (format!("{group} says: {declared}"), json!({"group": group}))
+        }
+        Event::Steered { group, did, why } => {
+            let did = json!(did);
+            let act = did["act"].as_str().unwrap_or_default();
+            (
+                format!("memory of {group}: {act}: {why}"),
+                json!({"group": group, "did": did}),
+            )
+        }
+        Event::Exit { group, status } => (
+            format!("the command of group {group} ended with {status}"),
+            json!({"group": group, "status": status}),
+        ),
+    })
 }
 
 /// The last time that the record knows of.
@@ -239,10 +258,17 @@ fn cpus(trace: &mut Trace, record: &Record) {
     trace.process(CPUS, "CPUs");
     for (cpu, stops) in &record.stops {
         // Thread 0 would be taken for the idle one.
-        let track = (CPUS, u64::from(*cpu) + 1);
-        trace.track(track.0, track.1, &format!("CPU {cpu}"));
+        let tid = u64::from(*cpu) + 1;
+        trace.track(CPUS, tid, &format!("CPU {cpu}"));
         for stop in stops {
-            trace.stretch(track, "throttled", stop.from_ns, stop.until_ns, &json!({}));
+            trace.stretch(
+                CPUS,
+                tid,
+                "throttled",
+                stop.from_ns,
+                stop.until_ns,
+                &json!({}),
+            );
         }
     }
     for (cpu, looks) in &record.cpu_times {
@@ -291,7 +317,7 @@ fn subjects(trace: &mut Trace, record: &Record) {
         spans.sort_by_key(|(from, ..)| *from);
         for (from, until, span) in spans {
             let args = json!({"round": span.round.saturating_add(1), "windows": span.values.len()});
-            trace.stretch((pid, 1), &span.configuration, from, until, &args);
+            trace.stretch(pid, 1, &span.configuration, from, until, &args);
             for (at, value) in span.at_ns.iter().flatten().zip(&span.values) {
                 trace.count(pid, metric, *at, &json!({ "value": value }));
             }
@@ -308,13 +334,13 @@ fn ways(trace: &mut Trace, record: &Record) {
     }
     for stage in &stages {
         for (tid, lane) in &stage.timeline.threads {
-            let track = (THREADS, u64::from(*tid));
             let name = format!("{tid} {} of process {}", lane.name, lane.pid);
-            trace.track(track.0, track.1, &name);
+            let tid = u64::from(*tid);
+            trace.track(THREADS, tid, &name);
             for was in &lane.was {
                 let args = json!({"CPU": was.is.cpu});
                 let (from, until) = (was.from_ns + stage.from_ns, was.until_ns + stage.from_ns);
-                trace.stretch(track, &was.is.class, from, until, &args);
+                trace.stretch(THREADS, tid, &was.is.class, from, until, &args);
             }
         }
     }
@@ -328,15 +354,15 @@ fn ways(trace: &mut Trace, record: &Record) {
             let (from, timeline) = (stage.from_ns, &stage.timeline);
             for block in timeline.blocks.get(place).into_iter().flatten() {
                 for bit in block.is.first..block.is.first + block.is.count {
-                    let track = (pid, u64::from(bit) + 1);
+                    let tid = u64::from(bit) + 1;
                     let name = fillers(&block.is.fill);
                     let args = json!({"configuration": stage.name});
                     let (since, until) = (block.from_ns + from, block.until_ns + from);
-                    trace.stretch(track, &name, since, until, &args);
+                    trace.stretch(pid, tid, &name, since, until, &args);
                 }
             }
             for class in &timeline.classes {
-                let samples = timeline.sampled(class, place, (0, timeline.end_ns));
+                let samples = timeline.sampled(class, place, &(0..timeline.end_ns));
                 for sample in &samples {
                     if let Some(bytes) = sample.occupancy {
                         let had = json!({ "MiB": bytes as f64 / 1_048_576.0 });

@@ -1,14 +1,14 @@
 //! A plan in words: what it promises, what would break that first, what it costs, and what will be
 //! done and why.
 
-use quell_control::config::Allows;
-use quell_control::config::Meter;
+use quell_control::config::{Allows, Meter, Regulation};
 use quell_plan::{Held, Plan, Promise, Setting, Step};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::ids::StepId;
 use quell_types::mechanism::Level;
 use quell_types::options::CpuWeight;
+use quell_types::partition::ColourChoice;
 use quell_types::task::TaskMatch;
 use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
@@ -264,83 +264,20 @@ fn on(cpus: &CpuSet) -> String {
 /// A setting in words.
 pub(crate) fn describe(set: &Setting) -> String {
     match set {
-        Setting::Gather { matching, .. } if matching.is_empty() => {
-            "launch its command in a cgroup of its own".to_owned()
-        }
         Setting::Gather {
             matching, braked, ..
-        } => {
-            let who: Vec<String> = matching.iter().map(matched).collect();
-            if matching.iter().all(TaskMatch::in_place) {
-                let inside = match braked {
-                    true => ", its tasks in a threaded child of it",
-                    false => "",
-                };
-                format!("take as it is: {}{inside}", who.join(" or "))
-            } else {
-                format!("gather in a cgroup: {}", who.join(" or "))
-            }
-        }
+        } => gathered(matching, *braked),
         Setting::Confine {
             cpus,
             mems,
             exclusive,
-        } => format!(
-            "run on {}, memory from {}{}",
-            on(cpus),
-            if mems.len() == 1 {
-                format!("node {mems}")
-            } else {
-                format!("nodes {mems}")
-            },
-            if *exclusive {
-                ", nobody else there"
-            } else {
-                ""
-            }
-        ),
+        } => confined(cpus, mems, *exclusive),
         Setting::ConfineRest { cpus } => format!("keep every other task on {}", on(cpus)),
         Setting::MoveIrqs { from, to } => {
             format!("send interrupts of {} to {}", on(from), on(to))
         }
         Setting::WorkqueueMask { cpus } => format!("run unbound kernel work on {} only", on(cpus)),
-        Setting::Regulate(regulation) => {
-            let meter = match regulation.meter {
-                Meter::Time => format!("counted as CPU time × {}", shown(regulation.peak)),
-                _ => "counted by hardware events".to_owned(),
-            };
-            let lines = |lines: Lines| {
-                let period = regulation.period;
-                format!(
-                    "{} ({} cache lines per {period})",
-                    rate(lines, period),
-                    lines.0
-                )
-            };
-            let budget = lines(regulation.budget);
-            let what = match regulation.meter {
-                Meter::Hardware | Meter::Time => format!("move {budget}"),
-                Meter::Reads => format!("read {budget}"),
-                Meter::Writes => format!("write back {budget}"),
-                Meter::Apart { writes } => {
-                    format!("read {budget} and write back {}", lines(writes))
-                }
-            };
-            format!(
-                "let {}{} {what}, {meter}{}",
-                if regulation.cpus.len() > 1 {
-                    "each of "
-                } else {
-                    ""
-                },
-                on(&regulation.cpus),
-                if regulation.is_capped() {
-                    "; the brake stops the group, and nothing else, for the rest of the period"
-                } else {
-                    ""
-                }
-            )
-        }
+        Setting::Regulate(regulation) => regulated(regulation),
         Setting::Weight {
             weight: CpuWeight::Idle,
         } => "run only where nothing else wants the CPU (cpu.idle)".to_owned(),
@@ -372,20 +309,7 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::WaysApart { level, code, data } => {
             format!("fill of L{level} only {code} with code and {data} with data")
         }
-        Setting::Colour { choices, spill } => {
-            let each = choices.iter().map(|choice| {
-                let s = if choice.colours.len() == 1 { "" } else { "s" };
-                let (colours, of) = (choice.colours.brief(), choice.divides.of());
-                format!("colour{s} {colours} of {of}")
-            });
-            let each: Vec<String> = each.collect();
-            let after = if *spill {
-                "; any other when these are used up, reported"
-            } else {
-                ""
-            };
-            format!("give it page frames of {} only{after}", each.join(" and "))
-        }
+        Setting::Colour { choices, spill } => coloured(choices, *spill),
         Setting::Lock { level, mask, size } => {
             format!("lock {size} of its memory in L{level}, in ways {mask}")
         }
@@ -424,6 +348,87 @@ pub(crate) fn describe(set: &Setting) -> String {
             )
         }
     }
+}
+
+/// Where a group's tasks come together, in words.
+fn gathered(matching: &[TaskMatch], braked: bool) -> String {
+    if matching.is_empty() {
+        return "launch its command in a cgroup of its own".to_owned();
+    }
+    let tasks: Vec<String> = matching.iter().map(matched).collect();
+    let tasks = tasks.join(" or ");
+    if !matching.iter().all(TaskMatch::in_place) {
+        return format!("gather in a cgroup: {tasks}");
+    }
+    let inside = match braked {
+        true => ", its tasks in a threaded child of it",
+        false => "",
+    };
+    format!("use its own cgroup: {tasks}{inside}")
+}
+
+fn confined(cpus: &CpuSet, mems: &CpuSet, exclusive: bool) -> String {
+    let nodes = if mems.len() == 1 { "node" } else { "nodes" };
+    let alone = match exclusive {
+        true => ", no other task there",
+        false => "",
+    };
+    format!("run on {}, memory from {nodes} {mems}{alone}", on(cpus))
+}
+
+/// A budget in words.
+fn regulated(regulation: &Regulation) -> String {
+    let meter = match regulation.meter {
+        Meter::Time => format!("counted as CPU time × {}", shown(regulation.peak)),
+        _ => "counted by hardware events".to_owned(),
+    };
+    let lines = |lines: Lines| {
+        let period = regulation.period;
+        format!(
+            "{} ({} cache lines per {period})",
+            rate(lines, period),
+            lines.0
+        )
+    };
+    let budget = lines(regulation.budget);
+    let what = match regulation.meter {
+        Meter::Hardware | Meter::Time => format!("move {budget}"),
+        Meter::Reads => format!("read {budget}"),
+        Meter::Writes => format!("write back {budget}"),
+        Meter::Apart { writes } => {
+            format!("read {budget} and write back {}", lines(writes))
+        }
+    };
+    format!(
+        "let {}{} {what}, {meter}{}",
+        if regulation.cpus.len() > 1 {
+            "each of "
+        } else {
+            ""
+        },
+        on(&regulation.cpus),
+        if regulation.is_capped() {
+            "; the brake stops the group, and nothing else, for the rest of the period"
+        } else {
+            ""
+        }
+    )
+}
+
+/// Page frames in words.
+fn coloured(choices: &[ColourChoice], spill: bool) -> String {
+    let each = choices.iter().map(|choice| {
+        let s = if choice.colours.len() == 1 { "" } else { "s" };
+        let (colours, of) = (choice.colours.brief(), choice.divides.of());
+        format!("colour{s} {colours} of {of}")
+    });
+    let each: Vec<String> = each.collect();
+    let after = if spill {
+        "; any other when these are used up, reported"
+    } else {
+        ""
+    };
+    format!("give it page frames of {} only{after}", each.join(" and "))
 }
 
 fn steered(allows: Allows, unswapped: bool) -> String {
@@ -586,6 +591,6 @@ mod tests {
             low: false,
             braked: false,
         };
-        assert_eq!(describe(&set), "take as it is: unit=a.service");
+        assert_eq!(describe(&set), "use its own cgroup: unit=a.service");
     }
 }

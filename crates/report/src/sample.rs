@@ -50,7 +50,8 @@ pub(crate) fn row(
     name: &str,
     mechanisms: &[Mechanism],
     level: Level,
-    (p50, p99): (f64, f64),
+    p50: f64,
+    p99: f64,
     kept: f64,
 ) -> ConfigurationResult {
     let (n50, n99) = (15.3 / p50, 150.0 / p99);
@@ -203,7 +204,7 @@ fn throttled() -> Totals {
 pub(crate) fn result() -> CompareResult {
     use Level::{Enforced, Estimated, None};
     use Mechanism::{Bandwidth, Cores, CpuMax};
-    let mut refused = row("regulated@70%", &[], None, (1.0, 1.0), 0.0);
+    let mut refused = row("regulated@70%", &[], None, 1.0, 1.0, 0.0);
     refused.guarantee = Option::None;
     refused.subjects.clear();
     refused.rounds = 0;
@@ -230,42 +231,40 @@ pub(crate) fn result() -> CompareResult {
         rounds_shared: Some(15),
         interrupted: Option::None,
         configurations: vec![
-            row("solo", &[], None, (15.3, 150.0), 1.0),
-            row("none", &[], None, (167.8, 189.0), 0.98),
-            row("cores", &[Cores], Enforced, (166.0, 188.0), 0.98),
-            row(
-                "cpu-max@10%",
-                &[Cores, CpuMax],
-                Enforced,
-                (32.2, 174.0),
-                0.09,
-            ),
+            row("solo", &[], None, 15.3, 150.0, 1.0),
+            row("none", &[], None, 167.8, 189.0, 0.98),
+            row("cores", &[Cores], Enforced, 166.0, 188.0, 0.98),
+            row("cpu-max@10%", &[Cores, CpuMax], Enforced, 32.2, 174.0, 0.09),
             row(
                 "cpu-max@30%",
                 &[Cores, CpuMax],
                 Enforced,
-                (103.0, 180.0),
+                103.0,
+                180.0,
                 0.29,
             ),
             row(
                 "regulated@10%",
                 &[Cores, Bandwidth],
                 Estimated,
-                (16.7, 149.0),
+                16.7,
+                149.0,
                 0.05,
             ),
             row(
                 "regulated@20%",
                 &[Cores, Bandwidth],
                 Estimated,
-                (24.0, 151.0),
+                24.0,
+                151.0,
                 0.12,
             ),
             row(
                 "regulated@30%",
                 &[Cores, Bandwidth],
                 Estimated,
-                (96.0, 164.0),
+                96.0,
+                164.0,
                 0.28,
             ),
             refused,
@@ -285,6 +284,57 @@ pub(crate) fn subjects(result: &mut CompareResult) -> impl Iterator<Item = &mut 
 /// A record of it: two rounds of four configurations, 400 windows each, with a host that took a CPU
 /// for a while.
 pub(crate) fn record() -> Record {
+    let stop = |n: u64| Stop {
+        from_ns: 2_800_000_000 + n * 1_000_000,
+        until_ns: 2_800_900_000 + n * 1_000_000,
+    };
+    let cell = |at_ns, round| Stamped {
+        at_ns,
+        event: Event::Cell {
+            round,
+            of: 2,
+            configuration: "solo".into(),
+            subject: None,
+        },
+    };
+    Record {
+        name: "neighbour".into(),
+        version: "0.1.0".into(),
+        created: Some("2026-01-02 03:04:05 UTC".into()),
+        command_line: Some("quell compare neighbour --on linux && echo <done>".into()),
+        result: Some(result()),
+        text: Some("quell = 1\nname = \"neighbour\"\n".into()),
+        machine: Some(machine()),
+        plans: [
+            (
+                "none".to_owned(),
+                Plan {
+                    steps: Vec::new(),
+                    promises: Vec::new(),
+                    ..plan()
+                },
+            ),
+            ("regulated@10%".to_owned(), plan()),
+            ("regulated@30%".to_owned(), plan()),
+        ]
+        .into(),
+        refused: [("regulated@70%".to_owned(), refused())].into(),
+        spans: spans(),
+        courses: Vec::new(),
+        events: vec![
+            cell(0, 0),
+            cell(7_000_000_000, 1),
+            Stamped {
+                at_ns: 13_000_000_000,
+                event: Event::Phase { name: Phase::Undo },
+            },
+        ],
+        stops: [(1, (0..400).map(stop).collect())].into(),
+        cpu_times: [(0, times(0)), (1, times(1))].into(),
+    }
+}
+
+fn spans() -> Vec<Span> {
     let mut spans = Vec::new();
     let cells = [
         ("solo", 15.0, 150.0, 36_000.0),
@@ -329,71 +379,26 @@ pub(crate) fn record() -> Record {
             });
         }
     }
-    let times = |cpu: u32| -> Vec<(u64, CpuTimes)> {
-        (0..130)
-            .map(|n| {
-                let taken = if n > 40 {
-                    (n - 40).min(5) * 60_000_000
-                } else {
-                    0
-                };
-                let times = CpuTimes {
-                    cpu,
-                    steal_ns: taken * u64::from(cpu),
-                    ..CpuTimes::default()
-                };
-                (n * 100_000_000, times)
-            })
-            .collect()
-    };
-    let stop = |n: u64| Stop {
-        from_ns: 2_800_000_000 + n * 1_000_000,
-        until_ns: 2_800_900_000 + n * 1_000_000,
-    };
-    let cell = |at_ns, round| Stamped {
-        at_ns,
-        event: Event::Cell {
-            round,
-            of: 2,
-            configuration: "solo".into(),
-            subject: None,
-        },
-    };
-    Record {
-        name: "neighbour".into(),
-        version: "0.1.0".into(),
-        created: Some("2026-01-02 03:04:05 UTC".into()),
-        command_line: Some("quell compare neighbour --on linux && echo <done>".into()),
-        result: Some(result()),
-        text: Some("quell = 1\nname = \"neighbour\"\n".into()),
-        machine: Some(machine()),
-        plans: [
-            (
-                "none".to_owned(),
-                Plan {
-                    steps: Vec::new(),
-                    promises: Vec::new(),
-                    ..plan()
-                },
-            ),
-            ("regulated@10%".to_owned(), plan()),
-            ("regulated@30%".to_owned(), plan()),
-        ]
-        .into(),
-        refused: [("regulated@70%".to_owned(), refused())].into(),
-        spans,
-        courses: Vec::new(),
-        events: vec![
-            cell(0, 0),
-            cell(7_000_000_000, 1),
-            Stamped {
-                at_ns: 13_000_000_000,
-                event: Event::Phase { name: Phase::Undo },
-            },
-        ],
-        stops: [(1, (0..400).map(stop).collect())].into(),
-        cpu_times: [(0, times(0)), (1, times(1))].into(),
-    }
+    spans
+}
+
+/// Samples of a CPU in 13 s. The host took it for a while, the higher its number the more.
+fn times(cpu: u32) -> Vec<(u64, CpuTimes)> {
+    (0..130)
+        .map(|n| {
+            let taken = if n > 40 {
+                (n - 40).min(5) * 60_000_000
+            } else {
+                0
+            };
+            let times = CpuTimes {
+                cpu,
+                steal_ns: taken * u64::from(cpu),
+                ..CpuTimes::default()
+            };
+            (n * 100_000_000, times)
+        })
+        .collect()
 }
 
 fn refused() -> Vec<Refusal> {
@@ -411,14 +416,6 @@ fn cpus(list: &str) -> CpuSet {
 
 /// A regulated neighbour on a machine of two CPUs.
 pub(crate) fn plan() -> Plan {
-    let step = |id, group: Option<&str>, mechanism, set, because: &str| Step {
-        id: StepId(id),
-        group: group.map(str::to_owned),
-        mechanism,
-        set,
-        because: because.into(),
-        assumed: false,
-    };
     Plan {
         policy: "regulated@10%".into(),
         groups: vec![
@@ -431,88 +428,104 @@ pub(crate) fn plan() -> Plan {
                 cpus: cpus("1"),
             },
         ],
-        steps: vec![
-            step(
-                1,
-                Some("victim"),
-                Mechanism::Cores,
-                Setting::Gather {
-                    matching: Vec::new(),
-                    low: false,
-                    braked: false,
-                },
-                "its CPUs are its own",
-            ),
-            step(
-                2,
-                Some("victim"),
-                Mechanism::Cores,
-                Setting::Confine {
-                    cpus: cpus("0"),
-                    mems: cpus("0"),
-                    exclusive: true,
-                },
-                "critical groups run on CPUs of their own",
-            ),
-            step(
-                3,
-                None,
-                Mechanism::Cores,
-                Setting::ConfineRest { cpus: cpus("1") },
-                "everybody else leaves the victim's CPU",
-            ),
-            step(
-                4,
-                None,
-                Mechanism::Cores,
-                Setting::MoveIrqs {
-                    from: cpus("0"),
-                    to: cpus("1"),
-                },
-                "interrupts are sent away from critical CPUs",
-            ),
-            step(
-                5,
-                Some("neighbour"),
-                Mechanism::Bandwidth,
-                Setting::Regulate(Regulation {
-                    cpus: cpus("1"),
-                    budget: Lines(58_593),
-                    period: Nanos::millis(1),
-                    meter: Meter::Time,
-                    peak: Rate(37_500_000_000),
-                    pooling: None,
-                    split: Split::Even,
-                    least: Lines(0),
-                }),
-                "the limit of 3.75GB/s on one CPU",
-            ),
-        ],
-        promises: vec![
-            Held {
-                group: "victim".into(),
-                promise: Promise::Cpus { cpus: cpus("0") },
-                level: Level::Enforced,
-                held_by: vec![StepId(2), StepId(3)],
-                weakest: None,
-                assumed: false,
-            },
-            Held {
-                group: "neighbour".into(),
-                promise: Promise::LimitBandwidth {
-                    rate: Rate(3_750_000_000),
-                },
-                level: Level::Estimated,
-                held_by: vec![StepId(5)],
-                weakest: Some(
-                    "no counter counts here: CPU time times the peak rate is an upper bound".into(),
-                ),
-                assumed: false,
-            },
-        ],
+        steps: steps(),
+        promises: promises(),
         notes: vec!["CPU 1 is shared: the tasks of rest run on while neighbour is stopped.".into()],
         loops: Loops::default(),
         acts: Vec::new(),
         assumed: None,
     }
+}
+
+fn steps() -> Vec<Step> {
+    let step = |id, group: Option<&str>, mechanism, set, because: &str| Step {
+        id: StepId(id),
+        group: group.map(str::to_owned),
+        mechanism,
+        set,
+        because: because.into(),
+        assumed: false,
+    };
+    vec![
+        step(
+            1,
+            Some("victim"),
+            Mechanism::Cores,
+            Setting::Gather {
+                matching: Vec::new(),
+                low: false,
+                braked: false,
+            },
+            "its CPUs are its own",
+        ),
+        step(
+            2,
+            Some("victim"),
+            Mechanism::Cores,
+            Setting::Confine {
+                cpus: cpus("0"),
+                mems: cpus("0"),
+                exclusive: true,
+            },
+            "critical groups run on CPUs of their own",
+        ),
+        step(
+            3,
+            None,
+            Mechanism::Cores,
+            Setting::ConfineRest { cpus: cpus("1") },
+            "everybody else leaves the victim's CPU",
+        ),
+        step(
+            4,
+            None,
+            Mechanism::Cores,
+            Setting::MoveIrqs {
+                from: cpus("0"),
+                to: cpus("1"),
+            },
+            "interrupts are sent away from critical CPUs",
+        ),
+        step(
+            5,
+            Some("neighbour"),
+            Mechanism::Bandwidth,
+            Setting::Regulate(Regulation {
+                cpus: cpus("1"),
+                budget: Lines(58_593),
+                period: Nanos::millis(1),
+                meter: Meter::Time,
+                peak: Rate(37_500_000_000),
+                pooling: None,
+                split: Split::Even,
+                least: Lines(0),
+            }),
+            "the limit of 3.75GB/s on one CPU",
+        ),
+    ]
+}
+
+fn promises() -> Vec<Held> {
+    vec![
+        Held {
+            group: "victim".into(),
+            promise: Promise::Cpus { cpus: cpus("0") },
+            level: Level::Enforced,
+            held_by: vec![StepId(2), StepId(3)],
+            weakest: None,
+            assumed: false,
+        },
+        Held {
+            group: "neighbour".into(),
+            promise: Promise::LimitBandwidth {
+                rate: Rate(3_750_000_000),
+            },
+            level: Level::Estimated,
+            held_by: vec![StepId(5)],
+            weakest: Some(
+                "no counter counts here: CPU time times the peak rate is an upper bound".into(),
+            ),
+            assumed: false,
+        },
+    ]
 }

@@ -2,8 +2,8 @@
 //! format.
 //!
 //! Writer, reader and importer work on streams. They hold one record at a time, whatever the trace
-//! claims about itself. An error for a cut or damaged trace names the byte. A checksum at the end
-//! finds what the encoding does not.
+//! claims about itself. An error for a cut or damaged trace names the byte. The checksum at the end
+//! covers all bytes between the header of 16 bytes and itself.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -17,10 +17,9 @@ pub const MAGIC: [u8; 8] = *b"QUELLTRC";
 /// The version of the format.
 pub const VERSION: u16 = 1;
 
-/// The longest access: enough for a line of 64 bytes, the widest instructions, and the largest
-/// state that is saved at once.
+/// The largest size of one access in bytes. The largest state that one instruction saves is below.
 const MOST_SIZE: u64 = 1 << 16;
-/// Kinds of record, in the low bits of its first number.
+/// Kinds of record, in the two low bits of its first number.
 const READ: u64 = 0;
 const WRITE: u64 = 1;
 const MODIFY: u64 = 2;
@@ -46,7 +45,8 @@ pub struct Record {
     pub address: u64,
     /// Its size in bytes, 1 to 65536.
     pub size: u32,
-    /// Instructions since the last access, this one included.
+    /// Instructions since the previous record, the accessing one included. 0 for a second access of
+    /// one instruction.
     pub instructions: u64,
 }
 
@@ -73,12 +73,12 @@ pub enum Damaged {
         /// The version that it states.
         found: u16,
     },
-    /// A record that no writer makes, or a checksum that does not fit the records.
+    /// A header, record, count or checksum that no writer makes, or bytes after the end.
     #[error("{file}: damaged at byte {at}: {why}; copy or import it again")]
     Record {
         /// The file's name, as the user gave it.
         file: String,
-        /// The offset of the record in the file, in bytes.
+        /// The offset of the damaged item in the file, in bytes.
         at: u64,
         /// What is wrong with it.
         why: &'static str,
@@ -90,7 +90,7 @@ pub enum Damaged {
         file: String,
         /// The offset of the end, in bytes.
         at: u64,
-        /// What should have followed.
+        /// The part that was being read.
         what: &'static str,
     },
     /// The file could not be read.
@@ -220,7 +220,7 @@ impl<R: BufRead> Reader<R> {
     /// Begins to read. `file` is its name in errors.
     ///
     /// # Errors
-    /// Where it is not a trace of this version.
+    /// Where the header cannot be read, or is not that of a trace of this version.
     pub fn new(mut from: R, file: &str) -> Result<Self, Damaged> {
         let file = file.to_owned();
         let mut header = Vec::with_capacity(16);
@@ -300,7 +300,10 @@ impl<R: BufRead> Reader<R> {
             self.checksum.add(byte);
             let part = u64::from(byte & 0x7f);
             if part << shift >> shift != part || byte == 0 && shift > 0 {
-                return Err(self.damaged(start, "a number above 64 bits or with zeros before it"));
+                return Err(self.damaged(
+                    start,
+                    "a number above 64 bits, or in more bytes than it needs",
+                ));
             }
             n |= part << shift;
             if byte & 0x80 == 0 {
@@ -323,9 +326,9 @@ impl<R: BufRead> Reader<R> {
             return Err(self.damaged(start, "an access of no or of more than 65536 bytes"));
         }
         let size = u32::try_from(first >> 2).unwrap_or(u32::MAX);
-        let apart = unzigzag(self.number("a record")?);
+        let step = unzigzag(self.number("a record")?);
         let instructions = self.number("a record")?;
-        self.last = self.last.wrapping_add_signed(apart);
+        self.last = self.last.wrapping_add_signed(step);
         self.count += 1;
         Ok(Some(Record {
             kind,
@@ -337,10 +340,10 @@ impl<R: BufRead> Reader<R> {
 
     fn end(&mut self, start: u64, first: u64) -> Result<(), Damaged> {
         if first != END {
-            return Err(self.damaged(start, "no kind of record"));
+            return Err(self.damaged(start, "an unknown kind of record"));
         }
         if self.number("the end")? != self.count {
-            return Err(self.damaged(start, "as many records were not written as were read"));
+            return Err(self.damaged(start, "the end states another number of records"));
         }
         let expected = self.checksum.0;
         let at = self.at;
@@ -354,7 +357,7 @@ impl<R: BufRead> Reader<R> {
         match self.byte("") {
             Err(Damaged::Cut { .. }) => Ok(()),
             Err(error) => Err(error),
-            Ok(_) => Err(self.damaged(self.at - 1, "something follows the end")),
+            Ok(_) => Err(self.damaged(self.at - 1, "bytes follow the end")),
         }
     }
 }
@@ -377,12 +380,12 @@ impl<R: BufRead> Iterator for Reader<R> {
 pub enum Import {
     /// A line that lackey does not write.
     #[error(
-        "{file}:{line}: '{text}' is not a line of 'valgrind --tool=lackey --trace-mem=yes'; keep the program's own output apart with --log-file"
+        "{file}:{line}: '{text}' is not a line of 'valgrind --tool=lackey --trace-mem=yes'; keep the program's own output separate with --log-file"
     )]
     Line {
         /// The file's name, as the user gave it.
         file: String,
-        /// The line, from 1.
+        /// The line, from 1. A line above 4096 bytes counts as several.
         line: u64,
         /// The beginning of the line.
         text: String,
@@ -406,15 +409,17 @@ pub enum Import {
     Write(io::Error),
 }
 
-/// The longest line that is examined. Lackey's lines are below 40 bytes, valgrind's own messages a
-/// few hundred.
+/// Longer lines are read in pieces of this many bytes. Lackey's lines are below 40 bytes.
+/// Valgrind's own messages have a few hundred.
 const LONGEST_LINE: u64 = 4096;
 
 /// Imports what `valgrind --tool=lackey --trace-mem=yes` wrote. Returns the number of accesses.
-/// Valgrind's own lines (`==PID==`) are skipped. `file` is the input's name in errors.
+/// Empty lines and valgrind's own (beginning with `==` or `--`) are skipped. `file` is the input's
+/// name in errors.
 ///
 /// # Errors
-/// For lines that are not lackey's, and where reading or writing fails.
+/// For other lines, sizes outside 1 to 65536, input without an access, and where reading or writing
+/// fails. `to` holds an incomplete trace then.
 pub fn import_lackey<W: Write>(mut from: impl BufRead, file: &str, to: W) -> Result<u64, Import> {
     let io = |error| Import::Io {
         file: file.to_owned(),
@@ -488,9 +493,9 @@ fn lackey_line(text: &str) -> Option<(Option<Kind>, u64, u32)> {
 }
 
 impl Record {
-    /// The line accesses that it makes: one per line of 64 bytes that it touches. The program's
-    /// computing comes before the first, a cycle per instruction. Dependences are unknown, so none
-    /// is assumed.
+    /// The line accesses that it makes: one per line of 64 bytes that it touches. [`Kind::Modify`]
+    /// makes one write. Before the first the program computes, a cycle for each instruction before
+    /// the accessing one. Dependences are unknown, so none is assumed.
     pub fn accesses(self) -> impl Iterator<Item = Access> {
         let first = self.address >> 6;
         let last = self.address.saturating_add(u64::from(self.size) - 1) >> 6;

@@ -100,7 +100,7 @@ fn errors_name_file_place_and_remedy() {
         "{}",
         error(&last)
     );
-    assert!(error(&[&good[..], b"!"].concat()).contains("something follows the end"));
+    assert!(error(&[&good[..], b"!"].concat()).contains("bytes follow the end"));
     assert!(
         error(&good[..18]).contains("a.trace: cut off at byte 18, in the middle of a record"),
         "{}",

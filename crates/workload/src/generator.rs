@@ -1,5 +1,5 @@
-//! What a runner needs of any generator: measured spans, and its load in between. A [`Driver`]
-//! keeps up loads of equal steps. All other generators keep time by themselves.
+//! The interface of load generators: measure one span, or make load until asked to stop. [`Driver`]
+//! implements it for loads whose steps are all alike. Other generators keep time by themselves.
 
 use quell_record::measurement::Measurement;
 use quell_types::units::Nanos;
@@ -15,20 +15,21 @@ use crate::windows::Windows;
 /// measured.
 pub(crate) const MOST_WINDOWS: u64 = 16 << 20;
 
-/// A span that is to be measured.
+/// A warm-up, and the measured span after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Load before the measured span begins.
     pub(crate) warmup: Nanos,
     /// The length of the measured span.
     pub(crate) duration: Nanos,
-    /// The length of each window in the span.
+    /// The length of each window that is asked for. Generators that measure units ignore it.
     pub(crate) window: Nanos,
 }
 
 impl Span {
     /// # Errors
-    /// When the span has no windows, or too many.
+    /// Where duration or window is zero, or there are more than [`MOST_WINDOWS`] windows. A window
+    /// longer than the span is shortened to the span later.
     pub(crate) fn check(self) -> Result<(), Error> {
         let (duration, window) = (self.duration, self.window);
         if duration.0 == 0 || window.0 == 0 || duration.0 / window.0 > MOST_WINDOWS {
@@ -44,26 +45,27 @@ impl Span {
 
 /// A generator that has taken and touched its memory.
 pub(crate) trait Generator {
-    /// Warms up and measures one span. `None` when asked to end before it was over.
+    /// Warms up and measures one span. `asked` is called between steps; true: stop now, and the
+    /// result is `None`.
     fn span(
         &mut self,
         span: Span,
         asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Measurement>, Error>;
 
-    /// Keeps the load up until asked to end.
+    /// Makes load until `asked` returns true.
     fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error>;
 
     /// The pages that its memory lies in.
     fn granted(&self) -> Granted;
 
-    /// How its lines were chosen by bank. `None` where they were not.
+    /// How many of its lines lie in the wanted DRAM banks. `None` where no banks were chosen.
     fn placed(&self) -> Option<Placed> {
         None
     }
 
-    /// Accounts for the time of each unit, if the generator has units between which the kernel's
-    /// clocks can be read.
+    /// Lets a sampler attribute the time of each window or unit (CPU, waiting, faults). Ignored by
+    /// generators that cannot read the kernel's clocks in between.
     fn account(&mut self, _: Sampler) {}
 }
 

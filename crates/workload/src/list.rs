@@ -1,12 +1,13 @@
-//! One cycle through every node of a list, by Sattolo's algorithm (S. Sattolo, "An algorithm to
-//! generate a random cyclic permutation", Information Processing Letters 22, 1986). It is a
-//! Fisher-Yates shuffle that never leaves an item in its own place. So it yields one cycle through
-//! all items.
+//! One cycle through every node of a list. A random one is made by Sattolo's algorithm (S. Sattolo,
+//! "An algorithm to generate a random cyclic permutation", Information Processing Letters 22,
+//! 1986). It is a Fisher-Yates shuffle that swaps each item with one strictly below it. The result
+//! is a single cycle, and each cycle is equally likely.
 
 use quell_policy::workload::Order;
 use quell_types::rng::Rng;
 
-/// For every node its successor: one cycle through all of them.
+/// For every node the index of its successor: one cycle through all of them. `seed` is used for
+/// [`Order::Random`] only. No nodes: an empty list.
 #[must_use]
 pub fn cycle(nodes: u32, order: Order, seed: u64) -> Vec<u32> {
     let mut next: Vec<u32> = (0..nodes).collect();

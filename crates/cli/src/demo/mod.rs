@@ -98,7 +98,7 @@ pub fn run(args: &Demo) -> Result {
         ))),
         None if args.control && result.resources.iter().any(|f| f.hurts) => Ok(Exit::NotHeld),
         None if result.resources.is_empty() => Err(failed(
-            "nothing could be measured; each reason stands above",
+            "no resource could be measured, for the reasons above; try one alone: quell demo --only cpu",
         )),
         None => Ok(Exit::Done),
     }

@@ -57,7 +57,7 @@ pub fn look(resource: Resource, look: Look, with: With<'_>) -> Result<(Came, Dur
     let on = On::Linux;
     let measured = on.measured(experiment.seed, NonZeroUsize::MIN);
     let begun = Instant::now();
-    let done = measured.and_then(|measured| carry_out(&wanted, &on, measured));
+    let done = measured.and_then(|(target, machine)| carry_out(&wanted, &on, target, machine));
     let took = begun.elapsed();
     let cell = |rounds: u32| took / (cells(look.quell) * rounds).max(1);
     let comparison = match done {

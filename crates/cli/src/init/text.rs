@@ -100,61 +100,15 @@ pub fn policy(
         "It takes the least that is enough: a low weight for the neighbours, then CPUs of its own, then limits.",
     );
     let _ = writeln!(out, "quell = 1\nname  = \"{}\"\n", critical.name);
-    let because = |part: Part| {
-        let mut all = reasons.iter();
-        all.find(|r| r.part == part).map(|r| r.why.as_str())
-    };
-    comment(&mut out, &used(&critical.figures));
-    if let Some(waited) = critical.figures.waited() {
-        let waited = waited * 100.0;
-        comment(
-            &mut out,
-            &format!(
-                "Its threads waited for a CPU in {waited:.0} % of the time in which they wanted one."
-            ),
-        );
-    }
-    group(&mut out, critical, "critical");
-    match (setup.cores, because(Part::Cores)) {
-        (Some(cores), why) => {
-            comment(&mut out, why.unwrap_or_default());
-            comment(
-                &mut out,
-                "Everything else, programs that talk to it included, keeps the other CPUs.",
-            );
-            let _ = writeln!(out, "cpus  = {}", cores.count);
-            if cores.alone {
-                out.push_str("smt   = \"alone\"\n");
-            }
-        }
-        (None, _) => {
-            comment(
-                &mut out,
-                "No CPUs of its own: it runs wherever the kernel puts it.",
-            );
-            out.push_str("cpus  = \"any\"\n");
-        }
-    }
-    if setup.memory {
-        comment(&mut out, because(Part::Memory).unwrap_or_default());
-        out.push_str("reserve.memory = \"working-set\"\n");
-    }
-    let groups = situation.neighbours.len() as u64;
-    for neighbour in &situation.neighbours {
+    protected(&mut out, critical, setup, reasons);
+    for one in &situation.neighbours {
         out.push('\n');
-        comment(&mut out, &used(&neighbour.figures));
-        group(&mut out, neighbour, "best-effort");
-        comment(&mut out, &weight(situation, neighbour, plan));
+        comment(&mut out, &used(&one.figures));
+        group(&mut out, one, "best-effort");
+        comment(&mut out, &weight(situation, one, plan));
         if let Some(limit) = setup.limit {
-            comment(&mut out, because(Part::Limit).unwrap_or_default());
-            if groups > 1 {
-                comment(
-                    &mut out,
-                    &format!("The {groups} groups of neighbours have equal parts of that rate."),
-                );
-            }
-            let part = Rate((limit.0 / groups / 1_000_000).max(1) * 1_000_000);
-            let _ = writeln!(out, "limit.bandwidth = \"{part}\"");
+            let groups = situation.neighbours.len() as u64;
+            limited(&mut out, limit, groups, because(reasons, Part::Limit));
         }
     }
     out.push('\n');
@@ -174,6 +128,64 @@ pub fn policy(
         "# See what it does, then do it:\n#   quell plan {file}\n#   sudo quell run {file}\n"
     );
     out
+}
+
+/// Why a part of the setup was chosen.
+fn because(reasons: &[Reason], part: Part) -> &str {
+    let found = reasons.iter().find(|r| r.part == part);
+    found.map_or("", |r| r.why.as_str())
+}
+
+/// The critical group: its command, its CPUs and its memory.
+fn protected(out: &mut String, critical: &Chosen, setup: Setup, reasons: &[Reason]) {
+    comment(out, &used(&critical.figures));
+    if let Some(waited) = critical.figures.waited() {
+        let waited = waited * 100.0;
+        comment(
+            out,
+            &format!(
+                "Its threads waited for a CPU in {waited:.0} % of the time in which they wanted one."
+            ),
+        );
+    }
+    group(out, critical, "critical");
+    match setup.cores {
+        Some(cores) => {
+            comment(out, because(reasons, Part::Cores));
+            comment(
+                out,
+                "Everything else, programs that talk to it included, keeps the other CPUs.",
+            );
+            let _ = writeln!(out, "cpus  = {}", cores.count);
+            if cores.alone {
+                out.push_str("smt   = \"alone\"\n");
+            }
+        }
+        None => {
+            comment(
+                out,
+                "No CPUs of its own: it runs wherever the kernel puts it.",
+            );
+            out.push_str("cpus  = \"any\"\n");
+        }
+    }
+    if setup.memory {
+        comment(out, because(reasons, Part::Memory));
+        out.push_str("reserve.memory = \"working-set\"\n");
+    }
+}
+
+/// A neighbour's part of the rate that all of them have together.
+fn limited(out: &mut String, limit: Rate, groups: u64, because: &str) {
+    comment(out, because);
+    if groups > 1 {
+        comment(
+            out,
+            &format!("The {groups} groups of neighbours have equal parts of that rate."),
+        );
+    }
+    let part = Rate((limit.0 / groups / 1_000_000).max(1) * 1_000_000);
+    let _ = writeln!(out, "limit.bandwidth = \"{part}\"");
 }
 
 /// What the weight of a neighbour comes to.

@@ -135,11 +135,9 @@ fn pressed(args: &Args, subject: &Subject, press: &Press) -> Result<CompareResul
     if args.on != On::Linux {
         experiment.measure = experiment.measure.simulated();
     }
-    let comparison = carry_out(
-        &Wanted::whole(&experiment, &text, name),
-        &args.on,
-        args.on.measured(args.seed, NonZeroUsize::MIN)?,
-    )?;
+    let (target, machine) = args.on.measured(args.seed, NonZeroUsize::MIN)?;
+    let wanted = Wanted::whole(&experiment, &text, name);
+    let comparison = carry_out(&wanted, &args.on, target, machine)?;
     complete(&comparison, None)?;
     Ok(comparison.result)
 }

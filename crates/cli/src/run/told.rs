@@ -162,7 +162,7 @@ impl Sink for Told<'_> {
                 if let Some(held) = self.plan.promise(*id) {
                     let (group, promise) = (&held.group, &held.promise);
                     let text = format!(
-                        "group {group}: {promise}: from here on at level {level}: {because}"
+                        "group {group}: {promise}: from now on at level {level}: {because}"
                     );
                     self.say(&text);
                 }

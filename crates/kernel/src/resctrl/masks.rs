@@ -113,8 +113,10 @@ pub fn possible(resource: &str, ways: &Ways, mask: Mask) -> Result<()> {
 /// # Errors
 /// [`Error::Refused`] naming the group that has them.
 pub fn free(
-    (resource, ways): (&str, &Ways),
-    (group, mode): (&str, &Mode),
+    resource: &str,
+    ways: &Ways,
+    group: &str,
+    mode: &Mode,
     wanted: &BTreeMap<u32, Mask>,
     owners: &[Owner],
 ) -> Result<()> {
@@ -206,7 +208,7 @@ mod tests {
         ];
         let said = |mode, mask| {
             let wanted = BTreeMap::from([(0, Mask(mask))]);
-            match free(("L3", &ways(false)), ("ours", &mode), &wanted, &owners) {
+            match free("L3", &ways(false), "ours", &mode, &wanted, &owners) {
                 Ok(()) => String::new(),
                 Err(e) => e.to_string(),
             }

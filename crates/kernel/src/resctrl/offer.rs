@@ -91,14 +91,14 @@ pub fn offer(
             let no_lock = locked::possible(files, None).err();
             Ok(Offer {
                 partitions: lockable(partitions, no_lock.is_none()),
-                how: "resctrl, which nobody has mounted: it is while a plan holds".to_owned(),
+                how: "resctrl, not mounted yet: Quell mounts it while a plan holds".to_owned(),
                 no_mba: None,
                 no_lock,
             })
         }
         None => Err(
-            "resctrl is not mounted, and this processor does not say itself what it would offer (mount -t resctrl resctrl \
-             /sys/fs/resctrl)"
+            "resctrl is not mounted, and the processor does not report what it would offer; mounting it shows that (mount -t \
+             resctrl resctrl /sys/fs/resctrl)"
                 .to_owned(),
         ),
     })

@@ -200,7 +200,8 @@ impl Brake {
         cpu: CpuId,
         regulation: &Regulation,
         mut meter: Box<dyn Meter>,
-        (permit, doors): (Permit, Vec<String>),
+        permit: Permit,
+        doors: Vec<String>,
         pool: &Arc<Pool>,
     ) -> io::Result<Self> {
         let decides = match Decides::needs_the_thread(regulation) || meter.load().is_err() {

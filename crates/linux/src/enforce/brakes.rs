@@ -281,7 +281,7 @@ impl Brakes {
         let pool = self.pool(host)?;
         let lease = Arc::clone(host.session()?.0.lease());
         let permit = Arc::new(move |now| lease.is_held(now));
-        let brake = Brake::start(cpu, regulation, meter, (permit, doors), &pool)
+        let brake = Brake::start(cpu, regulation, meter, permit, doors, &pool)
             .map_err(|e| failed("no brake", e))?;
         host.brakes.extend(brake.pid());
         self.brakes.push(Regulated {

@@ -100,7 +100,7 @@ pub fn allocate(
             .map(|(r, _)| r.name.as_str())
             .collect();
         let owners = resctrl.owners(writer.files, &level)?;
-        masks::free((resource, ways), (&group.name, &mode), wanted, &owners)?;
+        masks::free(resource, ways, &group.name, &mode, wanted, &owners)?;
     }
     let files = writer.files;
     let path = group.file("schemata");
@@ -237,7 +237,7 @@ fn enter(
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
             Err(e) if gone(&e) => {
                 return Err(Error::refused_with(
-                    format!("{} is gone: somebody has removed it", group.dir),
+                    format!("{} is gone: another process removed it", group.dir),
                     "plan again",
                 ));
             }

@@ -30,7 +30,7 @@ impl Enforcer for Accounts {
                 let memory = account(host, group)?;
                 // A measured protection is set once it was measured.
                 if let Some(size) = size {
-                    protect(&mut host.writer()?, &memory, (Bytes(0), *size), false)?;
+                    protect(&mut host.writer()?, &memory, Bytes(0), *size, false)?;
                 }
             }
             Setting::LimitMemory { most, kills } => {
@@ -69,8 +69,8 @@ fn around(host: &mut Host, most: Bytes) -> Result<()> {
         return Err(Error::refused("no hierarchy carries the memory controller"));
     };
     bound(&mut writer, &Memory::of(&place.hierarchy, &place.dir), most)?;
-    let within = (cgroups, Some(&home));
-    let loose = GroupCgroups::create_as(&mut writer, within, REST, &BOUND, Layout::default())?;
+    let (above, layout) = (Some(&home), Layout::default());
+    let loose = GroupCgroups::create_as(&mut writer, cgroups, above, REST, &BOUND, layout)?;
     groups.bound = Some(Bound { home, loose });
     Ok(())
 }
@@ -83,7 +83,8 @@ fn around(host: &mut Host, most: Bytes) -> Result<()> {
 pub fn protect(
     writer: &mut JournaledWriter<'_>,
     memory: &Memory,
-    (from, to): (Bytes, Bytes),
+    from: Bytes,
+    to: Bytes,
     steered: bool,
 ) -> Result<()> {
     if memory.version == Version::V1 {

@@ -127,7 +127,7 @@ impl Pressure {
         let lease = Arc::clone(host.session()?.0.lease());
         // A controller that reacts to shortage must not wait for memory itself.
         let _ = rt::lock_memory();
-        let watch = Watch::open(&files, &mut host.writer()?, &lease, (plan, &members))?;
+        let watch = Watch::open(&files, &mut host.writer()?, &lease, plan, &members)?;
         self.watch = Some(watch);
         Ok(())
     }
@@ -140,7 +140,7 @@ impl Pressure {
             return Err(Error::refused("memory is not watched"));
         };
         let files = journaled.files;
-        watch.look(&mut journaled, files, (watchdog, processes), look)
+        watch.look(&mut journaled, files, watchdog, processes, look)
     }
 }
 
@@ -182,7 +182,8 @@ impl Watch {
         files: &Arc<dyn Files>,
         journaled: &mut JournaledWriter<'_>,
         lease: &Arc<Lease>,
-        (plan, members): (&Pressured, &Members),
+        plan: &Pressured,
+        members: &Members,
     ) -> Result<Self> {
         let missing = |path: &str| Error::refused(format!("{path} is missing"));
         let (shared, files) = (files, &**files);
@@ -260,7 +261,8 @@ impl Watch {
         &mut self,
         journaled: &mut JournaledWriter<'_>,
         files: &dyn Files,
-        (never, processes): (Option<u32>, bool),
+        never: Option<u32>,
+        processes: bool,
         look: &mut Look,
     ) -> Result<()> {
         look.machine = self.machine(files)?;
@@ -424,7 +426,7 @@ impl Watch {
                 let Some(files) = &account.memory else {
                     return Ok(());
                 };
-                accounts::protect(journaled, files, (account.protected, memory), true)?;
+                accounts::protect(journaled, files, account.protected, memory, true)?;
                 account.protected = memory;
             }
             Act::Limit { neighbour, most } => self.writer(neighbour)?.limit(most)?,

@@ -100,7 +100,7 @@ impl Host {
     ) -> Result<GroupCgroups> {
         let (mut writer, cgroups, groups) = self.changes()?;
         let above = groups.bound.as_ref().map(|b| &b.home);
-        GroupCgroups::create_as(&mut writer, (cgroups, above), name, controllers, layout)
+        GroupCgroups::create_as(&mut writer, cgroups, above, name, controllers, layout)
     }
 
     /// The group's one cgroup with the memory controller. `None` where no hierarchy has that.

@@ -215,7 +215,7 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
         low: true,
         braked: true,
     };
-    let home = GroupCgroups::create_as(&mut writer, (&cgroups, None), GROUP, &ALL, layout).unwrap();
+    let home = GroupCgroups::create_as(&mut writer, &cgroups, None, GROUP, &ALL, layout).unwrap();
     home.gather(&mut writer, &mut |files| family(files, pid))
         .unwrap();
     weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(5)).unwrap();
@@ -239,7 +239,7 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
         ("b", 2, if v2 { "20" } else { "205" }),
     ] {
         let home =
-            GroupCgroups::create_as(&mut writer, (&cgroups, None), other, &ALL, layout).unwrap();
+            GroupCgroups::create_as(&mut writer, &cgroups, None, other, &ALL, layout).unwrap();
         weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(weight)).unwrap();
         assert_eq!(weighs(files, &slice).0, slices);
     }

@@ -106,7 +106,7 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
         braked: true,
     };
     let noise =
-        GroupCgroups::create_as(&mut writer, (&cgroups, None), "noise", &ALL, layout).unwrap();
+        GroupCgroups::create_as(&mut writer, &cgroups, None, "noise", &ALL, layout).unwrap();
     weight::give(&mut writer, &cgroups, &noise, CpuWeight::Of(5)).unwrap();
     weight::under_the_brake(&mut writer, &noise).unwrap();
     if cgroups.of(Controller::Cpu).unwrap().version == Version::V2 {
@@ -170,8 +170,7 @@ fn memory(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, victim: u32) {
     let place = home.dirs(cgroups, Controller::Memory).next().unwrap();
     let memory = Memory::of(&place.hierarchy, &place.dir);
     if memory.version() == Version::V2 {
-        let keep = (Bytes(0), Bytes(1 << 20));
-        enforce::memory::protect(writer, &memory, keep, false).unwrap();
+        enforce::memory::protect(writer, &memory, Bytes(0), Bytes(1 << 20), false).unwrap();
     }
     enforce::memory::limit(writer, &memory, Bytes(512 << 20), true).unwrap();
     enforce::memory::sysctl(writer, "dirty_ratio", 5).unwrap();

@@ -86,7 +86,7 @@ pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
         return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
     };
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let set = enforce::memory::protect(&mut writer, &memory, (Bytes(0), Bytes(8 * MIB)), false);
+    let set = enforce::memory::protect(&mut writer, &memory, Bytes(0), Bytes(8 * MIB), false);
     if memory.version() == Version::V1 {
         let error = set.unwrap_err().to_string();
         assert!(error.contains("v1 cannot protect memory"), "{error}");
@@ -103,13 +103,7 @@ pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
     files
         .put(&format!("{slice}/memory.min"), &(12 * MIB).to_string())
         .unwrap();
-    enforce::memory::protect(
-        &mut writer,
-        &memory,
-        (Bytes(8 * MIB), Bytes(16 * MIB)),
-        true,
-    )
-    .unwrap();
+    enforce::memory::protect(&mut writer, &memory, Bytes(8 * MIB), Bytes(16 * MIB), true).unwrap();
     assert_eq!(read(&place.dir, "memory.min"), (16 * MIB).to_string());
     assert_eq!(read(&slice, "memory.min"), (20 * MIB).to_string());
     held.journal.undo_all(files);

@@ -228,7 +228,7 @@ impl Busy {
     ) -> Brake {
         let door = self.group.join("stop/cgroup.procs");
         let doors = vec![door.to_str().unwrap().to_owned()];
-        Brake::start(self.cpu, regulation, meter, (permit, doors), pool).unwrap()
+        Brake::start(self.cpu, regulation, meter, permit, doors, pool).unwrap()
     }
 
     fn throttle(&self, share: Share, period: Nanos) -> Brake {

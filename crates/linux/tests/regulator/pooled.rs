@@ -4,6 +4,7 @@
 //! Other programs and the host may take a CPU away in any span. So shares are compared with those
 //! of the same run, and a span is tried again.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
@@ -58,7 +59,7 @@ impl Pair {
 
     /// The neighbour's share while the sleeper sleeps: the closest to `wanted` of a few spans, or
     /// the first one within it.
-    fn alone(&self, reclaim: bool, after: After, wanted: (f64, f64)) -> f64 {
+    fn alone(&self, reclaim: bool, after: After, wanted: &RangeInclusive<f64>) -> f64 {
         self.sleeper.signal(rustix::process::Signal::STOP);
         let mut found = f64::NAN;
         for _ in 0..5 {
@@ -66,7 +67,7 @@ impl Pair {
             sleep(Duration::from_millis(100));
             found = self.neighbour.share_over(SPAN);
             assert!(brakes.iter().all(|t| t.lost().is_none()));
-            if (wanted.0..=wanted.1).contains(&found) {
+            if wanted.contains(&found) {
                 break;
             }
         }
@@ -80,30 +81,27 @@ fn what_a_sleeper_leaves_its_neighbour_draws_and_gives_back() {
     let Some(pair) = Pair::start("reclaim") else {
         return;
     };
-    let holds = |what: &str, found: f64, (least, most): (f64, f64)| {
+    let holds = |what: &str, found: f64, bounds: &RangeInclusive<f64>| {
         eprintln!("{what}: {found:.3} of a CPU");
-        assert!(
-            (least..=most).contains(&found),
-            "{what}: {found}, not {least} to {most}"
-        );
+        assert!(bounds.contains(&found), "{what}: {found}, not {bounds:?}");
     };
     // While the other CPU sleeps: its own budget, both budgets, and more than both.
-    let bounds = (0.75 * BUDGET, 1.06 * BUDGET);
-    let own = pair.alone(false, After::Wait, bounds);
-    holds("its own", own, bounds);
-    let bounds = (1.6 * own, 2.1 * BUDGET);
-    let both = pair.alone(true, After::Wait, bounds);
-    holds("both", both, bounds);
+    let bounds = 0.75 * BUDGET..=1.06 * BUDGET;
+    let own = pair.alone(false, After::Wait, &bounds);
+    holds("its own", own, &bounds);
+    let bounds = 1.6 * own..=2.1 * BUDGET;
+    let both = pair.alone(true, After::Wait, &bounds);
+    holds("both", both, &bounds);
     for after in [After::Spare, After::Proportional] {
         // Nearly all that it has of its CPU when nothing is regulated. One more budget would be
         // half as much again as both.
         pair.sleeper.signal(rustix::process::Signal::STOP);
         let free = pair.neighbour.share_over(SPAN);
-        let bounds = (0.7 * free, 1.0);
+        let bounds = 0.7 * free..=1.0;
         holds(
             &format!("{after:?}"),
-            pair.alone(true, after, bounds),
-            bounds,
+            pair.alone(true, after, &bounds),
+            &bounds,
         );
     }
 

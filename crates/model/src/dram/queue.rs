@@ -1,16 +1,20 @@
-//! Waiting requests in order of arrival per bank: lists through a fixed pool, so that nothing is
-//! allocated.
+//! The waiting requests of one direction: per bank a linked list, oldest first, through an array of
+//! fixed size. Only [`Queue::new`] allocates.
 
+/// No place: the end of a list, or no predecessor.
 pub(super) const END: u16 = u16::MAX;
 
 /// A waiting request, in the list of its bank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) row: u32,
+    /// The line within the row.
     pub(super) column: u32,
+    /// The requester's number, returned when the request is done.
     pub(super) id: u64,
-    /// Order of arrival in the channel.
+    /// Order of arrival in the channel, over both directions and all banks.
     pub(super) order: u64,
+    /// The next place in the bank's list, or in the list of free places.
     next: u16,
 }
 
@@ -25,7 +29,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// A queue of `places` places, at most 4096.
+    /// A queue of 1 to 4096 places, which the timing configuration has checked.
     pub(super) fn new(places: u32, banks: usize) -> Self {
         let places = u16::try_from(places).expect("invariant: the configuration was checked");
         let pool = (1..=places)
@@ -46,6 +50,7 @@ impl Queue {
         }
     }
 
+    /// How many requests wait, over all banks.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -54,11 +59,13 @@ impl Queue {
         self.free == END
     }
 
+    /// The oldest request to the bank.
     pub(super) fn head(&self, bank: usize) -> Option<&Waiting> {
         self.pool.get(usize::from(self.heads[bank]))
     }
 
-    /// The first request to `row`, and the place before it. [`END`]: it is the bank's first.
+    /// The oldest request to `row`, and the place before it in the list. [`END`]: it is the bank's
+    /// first.
     #[inline]
     pub(super) fn first_of_row(&self, bank: usize, row: u32) -> Option<(&Waiting, u16)> {
         let (mut before, mut at) = (END, self.heads[bank]);
@@ -72,6 +79,7 @@ impl Queue {
         None
     }
 
+    /// Whether a request to this row and column waits.
     pub(super) fn holds(&self, bank: usize, row: u32, column: u32) -> bool {
         let mut at = self.heads[bank];
         while at != END {
@@ -104,7 +112,8 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Removes the request after place `before`. [`END`]: the bank's first.
+    /// Removes the request after place `before`; [`END`]: the bank's first. There must be one.
+    /// `before` comes from [`Self::first_of_row`], and is invalid once another request was taken.
     pub(super) fn take(&mut self, bank: usize, before: u16) -> Waiting {
         let at = if before == END {
             self.heads[bank]

@@ -64,7 +64,9 @@ pub(super) fn check(draft: &mut Draft<'_>) {
             let key = format!("group.{name}.target.source");
             let remedies = [
                 Remedy::set_text(key.clone(), "client"),
-                Remedy::from("let Quell launch the program"),
+                Remedy::from(
+                    "write `command` instead of `match` in the group, so that Quell starts the program",
+                ),
             ];
             draft.refuse(key, words::OUTPUT_CANNOT_BE_READ, remedies);
         }
@@ -142,12 +144,16 @@ pub(super) fn plan(draft: &mut Draft<'_>, rates: &Rates, limited: &[Limited]) {
     }
     if levers.is_empty() {
         let key = "regulator.adapt";
-        let remedies = [
-            Remedy::set_text(key, "off"),
-            Remedy::from(words::ADD_A_LEVER),
-        ];
+        let mut remedies = vec![Remedy::set_text(key, "off")];
         let cause = draft.lack(Mechanism::Bandwidth);
-        draft.refuse_for(cause, key, words::NO_LEVER, remedies);
+        let why = match draft.unavailable(Mechanism::Bandwidth) {
+            Some(why) => words::no_regulator(&why),
+            None => {
+                remedies.push(Remedy::from(words::ADD_A_LEVER));
+                words::NO_LEVER.to_owned()
+            }
+        };
+        draft.refuse_for(cause, key, why, remedies);
         return;
     }
     for (name, target) in &aimed {

@@ -1,9 +1,10 @@
-//! With which CPUs a critical group shares a cache: a core partition divides CPUs, not caches.
+//! Notes that name the CPUs with which a critical group shares a cache. A core partition divides
+//! CPUs, not caches.
 //!
-//! Two sources say so, and each may be wrong. On a virtual machine the kernel repeats what the
-//! hypervisor made up. What `quell doctor --deep` found was true when it was measured. CPUs that
-//! either source reports as sharing are named. A finding that CPUs do not share is noted, but
-//! removes no warning.
+//! Two sources report shared caches, the kernel's topology and `quell doctor --deep`, and each may
+//! be wrong. On a virtual machine the kernel repeats what the hypervisor made up. What the probe
+//! found was true when it was measured. CPUs that either source reports as sharing are named. That
+//! the probe found CPUs not to share is noted, but removes no warning.
 
 use quell_policy::Role;
 use quell_types::calendar;
@@ -17,13 +18,14 @@ use super::cpus::Part;
 use super::draft::Draft;
 use super::words::{cores as words, on};
 
-/// Notes on the caches that the critical groups share with other tasks.
+/// Notes on the caches that critical groups with CPUs of their own share with other tasks. Reads
+/// the promises, so it runs after all of them are made.
 pub(super) fn notes(draft: &mut Draft<'_>) {
     for (name, _) in draft.policy.with_role(Role::Critical) {
         let part = draft.division.of(name);
         if part.exclusive {
-            let told = of_group(draft, name, part);
-            draft.notes.extend(told);
+            let found = of_group(draft, name, part);
+            draft.notes.extend(found);
         }
     }
 }
@@ -37,12 +39,12 @@ fn of_group(draft: &Draft<'_>, name: &str, part: &Part) -> Vec<String> {
         .difference(&part.blocked);
     let outside = machine.cpu_set().difference(&part.blocked);
     let found = |shared: bool| match machine.measured.as_ref() {
-        Some(measured) => beside(measured, part, &outside, shared),
+        Some(measured) => probed(measured, part, &outside, shared),
         None => CpuSet::EMPTY,
     };
     let date = machine.measured.as_ref().map(|m| date(m.at_unix_s));
     let date = date.unwrap_or_default();
-    let (near, far) = (found(true), found(false));
+    let (shared, separate) = (found(true), found(false));
     let mut notes = Vec::new();
     if let Some(level) = level.filter(|_| !claimed.is_empty()) {
         let what = match has_a_part(draft, name, level) {
@@ -51,22 +53,24 @@ fn of_group(draft: &Draft<'_>, name: &str, part: &Part) -> Vec<String> {
         };
         notes.push(words::shares_a_cache(name, level, &on(&claimed), what));
     }
-    let apart = far.difference(&near).intersection(&claimed);
-    if !apart.is_empty() {
+    // The kernel reports sharing; a probe found none, and no probe found sharing.
+    let doubtful = separate.difference(&shared).intersection(&claimed);
+    if !doubtful.is_empty() {
         let changes = match machine.identity.hypervisor {
             Some(_) => words::HOST_MAY_CHANGE,
             None => words::DOCTOR_LOOKS_AGAIN,
         };
-        notes.push(words::found_apart(name, &apart, &date, changes));
+        notes.push(words::found_apart(name, &doubtful, &date, changes));
     }
-    let hidden = near.difference(&claimed);
+    // A probe found sharing that the kernel does not report.
+    let hidden = shared.difference(&claimed);
     if !hidden.is_empty() {
         notes.push(words::found_sharing(name, &hidden, &date));
     }
     notes
 }
 
-/// Whether a part of its last-level cache is promised to the group.
+/// Whether the group is promised ways, locked memory or sets of its last-level cache.
 fn has_a_part(draft: &Draft<'_>, name: &str, last: u32) -> bool {
     let mut own = draft.promises.iter().filter(|p| p.group == name);
     own.any(|held| match &held.promise {
@@ -76,9 +80,9 @@ fn has_a_part(draft: &Draft<'_>, name: &str, last: u32) -> bool {
     })
 }
 
-/// The CPUs of `outside` that were found to share a cache with a CPU of the part; or not to, by
-/// `shared`.
-fn beside(measured: &Measured, part: &Part, outside: &CpuSet, shared: bool) -> CpuSet {
+/// The CPUs of `outside` in a probed pair with a CPU of the group. `shared` selects the pairs that
+/// were found to share a last-level cache, or not to.
+fn probed(measured: &Measured, part: &Part, outside: &CpuSet, shared: bool) -> CpuSet {
     let sharing = measured.deep.iter().filter_map(|d| d.sharing.as_ref());
     sharing
         .flat_map(|s| &s.pairs)

@@ -60,7 +60,8 @@ pub struct Policy {
     /// How bandwidth is regulated.
     #[serde(default)]
     pub regulator: RegulatorKeys,
-    /// How memory pressure is controlled; absent: as the defaults of the section.
+    /// How memory pressure is controlled. Absent: it is controlled only where a critical group
+    /// reserves memory, as the defaults of the section say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pressure: Option<Pressure>,
     /// What is around all groups and programs of none: the experiment's that this is a

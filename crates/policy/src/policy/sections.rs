@@ -100,7 +100,7 @@ pub struct Limit {
     /// tell them apart.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
-    /// Memory. Absent: steered by `[pressure]`.
+    /// Memory, at most. Absent: no fixed limit; `[pressure]` may set one that moves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
     /// CPU time over all its CPUs together, 100 % = one CPU.

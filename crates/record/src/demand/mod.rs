@@ -8,8 +8,14 @@
 //! twice, whatever the reader's delays ([`bins`]).
 
 mod burst;
+mod comb;
+mod cycles;
+mod fold;
+mod gaps;
+mod period;
 mod profile;
 mod proposal;
+mod spectrum;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -117,5 +123,7 @@ impl Figures {
     }
 }
 
+#[cfg(test)]
+mod burst_tests;
 #[cfg(test)]
 mod tests;

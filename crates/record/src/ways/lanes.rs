@@ -2,6 +2,7 @@
 //! which ways, where threads were, what was counted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::partition::Mask;
@@ -187,7 +188,7 @@ impl Timeline {
             }
             Change::Thread { tid, is, .. } => {
                 let class = state.class_of(is).to_owned();
-                self.thread(at, *tid, (is.pid, &is.name), Some((class, is.cpu)));
+                self.thread(at, *tid, is.pid, &is.name, Some((class, is.cpu)));
                 return false;
             }
             Change::Ended { tid } => {
@@ -212,7 +213,7 @@ impl Timeline {
         true
     }
 
-    fn thread(&mut self, at: u64, tid: u32, (pid, name): (u32, &str), is: Option<(String, CpuId)>) {
+    fn thread(&mut self, at: u64, tid: u32, pid: u32, name: &str, is: Option<(String, CpuId)>) {
         let lane = self.threads.entry(tid).or_insert_with(|| ThreadLane {
             pid,
             name: name.to_owned(),
@@ -248,7 +249,7 @@ impl Timeline {
         for (tid, thread) in &state.threads {
             let class = state.class_of(thread).to_owned();
             let (pid, name) = (thread.pid, thread.name.as_str());
-            self.thread(at, *tid, (pid, name), Some((class, thread.cpu)));
+            self.thread(at, *tid, pid, name, Some((class, thread.cpu)));
         }
         for cache in &self.caches {
             let runs = runs(cache, state);
@@ -296,8 +297,8 @@ impl Timeline {
 
     /// Whether a thread or a CPU belonged to a class at some time between two moments.
     #[must_use]
-    pub fn had_members(&self, class: &str, (from, until): (u64, u64)) -> bool {
-        let during = |f: u64, u: u64| f < until && from < u;
+    pub fn had_members(&self, class: &str, span: &Range<u64>) -> bool {
+        let during = |f: u64, u: u64| f < span.end && span.start < u;
         class == super::ROOT
             || self
                 .cpus
@@ -311,12 +312,12 @@ impl Timeline {
             })
     }
 
-    /// What was counted of a class at a place between two moments.
+    /// What was counted of a class at a place between two moments, both included.
     #[must_use]
-    pub fn sampled(&self, class: &str, place: &Place, (from, until): (u64, u64)) -> Vec<Sampled> {
+    pub fn sampled(&self, class: &str, place: &Place, span: &Range<u64>) -> Vec<Sampled> {
         let all = self.samples.get(&(class.to_owned(), place.counted()));
         let all = all.into_iter().flatten();
-        all.filter(|s| (from..=until).contains(&s.at_ns))
+        all.filter(|s| (span.start..=span.end).contains(&s.at_ns))
             .copied()
             .collect()
     }

@@ -216,7 +216,7 @@ fn the_end_tells_time_shares_neighbours_and_what_was_reverted() {
         [
             "held for 1 min 20 s; the part of that time in which each promise held:",
             "   100 %  critical: CPU 1 to itself; level enforced",
-            "  62.5 %  best-effort: at most 2GB/s; lost: somebody has removed /sys/fs/cgroup/quell.slice",
+            "  62.5 %  best-effort: at most 2GB/s; lost: another process removed /sys/fs/cgroup/quell.slice",
             "best-effort kept 0.92 of a CPU on average (1 min 13 s of CPU time); its threads waited 1 min 21 s for a CPU",
             "best-effort was throttled 1,234 times, 34 s in all",
             "reverted: 23 changes",

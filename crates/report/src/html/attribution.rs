@@ -85,14 +85,14 @@ fn draw(rows: &[Row<'_>], width: Width) -> Svg {
         } else {
             ((left, Anchor::Start), (right, Anchor::End))
         };
-        svg.text((name.0, names), name.1, "strong", &row.name);
-        svg.text((late.0, names), late.1, "", &row.late);
+        svg.text(name.0, names, name.1, "strong", &row.name);
+        svg.text(late.0, names, late.1, "", &row.late);
         bar(&mut svg, &area, row.attribution);
     }
     for (cause, (x, y)) in keys {
         let y = bars + 12.0 + y;
-        svg.rect(&format!("fill {}", class(cause)), (x, y), (10.0, 10.0));
-        svg.text((x + 15.0, y + 9.0), Anchor::Start, "", cause.name());
+        svg.rect(&format!("fill {}", class(cause)), x, y, 10.0, 10.0);
+        svg.text(x + 15.0, y + 9.0, Anchor::Start, "", cause.name());
     }
     svg
 }
@@ -103,13 +103,18 @@ fn bar(svg: &mut Svg, area: &Area, attribution: &Attribution) {
     for part in &attribution.parts {
         let long = (area.right - area.left) * part.share.clamp(0.0, 1.0);
         // A gap between the parts, for readers that see no difference of colour.
-        let size = ((long - 1.0).max(0.4), BAR);
-        svg.rect(&format!("fill {}", class(part.cause)), (x, area.top), size);
+        let wide = (long - 1.0).max(0.4);
+        svg.rect(
+            &format!("fill {}", class(part.cause)),
+            x,
+            area.top,
+            wide,
+            BAR,
+        );
         let share = percent(part.share);
         let whole = format!("{} {share}", part.cause.name());
         if let Some(text) = [whole, share].into_iter().find(|t| room(t) + 6.0 < long) {
-            let at = (x + 5.0, area.bottom - 4.0);
-            svg.text(at, Anchor::Start, "inside", &text);
+            svg.text(x + 5.0, area.bottom - 4.0, Anchor::Start, "inside", &text);
         }
         x += long;
     }

@@ -126,10 +126,11 @@ fn draw(page: &Page<'_>, shown: &[&ConfigurationResult], panels: &[Panel], width
             )
             .fold(0.0, f64::max);
         let most = if high > 1.0 { high * 1.15 } else { 1.08 };
-        let x = Scale::linear((0.0, most), area.across());
+        let x = Scale::linear(0.0..most, area.across());
         let wanted = if area.right - area.left > 220.0 { 6 } else { 4 };
         svg.text(
-            (area.left, top - 12.0),
+            area.left,
+            top - 12.0,
             Anchor::Start,
             "strong",
             &panel.subject,
@@ -140,7 +141,8 @@ fn draw(page: &Page<'_>, shown: &[&ConfigurationResult], panels: &[Panel], width
             let middle = top + ROW * (row as f64 + 0.5);
             if column == 0 {
                 svg.text(
-                    (left - 8.0, middle + 4.0),
+                    left - 8.0,
+                    middle + 4.0,
                     Anchor::End,
                     "",
                     &configuration.name,
@@ -152,7 +154,7 @@ fn draw(page: &Page<'_>, shown: &[&ConfigurationResult], panels: &[Panel], width
                 } else {
                     "refused"
                 };
-                svg.text((area.left + 4.0, middle + 4.0), Anchor::Start, "small", why);
+                svg.text(area.left + 4.0, middle + 4.0, Anchor::Start, "small", why);
             }
             let class = page.look(&configuration.name).class;
             for (order, spread) in bars.iter().enumerate() {
@@ -161,13 +163,7 @@ fn draw(page: &Page<'_>, shown: &[&ConfigurationResult], panels: &[Panel], width
                     (_, 0) => -BAR / 2.0 - 0.5,
                     _ => BAR / 2.0 + 0.5,
                 };
-                bar(
-                    &mut svg,
-                    (&area, &x),
-                    middle + shift,
-                    class,
-                    (order, *spread),
-                );
+                bar(&mut svg, &area, &x, middle + shift, class, order, *spread);
             }
         }
         for (row, published) in panel.published.iter().enumerate() {
@@ -178,7 +174,8 @@ fn draw(page: &Page<'_>, shown: &[&ConfigurationResult], panels: &[Panel], width
         svg.line("base", &[(area.left, area.top), (area.left, area.bottom)]);
         if panel.tail && column == 0 {
             svg.text(
-                (area.right, top - 12.0),
+                area.right,
+                top - 12.0,
                 Anchor::End,
                 "small",
                 "solid p50, pale p99",
@@ -188,19 +185,15 @@ fn draw(page: &Page<'_>, shown: &[&ConfigurationResult], panels: &[Panel], width
     svg
 }
 
-fn bar(
-    svg: &mut Svg,
-    (area, x): (&Area, &Scale),
-    y: f64,
-    class: &str,
-    (order, spread): (usize, Spread),
-) {
+fn bar(svg: &mut Svg, area: &Area, x: &Scale, y: f64, class: &str, order: usize, spread: Spread) {
     let kind = if order == 0 { "fill" } else { "pale" };
     let width = (x.at(spread.value) - area.left).max(0.5);
     svg.rect(
         &format!("{kind} {class}"),
-        (area.left, y - BAR / 2.0),
-        (width, BAR),
+        area.left,
+        y - BAR / 2.0,
+        width,
+        BAR,
     );
     let mut end = x.at(spread.value);
     if let Some(ci) = spread.ci {
@@ -217,7 +210,8 @@ fn bar(
         end = end.max(high);
     }
     svg.text(
-        (end + 5.0, y + 4.0),
+        end + 5.0,
+        y + 4.0,
         Anchor::Start,
         "value halo",
         &format!("{:.2}", spread.value),

@@ -1,4 +1,4 @@
-//! Caveats that the reader must know, computed from the record, worst first.
+//! Limits of a result, computed from the record, in a fixed order of topics.
 
 use maud::html;
 use quell_plan::inventory::{Inventory, MeterKind};
@@ -16,17 +16,18 @@ use super::series::parts;
 
 /// With fewer rounds an interval says little.
 const FEW: u32 = 5;
-/// Steal below this part of a CPU is not worth a warning.
+/// Steal below this fraction of a CPU is reported as next to nothing.
 const LITTLE: f64 = 0.005;
 /// With more findings than this, the rest is only in events.jsonl.
 const MOST_FINDINGS: usize = 8;
 
+/// The section of limits. It is always there, because steal is always reported.
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let mut said = Vec::new();
     if let Some(result) = page.result() {
         said.extend(lost::of_cells(result));
         incomplete(result, &mut said);
-        said.extend(sharing(result));
+        said.push(sharing(result));
         rounds(result, &mut said);
     }
     said.push(steal(page));
@@ -36,7 +37,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     findings(page, &mut said);
     (!said.is_empty()).then(|| Section {
         id: "caveats",
-        title: "What to hold against it",
+        title: "Limits of this result",
         body: html! { ul { @for sentence in &said { li { (sentence) } } } },
     })
 }
@@ -62,40 +63,40 @@ fn incomplete(result: &CompareResult, said: &mut Vec<String>) {
     said.extend(unlike.map(|fault| format!("Not as published: {fault}.")));
 }
 
-fn sharing(result: &CompareResult) -> Option<String> {
+/// Whether the subjects' CPUs shared a cache. The baseline runs each subject alone, so it is left
+/// out.
+fn sharing(result: &CompareResult) -> String {
     let baseline = result.baseline.as_ref();
-    let told: Vec<(&str, u32, u32)> = result
+    let known: Vec<(&str, u32, u32)> = result
         .configurations
         .iter()
         .filter(|c| Some(&c.name) != baseline && c.rounds > 0)
         .filter_map(|c| Some((c.name.as_str(), c.rounds_shared?, c.rounds)))
         .collect();
-    if told.is_empty() {
-        return Some(
-            "Whether the subjects' CPUs shared a cache could not be told: without one there is less to protect from."
-                .to_owned(),
-        );
+    if known.is_empty() {
+        return "It is not known whether the subjects' CPUs shared a cache. Without a shared cache there is less interference."
+            .to_owned();
     }
-    let partly: Vec<String> = told
+    let partly: Vec<String> = known
         .iter()
         .filter(|(_, shared, rounds)| shared < rounds)
         .map(|(name, shared, rounds)| format!("{name} {shared} of {rounds}"))
         .collect();
-    Some(if partly.is_empty() {
-        "By a probe of its own before and after every cell, the subjects' CPUs shared a cache in all rounds.".to_owned()
+    if partly.is_empty() {
+        "The subjects' CPUs shared a cache in all rounds, as a probe before and after every cell found.".to_owned()
     } else {
         format!(
-            "By a probe of its own before and after every cell, the subjects' CPUs did not share a cache in all rounds: {}. \
-             No round was left out by a subject's own result.",
+            "The subjects' CPUs shared a cache in only some rounds, as a probe before and after every cell found: {}. \
+             Rounds are never left out because of a subject's result.",
             list(&partly)
         )
-    })
+    }
 }
 
 fn rounds(result: &CompareResult, said: &mut Vec<String>) {
     if result.rounds < FEW {
         said.push(format!(
-            "{} only: the intervals are coarse, and a lucky round weighs much. Ask for more with --rounds.",
+            "{} only: the intervals are coarse, and one unusual round changes them much. Ask for more with --rounds.",
             count(result.rounds, "round")
         ));
     }
@@ -105,15 +106,15 @@ fn rounds(result: &CompareResult, said: &mut Vec<String>) {
         .filter(|c| c.rounds > 0)
         .count();
     said.push(format!(
-        "Each interval stands for itself at {}: of {shown} configurations looked at together, one may well be outside by \
+        "Each interval holds by itself at {}: of {shown} configurations compared together, one may well be outside by \
          chance.",
         percent(result.confidence)
     ));
 }
 
-/// What the host took of the CPUs while something was measured.
+/// What the host took of the CPUs while plans were held, between one sample and the next.
 fn steal(page: &Page<'_>) -> String {
-    let mut told = Vec::new();
+    let mut taken_of = Vec::new();
     for (cpu, times) in &page.record.cpu_times {
         let parts = parts(times, |t| t.steal_ns);
         let all: f64 = parts.iter().map(|(from, to, _)| (to - from) as f64).sum();
@@ -123,36 +124,37 @@ fn steal(page: &Page<'_>) -> String {
             .sum();
         let worst = parts.iter().map(|p| p.2).fold(0.0, f64::max);
         if all > 0.0 {
-            told.push((taken / all, worst, *cpu));
+            taken_of.push((taken / all, worst, *cpu));
         }
     }
-    told.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let Some((most, _, _)) = told.first() else {
+    taken_of.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let Some((most, _, _)) = taken_of.first() else {
         return "What the host took of the CPUs (steal) is not in this record.".to_owned();
     };
     if *most < LITTLE {
-        let worst = told.iter().map(|t| t.1).fold(0.0, f64::max);
+        let worst = taken_of.iter().map(|t| t.1).fold(0.0, f64::max);
         return format!(
-            "The host took next to nothing of the CPUs while they were measured: {} or less, at most {} of any 100 ms (steal, as \
-             far as the host tells).",
+            "The host took next to nothing of the CPUs while they were measured: {} or less, at most {} between two samples \
+             (steal, as far as the host reports it).",
             percent(*most),
             percent(worst)
         );
     }
-    let words: Vec<String> = told
+    let words: Vec<String> = taken_of
         .iter()
         .filter(|(part, ..)| *part >= LITTLE)
         .take(4)
         .map(|(part, worst, cpu)| {
             format!(
-                "{} of CPU {cpu} ({} in the worst 100 ms)",
+                "{} of CPU {cpu} ({} between the worst two samples)",
                 percent(*part),
                 percent(*worst)
             )
         })
         .collect();
     format!(
-        "While it was measured, the host ran others: it took {}. Late windows that fall there are not the neighbour's doing.",
+        "While it was measured, the host ran other guests: it took {}. Windows that are late at these times may be late because \
+         of the host.",
         list(&words)
     )
 }
@@ -179,7 +181,7 @@ struct Found<'r> {
     group: Option<&'r str>,
     /// The sentence of the first of them.
     what: &'r str,
-    /// How many cells had begun when the first one came.
+    /// How many cells had begun when the last one came.
     cell: u32,
     times: u32,
     /// Whether some of them have another sentence.
@@ -201,7 +203,7 @@ impl Found<'_> {
 }
 
 /// Most findings are recorded once per cell. Those about the same thing are shown once, with their
-/// number.
+/// count.
 fn findings(page: &Page<'_>, said: &mut Vec<String>) {
     let mut all: Vec<Found<'_>> = Vec::new();
     let mut cell = 0;
@@ -227,6 +229,7 @@ fn findings(page: &Page<'_>, said: &mut Vec<String>) {
         match at.and_then(|at| all.get_mut(at)) {
             Some(known) => {
                 known.times += 1;
+                known.cell = cell;
                 known.differ |= known.what != what;
             }
             None => all.push(found),
@@ -242,7 +245,8 @@ fn findings(page: &Page<'_>, said: &mut Vec<String>) {
         said.push(format!("Found: {}{times}", found.what));
     }
     if more > 0 {
-        said.push(format!("{more} more findings are in events.jsonl."));
+        let more = count(u32::try_from(more).unwrap_or(u32::MAX), "more finding");
+        said.push(format!("In events.jsonl: {more}."));
     }
 }
 
@@ -313,10 +317,12 @@ mod tests {
             cell(1),
             note("kworker/3 stays"),
             note("no cpuset"),
+            note("no tuning"),
         ]);
         let expected = [
             "Found: kworker/1 stays (2 times, not always in these words)",
             "Found: no cpuset (2 times)",
+            "Found: no tuning",
         ];
         assert_eq!(said, expected);
     }

@@ -4,6 +4,7 @@
 //! two.
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use maud::{Markup, PreEscaped, html};
 
@@ -68,18 +69,18 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    pub(crate) fn linear(values: (f64, f64), places: (f64, f64)) -> Self {
+    pub(crate) fn linear(values: Range<f64>, places: Range<f64>) -> Self {
         Self {
-            from: values.0,
-            to: values.1,
-            start: places.0,
-            end: places.1,
+            from: values.start,
+            to: values.end,
+            start: places.start,
+            end: places.end,
             log: false,
         }
     }
 
     /// A logarithmic scale, for values above zero.
-    pub(crate) fn log(values: (f64, f64), places: (f64, f64)) -> Self {
+    pub(crate) fn log(values: Range<f64>, places: Range<f64>) -> Self {
         Self {
             log: true,
             ..Self::linear(values, places)
@@ -87,7 +88,7 @@ impl Scale {
     }
 
     /// Logarithmic if all values are above zero, else linear. It is a little wider than the values.
-    pub(crate) fn fitting(values: impl Iterator<Item = f64>, places: (f64, f64)) -> Option<Self> {
+    pub(crate) fn fitting(values: impl Iterator<Item = f64>, places: Range<f64>) -> Option<Self> {
         let (low, high) = values
             .filter(|v| v.is_finite())
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
@@ -97,10 +98,10 @@ impl Scale {
             return None;
         }
         if low > 0.0 {
-            Some(Self::log((low * 0.93, high * 1.07), places))
+            Some(Self::log(low * 0.93..high * 1.07, places))
         } else {
             let margin = ((high - low) * 0.05).max(f64::MIN_POSITIVE);
-            Some(Self::linear((low - margin, high + margin), places))
+            Some(Self::linear(low - margin..high + margin, places))
         }
     }
 
@@ -175,8 +176,12 @@ fn plain(value: f64, step: f64) -> String {
 }
 
 /// Places for labels that are wanted at `wanted`, in any order. They keep a distance of `gap`, lie
-/// between `from` and `to` where they fit, and are as near as that allows.
-pub(crate) fn spread(wanted: &[f64], gap: f64, (from, to): (f64, f64)) -> Vec<f64> {
+/// inside `room` where they fit, and are as near as that allows.
+pub(crate) fn spread(wanted: &[f64], gap: f64, room: Range<f64>) -> Vec<f64> {
+    let Range {
+        start: from,
+        end: to,
+    } = room;
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     let place = |index: usize| wanted.get(index).copied().unwrap_or(from);
     order.sort_by(|a, b| place(*a).total_cmp(&place(*b)));
@@ -210,7 +215,7 @@ pub(crate) struct Labels {
 
 impl Labels {
     /// Keeps the place of a mark free.
-    pub(crate) fn mark(&mut self, (x, y): (f64, f64)) {
+    pub(crate) fn mark(&mut self, x: f64, y: f64) {
         self.taken.push([x - 4.0, y - 4.0, x + 4.0, y + 4.0]);
     }
 
@@ -261,13 +266,17 @@ pub(crate) struct Axes<'a> {
 }
 
 impl Area {
-    pub(crate) fn across(&self) -> (f64, f64) {
-        (self.left, self.right)
+    pub(crate) fn across(&self) -> Range<f64> {
+        self.left..self.right
     }
 
     /// From the bottom to the top: larger values are higher.
-    pub(crate) fn up(&self) -> (f64, f64) {
-        (self.bottom, self.top)
+    pub(crate) fn up(&self) -> Range<f64> {
+        self.bottom..self.top
+    }
+
+    pub(crate) fn axes<'a>(&'a self, x: &'a Scale, y: &'a Scale) -> Axes<'a> {
+        Axes { area: self, x, y }
     }
 
     pub(crate) fn middle(&self) -> f64 {
@@ -310,7 +319,7 @@ impl Svg {
         }
     }
 
-    pub(crate) fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, class: &str, text: &str) {
+    pub(crate) fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "",
             Anchor::Middle => " text-anchor=\"middle\"",
@@ -328,7 +337,7 @@ impl Svg {
     }
 
     /// A text that reads upwards, centred at the place.
-    pub(crate) fn upright(&mut self, (x, y): (f64, f64), text: &str) {
+    pub(crate) fn upright(&mut self, x: f64, y: f64, text: &str) {
         let _ = writeln!(
             self.out,
             "<text transform=\"rotate(-90 {x:.1} {y:.1})\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>",
@@ -354,7 +363,7 @@ impl Svg {
         }
     }
 
-    pub(crate) fn rect(&mut self, class: &str, (x, y): (f64, f64), (w, h): (f64, f64)) {
+    pub(crate) fn rect(&mut self, class: &str, x: f64, y: f64, w: f64, h: f64) {
         let _ = writeln!(
             self.out,
             "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\"/>"
@@ -362,7 +371,7 @@ impl Svg {
     }
 
     /// A mark with a title that a pointer shows.
-    pub(crate) fn mark(&mut self, mark: Mark, class: &str, (x, y): (f64, f64), title: &str) {
+    pub(crate) fn mark(&mut self, mark: Mark, class: &str, x: f64, y: f64, title: &str) {
         let shape = match mark {
             Mark::Disc => {
                 format!("<circle class=\"mark {class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\"")
@@ -410,7 +419,7 @@ impl Svg {
             let y = scale.at(*value);
             self.line("grid", &[(area.left, y), (area.right, y)]);
             if labels {
-                self.text((area.left - 6.0, y + 4.0), Anchor::End, "", label);
+                self.text(area.left - 6.0, y + 4.0, Anchor::End, "", label);
             }
         }
     }
@@ -430,17 +439,12 @@ impl Svg {
             self.line("grid", &[(x, area.top), (x, area.bottom)]);
             let half = room(label) / 2.0;
             if x - half > free {
-                self.text((x, area.bottom + 16.0), Anchor::Middle, "", label);
+                self.text(x, area.bottom + 16.0, Anchor::Middle, "", label);
                 free = x + half + 4.0;
             }
         }
         if !name.is_empty() {
-            self.text(
-                (area.middle(), area.bottom + 34.0),
-                Anchor::Middle,
-                "",
-                name,
-            );
+            self.text(area.middle(), area.bottom + 34.0, Anchor::Middle, "", name);
         }
     }
 
@@ -506,39 +510,39 @@ mod tests {
 
     #[test]
     fn ticks_are_round() {
-        let places = (0.0, 100.0);
+        let places = || 0.0..100.0;
         assert_eq!(
-            labels(&Scale::linear((0.0, 1.1), places), 6),
+            labels(&Scale::linear(0.0..1.1, places()), 6),
             ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
         );
         assert_eq!(
-            labels(&Scale::linear((0.0, 37_484.0), places), 4),
+            labels(&Scale::linear(0.0..37_484.0, places()), 4),
             ["0", "10,000", "20,000", "30,000"]
         );
         assert_eq!(
-            labels(&Scale::log((12.0, 230.0), places), 6),
+            labels(&Scale::log(12.0..230.0, places()), 6),
             ["20", "50", "100", "200"]
         );
         assert_eq!(
-            labels(&Scale::log((0.5, 4e6), places), 4),
+            labels(&Scale::log(0.5..4e6, places()), 4),
             ["1", "100", "10,000", "1,000,000"]
         );
-        assert!(labels(&Scale::linear((1.0, 1.0), places), 5).is_empty());
+        assert!(labels(&Scale::linear(1.0..1.0, places()), 5).is_empty());
     }
 
     #[test]
     fn places_stay_inside_and_are_numbers() {
-        let scale = Scale::log((10.0, 1000.0), (0.0, 100.0));
+        let scale = Scale::log(10.0..1000.0, 0.0..100.0);
         assert_eq!((scale.at(1.0), scale.at(1e9)), (0.0, 100.0));
         assert!((scale.at(100.0) - 50.0).abs() < 1e-9);
-        let flat = Scale::linear((5.0, 5.0), (0.0, 100.0));
+        let flat = Scale::linear(5.0..5.0, 0.0..100.0);
         assert!(
             flat.at(5.0).is_finite()
                 && scale.at(f64::NAN).is_finite()
                 && scale.at(-1.0).is_finite()
         );
-        assert!(Scale::fitting([f64::NAN].into_iter(), (0.0, 1.0)).is_none());
-        assert!(Scale::fitting([0.0, 0.0].into_iter(), (0.0, 1.0)).is_some());
+        assert!(Scale::fitting([f64::NAN].into_iter(), 0.0..1.0).is_none());
+        assert!(Scale::fitting([0.0, 0.0].into_iter(), 0.0..1.0).is_some());
     }
 
     #[test]
@@ -550,7 +554,7 @@ mod tests {
             bottom: 100.0,
         };
         let mut labels = Labels::default();
-        labels.mark((50.0, 50.0));
+        labels.mark(50.0, 50.0);
         let mut at = |x, y| {
             labels
                 .place(&area, room("10%"), [(x, y, Anchor::Middle)])
@@ -568,7 +572,7 @@ mod tests {
         fn labels_keep_their_distance_and_their_order(
             wanted in proptest::collection::vec(0.0..200.0f64, 1..12),
         ) {
-            let placed = spread(&wanted, 14.0, (0.0, 200.0));
+            let placed = spread(&wanted, 14.0, 0.0..200.0);
             let mut pairs: Vec<(f64, f64)> = wanted.iter().copied().zip(placed).collect();
             pairs.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
             for two in pairs.windows(2) {

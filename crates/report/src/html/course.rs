@@ -90,7 +90,8 @@ fn draw(panels: &[Panel<'_>], width: Width) -> Svg {
         let mut top = BLOCK * line as f64 + 14.0;
         let faults: f64 = panel.points.iter().map(|m| m.major_faults).sum();
         svg.text(
-            (left, top),
+            left,
+            top,
             Anchor::Start,
             &format!("name strong {}", panel.class),
             &format!(
@@ -109,30 +110,22 @@ fn draw(panels: &[Panel<'_>], width: Width) -> Svg {
             top = area.bottom;
             area
         });
-        let x = Scale::linear((0.0, longest), resident.across());
+        let x = Scale::linear(0.0..longest, resident.across());
         let first = column == 0;
         let head = |svg: &mut Svg, area: &Area, text: &str| {
             if first {
-                svg.text((area.left, area.top - 6.0), Anchor::Start, "small", text);
+                svg.text(area.left, area.top - 6.0, Anchor::Start, "small", text);
             }
         };
         head(&mut svg, &resident, "resident, MB");
-        let y = Scale::linear((0.0, most * 1.05), resident.up());
+        let y = Scale::linear(0.0..most * 1.05, resident.up());
         svg.rows(&resident, &y, &y.ticks(4), first);
-        let axes = Axes {
-            area: &resident,
-            x: &x,
-            y: &y,
-        };
+        let axes = resident.axes(&x, &y);
         band(&mut svg, panel, |m| m.resident_mb, axes);
         head(&mut svg, &misses, "pages missed");
         let (y, ticks) = whole(&misses);
         svg.rows(&misses, &y, &ticks, first);
-        let axes = Axes {
-            area: &misses,
-            x: &x,
-            y: &y,
-        };
+        let axes = misses.axes(&x, &y);
         band(&mut svg, panel, |m| m.cache_misses, axes);
         svg.columns(&misses, &x, &x.ticks(if columns > 1 { 3 } else { 5 }), "s");
     }
@@ -144,7 +137,7 @@ fn band(svg: &mut Svg, panel: &Panel<'_>, pick: fn(&Met) -> f64, axes: Axes<'_>)
     let points = panel.points.iter().map(|m| (panel.seconds(m), pick(m)));
     let points: Vec<(f64, f64)> = points.collect();
     let end = panel.length();
-    let all = envelope(&points, (0.0, end), buckets(x.at(end) - area.left));
+    let all = envelope(&points, 0.0..end, buckets(x.at(end) - area.left));
     let upper = all.iter().map(|b| (x.at(b.at), y.at(b.max)));
     let lower = all.iter().rev().map(|b| (x.at(b.at), y.at(b.min)));
     let surface: Vec<(f64, f64)> = upper.chain(lower).collect();

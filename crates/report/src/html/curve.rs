@@ -92,7 +92,7 @@ fn draw(curves: &Curves, width: Width) -> Svg {
     let unit = unit(&curves.metric);
     let of = curves.metric.trim_end_matches(&format!("_{unit}"));
     let what = format!("median {of} ({unit})");
-    svg.upright((area.left - 50.0, (area.top + area.bottom) / 2.0), &what);
+    svg.upright(area.left - 50.0, (area.top + area.bottom) / 2.0, &what);
     let looks = || LOOKS.into_iter().cycle();
     for ((name, points), (class, mark)) in curves.series.iter().zip(looks()) {
         let place = |p: &Point| (x.at(p.x), y.at(p.y));
@@ -105,12 +105,12 @@ fn draw(curves: &Curves, width: Width) -> Svg {
                 svg.line(&format!("whisker {class}"), &ends);
             }
             let title = format!("{name}, {}: {}", point.label, number(point.y));
-            svg.mark(mark, class, at, &title);
+            svg.mark(mark, class, at.0, at.1, &title);
         }
     }
     let last = |points: &[Point]| points.last().map_or(area.top, |p| y.at(p.y));
     let wanted: Vec<f64> = curves.series.iter().map(|(_, p)| last(p)).collect();
-    let placed = spread(&wanted, LINE, (area.top, area.bottom));
+    let placed = spread(&wanted, LINE, area.top..area.bottom);
     let named = curves.series.iter().zip(looks()).zip(placed);
     for (row, (((name, points), (class, mark)), at)) in named.enumerate() {
         let class_of_name = format!("name {class}");
@@ -119,12 +119,12 @@ fn draw(curves: &Curves, width: Width) -> Svg {
                 let lead = [(x.at(end.x) + 5.0, y.at(end.y)), (area.right + 10.0, at)];
                 svg.line("lead", &lead);
             }
-            let at = (area.right + 14.0, at + 4.0);
-            svg.text(at, Anchor::Start, &class_of_name, name);
+            let x = area.right + 14.0;
+            svg.text(x, at + 4.0, Anchor::Start, &class_of_name, name);
         } else {
             let at = 10.0 + LINE * row as f64;
-            svg.mark(mark, class, (area.left + 4.0, at - 4.0), name);
-            svg.text((area.left + 14.0, at), Anchor::Start, &class_of_name, name);
+            svg.mark(mark, class, area.left + 4.0, at - 4.0, name);
+            svg.text(area.left + 14.0, at, Anchor::Start, &class_of_name, name);
         }
     }
     svg

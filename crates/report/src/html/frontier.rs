@@ -116,9 +116,9 @@ fn draw(page: &Page<'_>, data: &Data, panels: &[Panel<'_>], width: Width) -> Svg
             top,
             bottom: top + TALL,
         };
-        svg.text((area.left, top - 10.0), Anchor::Start, "strong", heading);
-        let x = Scale::linear((0.0, f64::from(fifths) / 5.0), area.across());
-        let y = Scale::linear((0.0, most), area.up());
+        svg.text(area.left, top - 10.0, Anchor::Start, "strong", heading);
+        let x = Scale::linear(0.0..f64::from(fifths) / 5.0, area.across());
+        let y = Scale::linear(0.0..most, area.up());
         svg.rows(&area, &y, &y.ticks(6), true);
         let ticks: Vec<(f64, String)> = (0..=fifths)
             .map(|n| (f64::from(n) / 5.0, format!("{} %", n * 20)))
@@ -126,16 +126,12 @@ fn draw(page: &Page<'_>, data: &Data, panels: &[Panel<'_>], width: Width) -> Svg
         svg.columns(&area, &x, &ticks, &format!("rate that {} keeps", data.pays));
         if column == 0 {
             let what = format!("{}: solo ÷ measured", data.protected);
-            svg.upright((area.left - 40.0, (area.top + area.bottom) / 2.0), &what);
+            svg.upright(area.left - 40.0, (area.top + area.bottom) / 2.0, &what);
         }
         let one = y.at(1.0);
         svg.line("one", &[(area.left, one), (area.right, one)]);
-        let axes = Axes {
-            area: &area,
-            x: &x,
-            y: &y,
-        };
-        panel(&mut svg, page, data, (*pick, lone), axes);
+        let axes = area.axes(&x, &y);
+        panel(&mut svg, page, data, *pick, lone, axes);
     }
     svg
 }
@@ -159,7 +155,7 @@ struct Drawn<'p> {
 }
 
 /// Places around a point, nearest first.
-fn around((x, y): (f64, f64)) -> [(f64, f64, Anchor); 8] {
+fn around(x: f64, y: f64) -> [(f64, f64, Anchor); 8] {
     [
         (x - 7.0, y - 5.0, Anchor::End),
         (x + 7.0, y + 13.0, Anchor::Start),
@@ -176,7 +172,8 @@ fn panel(
     svg: &mut Svg,
     page: &Page<'_>,
     data: &Data,
-    (pick, lone): (Pick, &[(&Lone, Spread)]),
+    pick: Pick,
+    lone: &[(&Lone, Spread)],
     axes: Axes<'_>,
 ) {
     let Axes { area, x, y } = axes;
@@ -234,7 +231,7 @@ fn panel(
         let near = drawn.iter().rev().flat_map(|d| {
             let (x, y) = d.at;
             let far = [(x, y - 21.0, Anchor::Middle), (x, y + 29.0, Anchor::Middle)];
-            far.into_iter().chain(around(d.at))
+            far.into_iter().chain(around(x, y))
         });
         let corner = (0..8).map(|n| {
             let down = 14.0 + 15.0 * f64::from(n);
@@ -242,7 +239,7 @@ fn panel(
         });
         if let Some((x, y, anchor)) = labels.place(area, strong_room(name), near.chain(corner)) {
             let class = format!("name strong halo {}", look.class);
-            svg.text((x, y), anchor, &class, name);
+            svg.text(x, y, anchor, &class, name);
         }
     }
     let caps = series.iter().flat_map(|(.., drawn)| drawn);
@@ -256,9 +253,9 @@ fn panel(
         } else {
             (room(drawn.label), "")
         };
-        if let Some((x, y, anchor)) = labels.place(area, wide, around(drawn.at)) {
+        if let Some((x, y, anchor)) = labels.place(area, wide, around(drawn.at.0, drawn.at.1)) {
             let class = format!("name small halo{weight} {}", drawn.look.class);
-            svg.text((x, y), anchor, &class, drawn.label);
+            svg.text(x, y, anchor, &class, drawn.label);
         }
     }
 }
@@ -276,7 +273,8 @@ impl Dot<'_> {
         whisker(svg, self.at.0, y, look.class, self.spread);
         let kept = percent(self.kept);
         let title = format!("{}: {:.2} at {kept} kept", self.name, self.spread.value);
-        svg.mark(look.mark, look.class, self.at, &title);
-        labels.mark(self.at);
+        let (x, y) = self.at;
+        svg.mark(look.mark, look.class, x, y, &title);
+        labels.mark(x, y);
     }
 }

@@ -157,7 +157,8 @@ fn draw(panels: &[Panel<'_>], width: Width) -> Svg {
         let left = margin + step * column as f64;
         let mut top = BLOCK * line as f64 + 14.0;
         svg.text(
-            (left, top),
+            left,
+            top,
             Anchor::Start,
             &format!("name strong {}", panel.class),
             &format!(
@@ -189,14 +190,14 @@ fn lanes(
     columns: usize,
 ) {
     let seconds = |at: u64| at.saturating_sub(panel.from) as f64 / 1e9;
-    let x = Scale::linear((0.0, seconds(panel.to).max(1.0)), memory.across());
+    let x = Scale::linear(0.0..seconds(panel.to).max(1.0), memory.across());
     let head = |svg: &mut Svg, area: &Area, text: &str| {
         if first {
-            svg.text((area.left, area.top - 6.0), Anchor::Start, "small", text);
+            svg.text(area.left, area.top - 6.0, Anchor::Start, "small", text);
         }
     };
     head(svg, &memory, "MiB");
-    let y = Scale::linear((0.0, panel.total.max(1.0)), memory.up());
+    let y = Scale::linear(0.0..panel.total.max(1.0), memory.up());
     svg.rows(&memory, &y, &y.ticks(4), first);
     let line = |pick: fn(&Seen) -> f64, y: &Scale| -> Vec<(f64, f64)> {
         let place = |s: &Seen| (x.at(seconds(s.at)), y.at(pick(s)));
@@ -255,7 +256,8 @@ fn lanes(
         svg.mark(
             mark,
             panel.class,
-            (x.at(at), (acts.top + acts.bottom) / 2.0),
+            x.at(at),
+            (acts.top + acts.bottom) / 2.0,
             &title,
         );
     }

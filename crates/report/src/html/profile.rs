@@ -1,6 +1,8 @@
 //! The page of a profile: demand per millisecond over one second, the whole span, the figures, and
 //! what follows from them.
 
+use std::ops::Range;
+
 use maud::html;
 use quell_record::demand::{Measuring, Profile, Quantity};
 use quell_types::calendar;
@@ -85,13 +87,14 @@ fn usual_second(values: &[f64]) -> usize {
 }
 
 /// Scales from zero to the peak of everything, so that both figures can be compared.
-fn frame(profile: &Profile, svg: &mut Svg, area: &Area, (from, to): (f64, f64)) -> (Scale, Scale) {
-    let x = Scale::linear((from, to), area.across());
+fn frame(profile: &Profile, svg: &mut Svg, area: &Area, span: Range<f64>) -> (Scale, Scale) {
+    let x = Scale::linear(span, area.across());
     let top = (profile.total.peak * 1.05).max(f64::MIN_POSITIVE);
-    let y = Scale::linear((0.0, top), area.up());
+    let y = Scale::linear(0.0..top, area.up());
     svg.rows(area, &y, &y.ticks(5), true);
     svg.upright(
-        (area.left - 50.0, (area.top + area.bottom) / 2.0),
+        area.left - 50.0,
+        (area.top + area.bottom) / 2.0,
         scale_title(profile),
     );
     (x, y)
@@ -102,7 +105,7 @@ fn mean(profile: &Profile, svg: &mut Svg, area: &Area, y: &Scale) {
     let mean = y.at(profile.total.mean);
     svg.line("one", &[(area.left, mean), (area.right, mean)]);
     let text = format!("mean {}", number(profile.total.mean));
-    svg.text((area.right, mean - 4.0), Anchor::End, "small halo", &text);
+    svg.text(area.right, mean - 4.0, Anchor::End, "small halo", &text);
 }
 
 fn canvas(width: Width) -> (Svg, Area) {
@@ -121,11 +124,11 @@ fn one_second(profile: &Profile) -> Section {
     let shown = values.get(first..).unwrap_or_default();
     let shown = shown.get(..shown.len().min(SECOND)).unwrap_or_default();
     let ms = profile.bin_ns as f64 / 1e6;
-    let span = (first as f64 * ms, (first + shown.len()) as f64 * ms);
+    let span = first as f64 * ms..(first + shown.len()) as f64 * ms;
     let shows = format!(
         "Demand in each of {} milliseconds, from {} ms on: {}.",
         shown.len(),
-        number(span.0),
+        number(span.start),
         what(profile)
     );
     let below = match profile.quantity() {
@@ -145,9 +148,9 @@ fn one_second(profile: &Profile) -> Section {
     };
     let draw = |width| {
         let (mut svg, area) = canvas(width);
-        let (x, y) = frame(profile, &mut svg, &area, span);
+        let (x, y) = frame(profile, &mut svg, &area, span.clone());
         svg.columns(&area, &x, &x.ticks(10), "ms");
-        steps(&mut svg, "fill s2", (&x, &y), span, shown);
+        steps(&mut svg, "fill s2", &x, &y, span.clone(), shown);
         mean(profile, &mut svg, &area, &y);
         svg
     };
@@ -177,9 +180,9 @@ fn whole(profile: &Profile) -> Section {
     };
     let draw = |width| {
         let (mut svg, area) = canvas(width);
-        let (x, y) = frame(profile, &mut svg, &area, (0.0, end));
+        let (x, y) = frame(profile, &mut svg, &area, 0.0..end);
         svg.columns(&area, &x, &x.ticks(8), "s");
-        let all = envelope(&points, (0.0, end), buckets(area.right - area.left));
+        let all = envelope(&points, 0.0..end, buckets(area.right - area.left));
         let upper = all.iter().map(|b| (x.at(b.at), y.at(b.max)));
         let lower = all.iter().rev().map(|b| (x.at(b.at), y.at(b.min)));
         svg.surface("band s2", &upper.chain(lower).collect::<Vec<_>>());

@@ -35,12 +35,7 @@ impl PublishedMark {
     }
 
     pub(crate) fn draw(&self, svg: &mut Svg, x: &Scale, y: f64) {
-        svg.mark(
-            Mark::Diamond,
-            "s7",
-            (x.at(self.performance), y),
-            &self.title,
-        );
+        svg.mark(Mark::Diamond, "s7", x.at(self.performance), y, &self.title);
     }
 }
 

@@ -1,6 +1,8 @@
 //! One round in time, a panel per configuration: the protected subject's windows, what the paying
 //! one got, when a regulator stopped it, and what the host took.
 
+use std::ops::Range;
+
 use quell_record::events::{CpuTimes, Span};
 use quell_types::cpuset::CpuId;
 use quell_types::stats::{median, percentile, sorted};
@@ -8,7 +10,7 @@ use quell_types::stats::{median, percentile, sorted};
 use crate::text::unit;
 use crate::view::{View, median_kept};
 
-use super::chart::{Anchor, Area, Figure, Scale, Svg, Width};
+use super::chart::{Anchor, Area, Axes, Figure, Scale, Svg, Width};
 use super::envelope::{covered, envelope};
 use super::page::{Page, Section};
 
@@ -201,7 +203,8 @@ fn draw(page: &Page<'_>, story: &Story<'_>, width: Width) -> Svg {
         let right = left + step - 14.0;
         let mut top = block * line as f64 + 14.0;
         svg.text(
-            (left, top),
+            left,
+            top,
             Anchor::Start,
             &format!("name strong {}", cell.class),
             cell.name,
@@ -218,12 +221,12 @@ fn draw(page: &Page<'_>, story: &Story<'_>, width: Width) -> Svg {
             area.bottom = area.top + tall;
             top = area.bottom;
         }
-        let x = Scale::linear((0.0, longest as f64 / 1e6), (left, right));
+        let x = Scale::linear(0.0..longest as f64 / 1e6, left..right);
         let [victim, other, stops, steal] = areas;
         let first = column == 0;
         let head = |svg: &mut Svg, area: &Area, text: &str| {
             if first {
-                svg.text((area.left, area.top - 8.0), Anchor::Start, "small", text);
+                svg.text(area.left, area.top - 8.0, Anchor::Start, "small", text);
             }
         };
         head(
@@ -233,23 +236,28 @@ fn draw(page: &Page<'_>, story: &Story<'_>, width: Width) -> Svg {
         );
         if let Some(y) = Scale::fitting(victims.iter().copied(), victim.up()) {
             svg.rows(&victim, &y, &y.ticks(5), first);
-            band(&mut svg, cell, cell.victim, (&victim, &x, &y));
+            band(&mut svg, cell, cell.victim, victim.axes(&x, &y));
         }
         if let (Some(pays), Some(span)) = (story.pays, cell.other) {
             head(&mut svg, &other, &format!("{pays}, {}", story.other_unit));
             let high = others.iter().copied().fold(0.0, f64::max);
-            let y = Scale::linear((0.0, high.max(f64::MIN_POSITIVE) * 1.05), other.up());
+            let y = Scale::linear(0.0..high.max(f64::MIN_POSITIVE) * 1.05, other.up());
             svg.rows(&other, &y, &y.ticks(3), first);
-            band(&mut svg, cell, span, (&other, &x, &y));
+            band(&mut svg, cell, span, other.axes(&x, &y));
         }
         head(
             &mut svg,
             &stops,
             &format!("{} stopped", of_cpus(&story.stopped)),
         );
-        stopped(&mut svg, page, story, cell, (&stops, &x), first);
+        let (y, ticks) = whole(&stops);
+        svg.rows(&stops, &y, &ticks, first);
+        stopped(&mut svg, page, story, cell, stops.axes(&x, &y));
         head(&mut svg, &steal, "taken by the host (steal)");
-        stolen(&mut svg, page, story, cell, (&steal, &x), (first, taken));
+        // One scale for all configurations, so that they can be compared.
+        let (y, ticks) = zoomed(&steal, taken);
+        svg.rows(&steal, &y, &ticks, first);
+        stolen(&mut svg, page, story, cell, steal.axes(&x, &y));
         svg.columns(
             &steal,
             &x,
@@ -269,7 +277,7 @@ pub(crate) fn of_cpus(cpus: &[CpuId]) -> String {
 pub(crate) fn whole(area: &Area) -> (Scale, [(f64, String); 3]) {
     let tick = |part: f64| (part, format!("{:.0} %", part * 100.0));
     (
-        Scale::linear((0.0, 1.0), area.up()),
+        Scale::linear(0.0..1.0, area.up()),
         [tick(0.0), tick(0.5), tick(1.0)],
     )
 }
@@ -281,11 +289,12 @@ pub(crate) fn zoomed(area: &Area, most: f64) -> (Scale, Vec<(f64, String)>) {
         return (scale, ticks.to_vec());
     }
     let ticks = vec![(0.0, "0 %".to_owned()), (0.25, "25 %".to_owned())];
-    (Scale::linear((0.0, 0.25), area.up()), ticks)
+    (Scale::linear(0.0..0.25, area.up()), ticks)
 }
 
 /// The median and the extremes of the windows over time.
-fn band(svg: &mut Svg, cell: &Cell<'_>, span: &Span, (area, x, y): (&Area, &Scale, &Scale)) {
+fn band(svg: &mut Svg, cell: &Cell<'_>, span: &Span, axes: Axes<'_>) {
+    let Axes { area, x, y } = axes;
     let Some(at) = &span.at_ns else { return };
     let ms = |at: u64| at.saturating_sub(cell.from) as f64 / 1e6;
     let points: Vec<(f64, f64)> = at
@@ -296,7 +305,7 @@ fn band(svg: &mut Svg, cell: &Cell<'_>, span: &Span, (area, x, y): (&Area, &Scal
         .collect();
     let end = ms(cell.to);
     let buckets = buckets(x.at(end) - area.left);
-    let all = envelope(&points, (0.0, end), buckets);
+    let all = envelope(&points, 0.0..end, buckets);
     let upper = all.iter().map(|b| (x.at(b.at), y.at(b.max)));
     let lower = all.iter().rev().map(|b| (x.at(b.at), y.at(b.min)));
     svg.surface(
@@ -316,16 +325,8 @@ pub(crate) fn buckets(units: f64) -> usize {
     (units / BUCKET).max(1.0) as usize
 }
 
-fn stopped(
-    svg: &mut Svg,
-    page: &Page<'_>,
-    story: &Story<'_>,
-    cell: &Cell<'_>,
-    (area, x): (&Area, &Scale),
-    first: bool,
-) {
-    let (y, ticks) = whole(area);
-    svg.rows(area, &y, &ticks, first);
+fn stopped(svg: &mut Svg, page: &Page<'_>, story: &Story<'_>, cell: &Cell<'_>, axes: Axes<'_>) {
+    let Axes { area, x, y } = axes;
     let end = (cell.to - cell.from) as f64 / 1e6;
     let buckets = buckets((x.at(end) - area.left) / 2.0);
     let mut none = true;
@@ -333,7 +334,7 @@ fn stopped(
         let Some(stops) = page.record.stops.get(cpu) else {
             continue;
         };
-        let covered = covered(stops, (cell.from, cell.to), buckets);
+        let covered = covered(stops, cell.from..cell.to, buckets);
         if covered.iter().all(|part| *part == 0.0) {
             continue;
         }
@@ -341,14 +342,16 @@ fn stopped(
         steps(
             svg,
             &format!("band {}", cell.class),
-            (x, &y),
-            (0.0, end),
+            x,
+            y,
+            0.0..end,
             &covered,
         );
     }
     if none {
         svg.text(
-            (area.left + 4.0, area.bottom - 6.0),
+            area.left + 4.0,
+            area.bottom - 6.0,
             Anchor::Start,
             "small",
             "never by a regulator",
@@ -360,10 +363,15 @@ fn stopped(
 pub(crate) fn steps(
     svg: &mut Svg,
     class: &str,
-    (x, y): (&Scale, &Scale),
-    (from, to): (f64, f64),
+    x: &Scale,
+    y: &Scale,
+    span: Range<f64>,
     parts: &[f64],
 ) {
+    let Range {
+        start: from,
+        end: to,
+    } = span;
     let width = (to - from) / parts.len().max(1) as f64;
     let mut places = vec![(x.at(from), y.at(0.0))];
     for (index, part) in parts.iter().enumerate() {
@@ -383,14 +391,8 @@ pub(crate) const CPU_LINES: [&str; 4] = [
     "line thin s5",
 ];
 
-fn stolen(
-    svg: &mut Svg,
-    page: &Page<'_>,
-    story: &Story<'_>,
-    cell: &Cell<'_>,
-    (area, x): (&Area, &Scale),
-    (first, most): (bool, f64),
-) {
+fn stolen(svg: &mut Svg, page: &Page<'_>, story: &Story<'_>, cell: &Cell<'_>, axes: Axes<'_>) {
+    let Axes { area, x, y } = axes;
     let mut shown: Vec<(CpuId, &str, Vec<Part>)> = Vec::new();
     let mut known = false;
     for (cpu, class) in story.watched.iter().zip(CPU_LINES) {
@@ -405,9 +407,6 @@ fn stolen(
         }
     }
     let high = |parts: &[Part]| parts.iter().map(|p| p.2).fold(0.0, f64::max);
-    // One scale for all configurations, so that they can be compared.
-    let (y, ticks) = zoomed(area, most);
-    svg.rows(area, &y, &ticks, first);
     let ms = |at: u64| (at as f64 - cell.from as f64) / 1e6;
     let end = ms(cell.to);
     for (_, class, parts) in &shown {
@@ -427,7 +426,8 @@ fn stolen(
         (true, false) => most.join(", "),
     };
     svg.text(
-        (area.right, area.top + 10.0),
+        area.right,
+        area.top + 10.0,
         Anchor::End,
         "small halo",
         &text,

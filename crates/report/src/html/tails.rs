@@ -68,29 +68,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     if curves.is_empty() || most <= 0.0 {
         return None;
     }
-    let references: Vec<&Curve> = curves.iter().filter(|c| c.reference).collect();
-    let mut panels: Vec<Panel<'_>> = page
-        .families
-        .iter()
-        .filter(|f| f.members.len() > 1)
-        .map(|f| Panel {
-            name: f.name.to_owned(),
-            curves: curves
-                .iter()
-                .filter(|c| !c.reference && c.family == f.name)
-                .collect(),
-        })
-        .filter(|p| !p.curves.is_empty())
-        .collect();
-    if panels.is_empty() {
-        panels.push(Panel {
-            name: String::new(),
-            curves: Vec::new(),
-        });
-    }
-    for panel in &mut panels {
-        panel.curves.extend(&references);
-    }
+    let panels = panels(page, &curves);
     let count = |name: &str| -> usize {
         page.spans(name, view.protected)
             .map(|s| s.values.len())
@@ -129,6 +107,34 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         title: "How late is late",
         body: figure.render(|width| draw(&panels, most, &what, width)),
     })
+}
+
+/// A panel for each family of several members. The references are in each of them.
+fn panels<'c>(page: &Page<'_>, curves: &'c [Curve]) -> Vec<Panel<'c>> {
+    let references: Vec<&Curve> = curves.iter().filter(|c| c.reference).collect();
+    let mut panels: Vec<Panel<'c>> = page
+        .families
+        .iter()
+        .filter(|f| f.members.len() > 1)
+        .map(|f| Panel {
+            name: f.name.to_owned(),
+            curves: curves
+                .iter()
+                .filter(|c| !c.reference && c.family == f.name)
+                .collect(),
+        })
+        .filter(|p| !p.curves.is_empty())
+        .collect();
+    if panels.is_empty() {
+        panels.push(Panel {
+            name: String::new(),
+            curves: Vec::new(),
+        });
+    }
+    for panel in &mut panels {
+        panel.curves.extend(&references);
+    }
+    panels
 }
 
 /// Nines (1 = 90 %, 2 = 99 %, …) → value, as far as there are windows.
@@ -178,13 +184,8 @@ fn draw(panels: &[Panel<'_>], most: f64, what: &str, width: Width) -> Svg {
         let Some(y) = Scale::fitting(values, area.up()) else {
             continue;
         };
-        let x = Scale::linear((0.0, most), area.across());
-        svg.text(
-            (area.left, top - 12.0),
-            Anchor::Start,
-            "strong",
-            &panel.name,
-        );
+        let x = Scale::linear(0.0..most, area.across());
+        svg.text(area.left, top - 12.0, Anchor::Start, "strong", &panel.name);
         svg.rows(&area, &y, &y.ticks(7), true);
         let ticks: Vec<(f64, String)> =
             [(0.301, "p50"), (1.0, "p90"), (2.0, "p99"), (3.0, "p99.9")]
@@ -194,13 +195,9 @@ fn draw(panels: &[Panel<'_>], most: f64, what: &str, width: Width) -> Svg {
                 .collect();
         svg.columns(&area, &x, &ticks, "percentile of windows, best to worst");
         if column == 0 {
-            svg.upright((area.left - 50.0, (area.top + area.bottom) / 2.0), what);
+            svg.upright(area.left - 50.0, (area.top + area.bottom) / 2.0, what);
         }
-        let axes = Axes {
-            area: &area,
-            x: &x,
-            y: &y,
-        };
+        let axes = area.axes(&x, &y);
         curves(&mut svg, &panel.curves, axes);
     }
     svg
@@ -230,12 +227,13 @@ fn curves(svg: &mut Svg, curves: &[&Curve], axes: Axes<'_>) {
         ends.extend(curve.points.last().map(|p| (place(p), *curve)));
     }
     let wanted: Vec<f64> = ends.iter().map(|((_, y), _)| *y).collect();
-    let placed = spread(&wanted, 13.0, (area.top + 2.0, area.bottom));
+    let placed = spread(&wanted, 13.0, area.top + 2.0..area.bottom);
     for (((px, py), curve), at) in ends.iter().zip(placed) {
         svg.line("lead", &[(*px, *py), (area.right + 9.0, at)]);
         let class = format!("name {}", curve.class);
         svg.text(
-            (area.right + 11.0, at + 4.0),
+            area.right + 11.0,
+            at + 4.0,
             Anchor::Start,
             &class,
             &curve.label,

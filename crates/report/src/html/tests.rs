@@ -129,7 +129,7 @@ fn it_shows_all_that_a_reader_needs_to_judge() {
         "<b>regulated@10%</b>: level estimated",
         "refused</span>. group.neighbour.limit.bandwidth: 70% cannot be metered here",
         "shared a cache in all rounds",
-        "% of CPU 1 (60 % in the worst 100 ms)",
+        "% of CPU 1 (60 % between the worst two samples)",
         "A virtual machine (KVM)",
         "No memory traffic counter counts here",
         "AMD EPYC",

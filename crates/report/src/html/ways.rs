@@ -123,7 +123,7 @@ struct Line<'t> {
 fn occupied<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
     let place = &cache.place;
     let line = |class: &'t String| {
-        let samples = timeline.sampled(class, place, (0, timeline.end_ns));
+        let samples = timeline.sampled(class, place, &(0..timeline.end_ns));
         let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
         let places: Vec<(f64, f64)> = samples
             .iter()
@@ -151,7 +151,7 @@ fn occupied<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
 
 fn moved<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
     let line = |class: &'t String| {
-        let samples = timeline.sampled(class, &cache.place, (0, timeline.end_ns));
+        let samples = timeline.sampled(class, &cache.place, &(0..timeline.end_ns));
         let pairs = samples.windows(2).filter_map(|pair: &[Sampled]| {
             let last = pair.last()?;
             Some((last.at_ns as f64 / 1e9, rate(pair)? / 1e6))
@@ -199,7 +199,7 @@ fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
     };
     let mut svg = Svg::new(width, ABOVE + lanes + counted + below + 44.0);
     let seconds = timeline.end_ns as f64 / 1e9;
-    let x = Scale::linear((0.0, seconds), (LEFT, right));
+    let x = Scale::linear(0.0..seconds, LEFT..right);
     let mut area = Area {
         left: LEFT,
         right,
@@ -207,17 +207,18 @@ fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
         bottom: ABOVE + lanes,
     };
     svg.text(
-        (LEFT, ABOVE - 8.0),
+        LEFT,
+        ABOVE - 8.0,
         Anchor::Start,
         "small",
         &title_of_lanes(cache, width),
     );
     for bit in [0, cache.bits.saturating_sub(1)] {
         let y = area.bottom - way * (f64::from(bit) + 0.5) + 4.0;
-        svg.text((LEFT - 6.0, y), Anchor::End, "small", &format!("way {bit}"));
+        svg.text(LEFT - 6.0, y, Anchor::End, "small", &format!("way {bit}"));
     }
     for block in timeline.blocks.get(&cache.place).into_iter().flatten() {
-        surface(&mut svg, timeline, block, (&area, &x, way));
+        surface(&mut svg, timeline, block, &area, &x, way);
     }
     let under = |above: &Area, tall: f64| Area {
         top: above.bottom + ABOVE,
@@ -230,12 +231,12 @@ fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
     ] {
         if !all.is_empty() {
             area = under(&area, COUNTED);
-            lines(&mut svg, timeline, all, what, (&area, &x));
+            lines(&mut svg, timeline, all, what, &area, &x);
         }
     }
     if !threads.is_empty() {
         area = under(&area, threads.len() as f64 * THREAD);
-        drawn_threads(&mut svg, timeline, &threads, (&area, &x));
+        drawn_threads(&mut svg, timeline, &threads, &area, &x);
     }
     let bare = Area {
         top: area.bottom,
@@ -250,20 +251,21 @@ fn drawn_threads(
     svg: &mut Svg,
     timeline: &Timeline,
     threads: &[(u32, &ThreadLane)],
-    (area, x): (&Area, &Scale),
+    area: &Area,
+    x: &Scale,
 ) {
     let what = "threads, in the class whose ways they fill";
-    svg.text((LEFT, area.top - 8.0), Anchor::Start, "small", what);
+    svg.text(LEFT, area.top - 8.0, Anchor::Start, "small", what);
     for (n, (tid, lane)) in threads.iter().enumerate() {
         let top = area.top + THREAD * n as f64;
         for was in &lane.was {
             let from = x.at(was.from_ns as f64 / 1e9);
             let wide = x.at(was.until_ns as f64 / 1e9) - from;
             let class = format!("band {}", colour(timeline, &was.is.class));
-            svg.rect(&class, (from, top), (wide.max(1.0), THREAD - 2.0));
+            svg.rect(&class, from, top, wide.max(1.0), THREAD - 2.0);
         }
         let name = format!("{tid} {} of process {}{}", lane.name, lane.pid, cpus(lane));
-        svg.text((LEFT + 3.0, top + 10.5), Anchor::Start, "value halo", &name);
+        svg.text(LEFT + 3.0, top + 10.5, Anchor::Start, "value halo", &name);
     }
 }
 
@@ -281,12 +283,7 @@ fn cpus(lane: &ThreadLane) -> String {
 }
 
 /// The ways of a block, in the colours of the classes that may fill them.
-fn surface(
-    svg: &mut Svg,
-    timeline: &Timeline,
-    block: &Block,
-    (area, x, way): (&Area, &Scale, f64),
-) {
+fn surface(svg: &mut Svg, timeline: &Timeline, block: &Block, area: &Area, x: &Scale, way: f64) {
     let (from, until) = (
         x.at(block.from_ns as f64 / 1e9),
         x.at(block.until_ns as f64 / 1e9),
@@ -296,14 +293,14 @@ fn surface(
     let tall = way * f64::from(block.is.count);
     let fill = &block.is.fill;
     if fill.locked.is_some() {
-        svg.rect("fill s7", (from, top), (wide, tall - 1.0));
+        svg.rect("fill s7", from, top, wide, tall - 1.0);
     }
     for n in 0..block.is.count {
         let stripe = (way - 1.0) / fill.classes.len().max(1) as f64;
         for (k, class) in fill.classes.iter().enumerate() {
             let y = top + way * f64::from(n) + stripe * k as f64;
             let class = format!("pale {}", colour(timeline, class));
-            svg.rect(&class, (from, y), (wide, stripe));
+            svg.rect(&class, from, y, wide, stripe);
         }
     }
     let name = fillers(fill);
@@ -314,7 +311,8 @@ fn surface(
             "value strong halo"
         };
         svg.text(
-            (from + 5.0, top + tall / 2.0 + 4.0),
+            from + 5.0,
+            top + tall / 2.0 + 4.0,
             Anchor::Start,
             class,
             &name,
@@ -322,17 +320,11 @@ fn surface(
     }
 }
 
-fn lines(
-    svg: &mut Svg,
-    timeline: &Timeline,
-    all: &[Line<'_>],
-    what: &str,
-    (area, x): (&Area, &Scale),
-) {
-    svg.text((LEFT, area.top - 8.0), Anchor::Start, "small", what);
+fn lines(svg: &mut Svg, timeline: &Timeline, all: &[Line<'_>], what: &str, area: &Area, x: &Scale) {
+    svg.text(LEFT, area.top - 8.0, Anchor::Start, "small", what);
     let values = all.iter().flat_map(|l| l.places.iter().chain(&l.mask));
     let high = values.map(|(_, v)| *v).fold(0.0, f64::max);
-    let y = Scale::linear((0.0, high.max(f64::MIN_POSITIVE) * 1.05), area.up());
+    let y = Scale::linear(0.0..high.max(f64::MIN_POSITIVE) * 1.05, area.up());
     svg.rows(area, &y, &y.ticks(3), true);
     let placed = |places: &[(f64, f64)]| -> Vec<(f64, f64)> {
         places.iter().map(|(s, v)| (x.at(*s), y.at(*v))).collect()
@@ -346,11 +338,12 @@ fn lines(
         .iter()
         .map(|l| l.places.last().map_or(0.0, |(_, v)| y.at(*v)));
     let ends: Vec<f64> = ends.collect();
-    let labels = spread(&ends, 13.0, (area.top + 4.0, area.bottom));
+    let labels = spread(&ends, 13.0, area.top + 4.0..area.bottom);
     for (line, at) in all.iter().zip(labels) {
         let class = format!("name small {}", colour(timeline, line.class));
         svg.text(
-            (area.right + 5.0, at + 4.0),
+            area.right + 5.0,
+            at + 4.0,
             Anchor::Start,
             &class,
             called(line.class),

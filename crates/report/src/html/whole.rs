@@ -241,9 +241,10 @@ fn draw(page: &Page<'_>, lanes: &[Lane], end: u64, width: Width) -> Svg {
     let tall: f64 = lanes.iter().map(|l| l.height() + ABOVE).sum();
     let mut svg = Svg::new(width, head + tall + 44.0);
     for (x, y, name, look) in &key {
-        svg.mark(look.mark, look.class, (*x, *y), name);
+        svg.mark(look.mark, look.class, *x, *y, name);
         svg.text(
-            (x + 9.0, y + 4.0),
+            x + 9.0,
+            y + 4.0,
             Anchor::Start,
             &format!("name {}", look.class),
             name,
@@ -251,7 +252,7 @@ fn draw(page: &Page<'_>, lanes: &[Lane], end: u64, width: Width) -> Svg {
     }
     let seconds = end as f64 / 1e9;
     let (left, right) = (58.0, width.units() - 12.0);
-    let x = Scale::linear((0.0, seconds), (left, right));
+    let x = Scale::linear(0.0..seconds, left..right);
     let mut top = head;
     let rounds = rounds(page.record);
     for (index, lane) in lanes.iter().enumerate() {
@@ -262,12 +263,7 @@ fn draw(page: &Page<'_>, lanes: &[Lane], end: u64, width: Width) -> Svg {
             bottom: top + ABOVE + lane.height(),
         };
         top = area.bottom;
-        svg.text(
-            (left, area.top - 8.0),
-            Anchor::Start,
-            "small",
-            &lane.title(),
-        );
+        svg.text(left, area.top - 8.0, Anchor::Start, "small", &lane.title());
         let mut free = f64::NEG_INFINITY;
         for (at, number) in &rounds {
             let at = x.at(*at);
@@ -280,14 +276,15 @@ fn draw(page: &Page<'_>, lanes: &[Lane], end: u64, width: Width) -> Svg {
                 };
                 free = at + room(&label) + 6.0;
                 svg.text(
-                    (at + 3.0, area.bottom - 4.0),
+                    at + 3.0,
+                    area.bottom - 4.0,
                     Anchor::Start,
                     "small halo",
                     &label,
                 );
             }
         }
-        self::lane(&mut svg, lane, (&area, &x), (seconds, end));
+        self::lane(&mut svg, lane, &area, &x, seconds, end);
         if index + 1 == lanes.len() {
             let ticks = x.ticks(if width == Width::Wide { 8 } else { 5 });
             let bare = Area {
@@ -318,12 +315,12 @@ fn keys<'p>(page: &'p Page<'_>, lanes: &[Lane], width: Width) -> Vec<(f64, f64, 
     all
 }
 
-fn lane(svg: &mut Svg, lane: &Lane, (area, x): (&Area, &Scale), (seconds, end): (f64, u64)) {
+fn lane(svg: &mut Svg, lane: &Lane, area: &Area, x: &Scale, seconds: f64, end: u64) {
     let buckets = buckets(area.right - area.left);
     match lane {
         Lane::Dots(dots, _) => {
             // The numbers of the rounds stand below.
-            let inner = (area.bottom - 20.0, area.top + 6.0);
+            let inner = area.bottom - 20.0..area.top + 6.0;
             let Some(y) = Scale::fitting(dots.iter().map(|d| d.value), inner) else {
                 return;
             };
@@ -332,24 +329,25 @@ fn lane(svg: &mut Svg, lane: &Lane, (area, x): (&Area, &Scale), (seconds, end): 
                 svg.mark(
                     dot.look.mark,
                     dot.look.class,
-                    (x.at(dot.s), y.at(dot.value)),
+                    x.at(dot.s),
+                    y.at(dot.value),
                     &dot.title,
                 );
             }
         }
         Lane::Line(_, rate) => {
             let high = rate.iter().map(|r| r.1).fold(0.0, f64::max);
-            let y = Scale::linear((0.0, high.max(f64::MIN_POSITIVE) * 1.05), area.up());
+            let y = Scale::linear(0.0..high.max(f64::MIN_POSITIVE) * 1.05, area.up());
             svg.rows(area, &y, &y.ticks(3), true);
-            let all = envelope(rate, (0.0, seconds), buckets);
+            let all = envelope(rate, 0.0..seconds, buckets);
             let places: Vec<(f64, f64)> = all.iter().map(|b| (x.at(b.at), y.at(b.max))).collect();
             svg.line("line s2", &places);
         }
         Lane::Stops(_, stops) => {
             let (y, ticks) = whole(area);
             svg.rows(area, &y, &ticks, true);
-            let parts = covered(stops, (0, end), buckets);
-            steps(svg, "band s2", (x, &y), (0.0, seconds), &parts);
+            let parts = covered(stops, 0..end, buckets);
+            steps(svg, "band s2", x, &y, 0.0..seconds, &parts);
         }
         Lane::Taken(_, steal, interrupts) => {
             let most = steal.iter().chain(interrupts).map(|p| p.2);
@@ -360,7 +358,7 @@ fn lane(svg: &mut Svg, lane: &Lane, (area, x): (&Area, &Scale), (seconds, end): 
                     .iter()
                     .map(|(from, to, part)| ((*from as f64 + *to as f64) / 2e9, *part))
                     .collect();
-                let all = envelope(&points, (0.0, seconds), buckets);
+                let all = envelope(&points, 0.0..seconds, buckets);
                 let places: Vec<(f64, f64)> =
                     all.iter().map(|b| (x.at(b.at), y.at(b.max))).collect();
                 svg.line(class, &places);

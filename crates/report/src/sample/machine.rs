@@ -28,15 +28,6 @@ pub(crate) fn machine() -> Inventory {
         line: Bytes(64),
         cpus: cpus(of),
     };
-    let no = |why: &str, remedy: Option<&str>| Availability::No {
-        why: why.into(),
-        lack: Lack::Machine,
-        remedy: remedy.map(str::to_owned),
-    };
-    let yes = |best, how: &str| Availability::Yes {
-        best,
-        how: how.into(),
-    };
     Inventory {
         identity: Identity {
             kernel: "6.18.0".into(),
@@ -68,24 +59,7 @@ pub(crate) fn machine() -> Inventory {
             cpus: cpus("0-1"),
             memory: Bytes(8_375_186_227),
         }],
-        mechanisms: BTreeMap::from([
-            (Mechanism::Cores, yes(Level::Enforced, "cgroup v2 cpuset")),
-            (
-                Mechanism::Bandwidth,
-                yes(
-                    Level::Estimated,
-                    "brakes on CPU time × peak rate (no hardware counter counts)",
-                ),
-            ),
-            (
-                Mechanism::Ways,
-                no(
-                    "the processor offers no cache allocation to this virtual machine",
-                    Some("run on the host, or in `quell lab`"),
-                ),
-            ),
-            (Mechanism::CpuMax, yes(Level::Enforced, "cpu.max")),
-        ]),
+        mechanisms: mechanisms(),
         means: Means {
             cpuset: CpusetKind::V2,
             movable_irqs: 12,
@@ -121,6 +95,36 @@ pub(crate) fn machine() -> Inventory {
     }
 }
 
+fn mechanisms() -> BTreeMap<Mechanism, Availability> {
+    let no = |why: &str, remedy: Option<&str>| Availability::No {
+        why: why.into(),
+        lack: Lack::Machine,
+        remedy: remedy.map(str::to_owned),
+    };
+    let yes = |best, how: &str| Availability::Yes {
+        best,
+        how: how.into(),
+    };
+    BTreeMap::from([
+        (Mechanism::Cores, yes(Level::Enforced, "cgroup v2 cpuset")),
+        (
+            Mechanism::Bandwidth,
+            yes(
+                Level::Estimated,
+                "brakes on CPU time × peak rate (no hardware counter counts)",
+            ),
+        ),
+        (
+            Mechanism::Ways,
+            no(
+                "the processor offers no cache allocation to this virtual machine",
+                Some("run on the host, or in `quell lab`"),
+            ),
+        ),
+        (Mechanism::CpuMax, yes(Level::Enforced, "cpu.max")),
+    ])
+}
+
 fn spread(value: f64) -> Spread {
     Spread {
         p50: value,
@@ -150,39 +154,6 @@ pub(crate) fn measured_machine() -> Inventory {
         };
         vec![rate(0), rate(1)]
     };
-    let rounds = |scores: &[f64]| -> Vec<(Option<f64>, bool)> {
-        scores.iter().map(|s| (Some(*s), *s != 0.7)).collect()
-    };
-    let loads = [
-        (0.0, 92.0),
-        (4_000.0, 95.0),
-        (8_000.0, 99.0),
-        (12_000.0, 118.0),
-        (14_000.0, 190.0),
-        (14_600.0, 260.0),
-    ];
-    let sizes = [
-        (16 << 10, 1.6),
-        (32 << 10, 1.6),
-        (64 << 10, 4.2),
-        (128 << 10, 5.0),
-        (256 << 10, 5.1),
-        (512 << 10, 5.2),
-        (1 << 20, 5.4),
-        (2 << 20, 22.0),
-        (4 << 20, 24.0),
-        (8 << 20, 25.0),
-        (16 << 20, 70.0),
-        (32 << 20, 90.0),
-        (64 << 20, 100.0),
-        (128 << 20, 101.0),
-    ]
-    .map(|(size, ns)| (Bytes(size), ns));
-    let caches = [
-        (1, Bytes(32 << 10)),
-        (2, Bytes(1 << 20)),
-        (3, Bytes(32 << 20)),
-    ];
     let wakeup = |cpu, fifo, late| Wakeup {
         cpu,
         fifo,
@@ -214,48 +185,9 @@ pub(crate) fn measured_machine() -> Inventory {
             quick: true,
             took_s: 6.2,
             steal: Some(0.021),
-            sharing: Some(Sharing {
-                pairs: vec![Pair {
-                    a: 0,
-                    b: 1,
-                    claimed: true,
-                    score: Some(spread(0.1)),
-                    told: 29,
-                    probes: 30,
-                }],
-                controls: vec![
-                    Control::of(Case::SameCpu, &rounds(&[0.9; 30])),
-                    Control::of(
-                        Case::Flushed,
-                        &rounds(&[[0.0; 29].as_slice(), &[0.7]].concat()),
-                    ),
-                ],
-            }),
-            loaded: Some(Loaded {
-                cpu: 0,
-                list: Bytes(128 << 20),
-                writers: 1,
-                points: loads
-                    .map(|(rate, ns)| LoadedPoint {
-                        wanted_mb_s: Some(rate),
-                        mb_s: spread(rate),
-                        latency_ns: tail(ns),
-                        rounds: spread(ns),
-                    })
-                    .into(),
-                knee: knee(&loads),
-            }),
-            caches: Some(CacheSteps {
-                cpu: 0,
-                points: sizes
-                    .map(|(size, ns)| SizePoint {
-                        size,
-                        latency_ns: spread(ns),
-                    })
-                    .into(),
-                levels: levels(&sizes, &caches),
-                memory_ns: 101.0,
-            }),
+            sharing: Some(sharing()),
+            loaded: Some(loaded()),
+            caches: Some(cache_steps()),
             pages: vec![page(2 << 20, 22.0, 21.0), page(64 << 20, 130.0, 100.0)],
             wakeups: vec![
                 wakeup(0, false, 56.0),
@@ -268,4 +200,89 @@ pub(crate) fn measured_machine() -> Inventory {
         }));
     }
     machine
+}
+
+/// Two CPUs that claim a cache and do not share it.
+fn sharing() -> Sharing {
+    let rounds = |scores: &[f64]| -> Vec<(Option<f64>, bool)> {
+        scores.iter().map(|s| (Some(*s), *s != 0.7)).collect()
+    };
+    Sharing {
+        pairs: vec![Pair {
+            a: 0,
+            b: 1,
+            claimed: true,
+            score: Some(spread(0.1)),
+            told: 29,
+            probes: 30,
+        }],
+        controls: vec![
+            Control::of(Case::SameCpu, &rounds(&[0.9; 30])),
+            Control::of(
+                Case::Flushed,
+                &rounds(&[[0.0; 29].as_slice(), &[0.7]].concat()),
+            ),
+        ],
+    }
+}
+
+fn loaded() -> Loaded {
+    let loads = [
+        (0.0, 92.0),
+        (4_000.0, 95.0),
+        (8_000.0, 99.0),
+        (12_000.0, 118.0),
+        (14_000.0, 190.0),
+        (14_600.0, 260.0),
+    ];
+    Loaded {
+        cpu: 0,
+        list: Bytes(128 << 20),
+        writers: 1,
+        points: loads
+            .map(|(rate, ns)| LoadedPoint {
+                wanted_mb_s: Some(rate),
+                mb_s: spread(rate),
+                latency_ns: tail(ns),
+                rounds: spread(ns),
+            })
+            .into(),
+        knee: knee(&loads),
+    }
+}
+
+fn cache_steps() -> CacheSteps {
+    let sizes = [
+        (16 << 10, 1.6),
+        (32 << 10, 1.6),
+        (64 << 10, 4.2),
+        (128 << 10, 5.0),
+        (256 << 10, 5.1),
+        (512 << 10, 5.2),
+        (1 << 20, 5.4),
+        (2 << 20, 22.0),
+        (4 << 20, 24.0),
+        (8 << 20, 25.0),
+        (16 << 20, 70.0),
+        (32 << 20, 90.0),
+        (64 << 20, 100.0),
+        (128 << 20, 101.0),
+    ]
+    .map(|(size, ns)| (Bytes(size), ns));
+    let caches = [
+        (1, Bytes(32 << 10)),
+        (2, Bytes(1 << 20)),
+        (3, Bytes(32 << 20)),
+    ];
+    CacheSteps {
+        cpu: 0,
+        points: sizes
+            .map(|(size, ns)| SizePoint {
+                size,
+                latency_ns: spread(ns),
+            })
+            .into(),
+        levels: levels(&sizes, &caches),
+        memory_ns: 101.0,
+    }
 }

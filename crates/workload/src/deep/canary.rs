@@ -24,7 +24,8 @@ const FEWEST: u32 = 5;
 /// When a CPU may not be used, memory cannot be had, or `watch` returns false.
 pub fn sharing(
     machine: &Inventory,
-    pair: (CpuId, CpuId),
+    a: CpuId,
+    b: CpuId,
     rounds: u32,
     mut watch: Watch<'_>,
 ) -> io::Result<Sharing> {
@@ -34,7 +35,7 @@ pub fn sharing(
         to: 100,
         watch: &mut watch,
     };
-    Ok(rounds_of(machine, &[pair], rounds, rounds, &mut block)?)
+    Ok(rounds_of(machine, &[(a, b)], rounds, rounds, &mut block)?)
 }
 
 /// Probes the pairs of the machine.

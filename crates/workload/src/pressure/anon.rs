@@ -224,7 +224,8 @@ impl AnonHog {
     /// `None` when asked to end.
     fn run(
         &mut self,
-        (begin, until): (u64, u64),
+        begin: u64,
+        until: u64,
         mut record: Option<&mut Record>,
         asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<u64>, Error> {
@@ -271,13 +272,12 @@ impl Generator for AnonHog {
         asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Measurement>, Error> {
         let now = clock::now();
-        let warm = (now, now + span.warmup.0);
-        if self.run(warm, None, asked)?.is_none() {
+        if self.run(now, now + span.warmup.0, None, asked)?.is_none() {
             return Ok(None);
         }
         let begin = clock::now();
         let mut record = Record::default();
-        let pages = self.run((begin, begin + span.duration.0), Some(&mut record), asked)?;
+        let pages = self.run(begin, begin + span.duration.0, Some(&mut record), asked)?;
         Ok(pages.map(|pages| Measurement {
             metrics: BTreeMap::from([
                 (PAGES_PER_S.to_owned(), record.pages_per_s),
@@ -295,7 +295,7 @@ impl Generator for AnonHog {
     }
 
     fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error> {
-        self.run((clock::now(), u64::MAX), None, asked).map(|_| ())
+        self.run(clock::now(), u64::MAX, None, asked).map(|_| ())
     }
 
     fn granted(&self) -> Granted {
@@ -335,7 +335,7 @@ mod tests {
     fn when_it_is_killed_that_is_counted_and_another_one_is_started() {
         let mut hog = hog();
         let now = clock::now();
-        hog.run((now, now + 100_000_000), None, &mut || false)
+        hog.run(now, now + 100_000_000, None, &mut || false)
             .unwrap();
         let pid = hog.taker.as_ref().unwrap().pid;
         // SAFETY: our own child, not waited for.

@@ -179,7 +179,8 @@ impl Detector {
     /// asked to end.
     fn run(
         &mut self,
-        (begin, until): (u64, u64),
+        begin: u64,
+        until: u64,
         mut record: Option<&mut Record>,
         asked: &mut dyn FnMut() -> bool,
     ) -> Result<Option<u64>, Error> {
@@ -264,11 +265,11 @@ impl Generator for Detector {
         let begin = now + span.warmup.0;
         // The span's first frame arrives as it begins, a whole period after the last one before it.
         let warm = (begin + 1).saturating_sub(self.period);
-        if self.run((now, warm), None, asked)?.is_none() {
+        if self.run(now, warm, None, asked)?.is_none() {
             return Ok(None);
         }
         let until = begin + span.duration.0;
-        let frames = self.run((begin, until), Some(&mut record), asked)?;
+        let frames = self.run(begin, until, Some(&mut record), asked)?;
         let (metrics, ended_ns) = record.into_metrics();
         Ok(frames.map(|frames| Measurement {
             metrics,
@@ -283,7 +284,7 @@ impl Generator for Detector {
     }
 
     fn hold(&mut self, asked: &mut dyn FnMut() -> bool) -> Result<(), Error> {
-        self.run((clock::now(), u64::MAX), None, asked).map(|_| ())
+        self.run(clock::now(), u64::MAX, None, asked).map(|_| ())
     }
 
     fn granted(&self) -> Granted {

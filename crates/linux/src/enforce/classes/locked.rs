@@ -160,9 +160,8 @@ fn stays(
         .map(|c| c.size)
         .max();
     let device = open(region)?;
-    let at = (&region.cpus, &group);
-    let size = cache.unwrap_or_default();
-    let looked = Stays::look(&device, region.bytes, at, size, &mut host.heart());
+    let (cpus, size) = (&region.cpus, cache.unwrap_or_default());
+    let looked = Stays::look(&device, region.bytes, cpus, &group, size, &mut host.heart());
     let looked = looked.map_err(|e| Error::file("map", &region.device(), None, e))?;
     let Some((stays, missed)) = looked else {
         let told = format!(

@@ -49,7 +49,8 @@ impl Stays {
     pub fn look(
         device: &File,
         bytes: u64,
-        (cpus, group): (&CpuSet, &CpuSet),
+        cpus: &CpuSet,
+        group: &CpuSet,
         cache: Bytes,
         beat: &mut dyn FnMut(),
     ) -> io::Result<Option<(Self, u64)>> {

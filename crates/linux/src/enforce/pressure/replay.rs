@@ -249,7 +249,7 @@ impl Scene {
         let plan = plan(kind);
         let before = Held::see(&*files, hog);
         let mut writer = JournaledWriter::new(&*files, &mut journal);
-        let watch = Watch::open(&files, &mut writer, &lease, (&plan, &members)).unwrap();
+        let watch = Watch::open(&files, &mut writer, &lease, &plan, &members).unwrap();
         Self {
             fake,
             files,
@@ -272,7 +272,7 @@ impl Scene {
     fn look(&mut self, processes: bool, look: &mut Look) -> Result<()> {
         let mut writer = JournaledWriter::new(&*self.files, &mut self.journal);
         self.watch
-            .look(&mut writer, &*self.files, (None, processes), look)
+            .look(&mut writer, &*self.files, None, processes, look)
     }
 
     fn act(&mut self, act: &Act) {

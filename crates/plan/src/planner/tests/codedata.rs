@@ -78,7 +78,7 @@ fn where_it_cannot_be_had_the_plan_says_what_to_do() {
     let text = refused(&policy(BOTH, ""), &icelake_sp());
     assert!(
         text.starts_with(
-            "group.victim.reserve.cache: the ways of L3 cannot be given to code and data apart"
+            "group.victim.reserve.cache: the ways of L3 cannot be given to code and data separately"
         ) && text.contains("{ ways = 4 }"),
         "{text}"
     );
@@ -107,7 +107,7 @@ fn what_follows_or_is_locked_cannot_be_apart() {
     );
     let text = refused(&locked, &machine);
     assert!(
-        text.contains("nothing can be locked while code and data are apart"),
+        text.contains("nothing can be locked while code and data have separate ways"),
         "{text}"
     );
 }

@@ -124,7 +124,11 @@ fn a_target_that_nothing_follows_is_observed_and_told() {
     let wish = off.replace("'8ms'", "'8ms'\ntarget.source = 'none'");
     let plan = planned(&wish, &machine(4, 1));
     assert!(plan.loops.observed.is_empty());
-    assert!(told(&plan, "nobody observes its units"), "{:?}", plan.notes);
+    assert!(
+        told(&plan, "its units are not observed"),
+        "{:?}",
+        plan.notes
+    );
 }
 
 #[test]
@@ -137,7 +141,7 @@ fn what_cannot_be_followed_is_refused_with_a_remedy() {
     let slowdown = DEADLINE.replace("deadline = '8ms'", "slowdown = 1.1");
     let text = refused(&slowdown, &machine);
     assert!(
-        text.contains("group.victim.target.slowdown: no profile is at hand"),
+        text.contains("group.victim.target.slowdown: no profile says how long"),
         "{text}"
     );
     assert!(text.contains("run `quell profile"), "{text}");
@@ -159,9 +163,9 @@ fn what_cannot_be_followed_is_refused_with_a_remedy() {
     );
     assert!(refused(&strict, &machine).contains("with regulator.strict"));
     let alone = DEADLINE.split("[group.noise]").next().unwrap().to_owned();
-    assert!(refused(&alone, &machine).contains("nobody whose budget could be moved"));
+    assert!(refused(&alone, &machine).contains("no best-effort group has a budget"));
     let quota = format!("mechanisms.bandwidth = 'none'\n{DEADLINE}limit.bandwidth = '2GB/s'");
-    assert!(refused(&quota, &machine).contains("nobody whose budget could be moved"));
+    assert!(refused(&quota, &machine).contains("no best-effort group has a budget"));
 }
 
 #[test]
@@ -172,7 +176,7 @@ fn several_targets_share_the_levers_and_each_is_a_promise() {
     let plan = planned(&two, &machine(4, 1));
     assert_eq!(adapts(&plan).groups, ["other", "victim"]);
     assert!(
-        told(&plan, "what the one leaves that is worst off"),
+        told(&plan, "the group that is latest decides"),
         "{:?}",
         plan.notes
     );

@@ -32,7 +32,7 @@ fn what_a_group_reserves_is_what_it_has_at_most() {
         held.weakest
             .as_ref()
             .unwrap()
-            .contains("taken back when it has missed")
+            .contains("come back only after it has missed")
     );
     assert!(told(&plan, "come back as soon as it draws more"));
     let simulated = planned(&policy("{ ways = 6 }", ""), &simulated(icelake_sp()));

@@ -47,7 +47,10 @@ fn with(control: MemoryControl) -> Inventory {
 }
 
 fn pressure(plan: &Plan) -> &Pressured {
-    plan.loops.pressure.as_ref().expect("nobody steers")
+    plan.loops
+        .pressure
+        .as_ref()
+        .expect("the plan controls memory")
 }
 
 /// The level of each promise of a group, by its words.
@@ -131,7 +134,7 @@ fn v1_protects_nothing_and_limits_only_who_may_be_killed() {
     assert!(
         plan.notes
             .iter()
-            .any(|n| n.contains("group mild: nothing that it allows"))
+            .any(|n| n.contains("group mild: none of the actions that it allows"))
     );
     let limit = format!("{PAIR}limit.memory = '1GiB'");
     let error = refused(&limit, &with(MemoryControl::V1));
@@ -192,7 +195,7 @@ fn what_is_missing_is_refused_with_its_remedy() {
     assert!(
         plan.acts
             .iter()
-            .any(|n| n.contains("nobody steers") && n.contains("no PSI"))
+            .any(|n| n.contains("best-effort groups is not controlled") && n.contains("no PSI"))
     );
     let error = refused(&format!("{KEPT}[pressure]"), &untold);
     assert!(
@@ -206,7 +209,7 @@ fn what_is_missing_is_refused_with_its_remedy() {
     let nobody = with(MemoryControl::None);
     assert!(refused(KEPT, &nobody).contains("no cgroup hierarchy carries the memory controller"));
     let much = KEPT.replace("'2GiB'", "'7.5GiB'");
-    assert!(refused(&much, &with(MemoryControl::V2)).contains("would be kept of the 8GiB"));
+    assert!(refused(&much, &with(MemoryControl::V2)).contains("of 8GiB would be reserved"));
 }
 
 #[test]
@@ -223,7 +226,7 @@ allow = ['throttle']
 ";
     let error = refused(text, &with(MemoryControl::V2));
     assert!(
-        error.contains("nobody who may be limited") && error.contains("`allow`"),
+        error.contains("no best-effort group allows a limit") && error.contains("`allow`"),
         "{error}"
     );
     let text = text.replace("['throttle']", "['freeze']");
@@ -319,7 +322,7 @@ fn what_is_around_everything_comes_first() {
     // What is kept is kept of that.
     let much = refused(&bounded(&reserves, 320 << 20), &with(MemoryControl::V2));
     assert!(
-        much.contains("300MiB would be kept of the 320MiB"),
+        much.contains("300MiB of 320MiB would be reserved"),
         "{much}"
     );
 }

@@ -352,7 +352,7 @@ fn locked_memory_takes_ways_from_everybody() {
     let held = part_of(&plan, "rta");
     assert_eq!(held.level, Level::Estimated);
     let weakest = held.weakest.as_deref().unwrap();
-    assert!(weakest.contains("until it has locked"), "{weakest}");
+    assert!(weakest.contains("once it has locked"), "{weakest}");
     let text = refused(&segment("{ locked='1MiB' }"), &apollolake());
     assert!(text.contains("take 8 of the 8 ways of L2"), "{text}");
     let text = refused(&segment("{ locked='128KiB', level='L3' }"), &apollolake());
@@ -498,7 +498,7 @@ fn out_of_coloured_memory_is_said_or_fails() {
     let text = |keys: &str| cores(&[("a", &format!("reserve.banks=4\n{keys}"))]);
     let plan = planned(&text(""), &p4080());
     let weakest = part_of(&plan, "a").weakest.clone().unwrap();
-    assert!(weakest.contains("gets others, reported"), "{weakest}");
+    assert!(weakest.contains("gets other pages, reported"), "{weakest}");
     let plan = planned(&text("coloured='fail'"), &p4080());
     let spill = plan.steps.iter().filter_map(|s| match &s.set {
         Setting::Colour { spill, .. } => Some(*spill),

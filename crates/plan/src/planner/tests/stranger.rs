@@ -141,7 +141,7 @@ fn what_the_others_cannot_draw_needs_no_limit() {
     assert_eq!(held.level, Level::Estimated);
     let weakest = held.weakest.clone().unwrap();
     assert!(
-        weakest.contains("on CPU 0 draws at most 10GB/s"),
+        weakest.contains("on CPU 0 draw at most 10GB/s"),
         "{weakest}"
     );
     // Three of them can draw it all.
@@ -177,7 +177,7 @@ fn a_machine_too_small_is_told_once() {
     let text = refused(&text, &machine(2, 1));
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(
-        text.contains("every CPU (0-1)") && text.contains("cpus = \"any\""),
+        text.contains("all usable CPUs (0-1)") && text.contains("cpus = \"any\""),
         "{text}"
     );
 }

@@ -140,7 +140,7 @@ fn a_group_in_its_own_cgroup_is_braked_where_asked_for() {
     assert!(told(&plan, "threaded children"), "{:?}", plan.notes);
     // A brake holds one cgroup.
     let mixed = refused(&own("{ cgroup = '/a' }, { comm = 'b' }"), &machine);
-    assert!(mixed.contains("others elsewhere"), "{mixed}");
+    assert!(mixed.contains("also tasks outside of it"), "{mixed}");
     machine.means.brake_in_place = Err("cgroup v1 has no threaded children".to_owned());
     let v1 = refused(&text, &machine);
     assert!(v1.contains("stays in its own cgroup: cgroup v1"), "{v1}");

@@ -15,8 +15,8 @@ pub const QUOTA_FIRST: &str =
 pub const UNMEASURED_PEAK: &str = "the peak rate of one CPU has not been measured on this machine";
 pub const REST_IS_NO_GROUP: &str = "a limit counts and stops the tasks of its group only, and unmatched tasks are in no \
     group that could be regulated";
-pub const TIME_IS_A_BOUND: &str = "counts the group's CPU time at the peak rate: an upper bound; what others do on its \
-    CPUs is not counted";
+pub const TIME_IS_A_BOUND: &str = "the group's CPU time is counted at the peak rate: an upper bound; what other tasks do on \
+    its CPUs is not counted";
 
 sentences! {
     unmeasured_share(share: Share)
@@ -28,8 +28,8 @@ sentences! {
     cannot_be_pooled(why: &str)
         "its budget cannot be pooled: {why}";
     fills_only(on: &str)
-        "the counters of {on} count the lines that come in, not those written back: who writes moves up to twice the \
-         limit, and stores past the caches are not counted at all";
+        "the counters of {on} count the lines that come in, not those written back: a program that writes \
+         may move twice the limit, and stores past the caches are not counted at all";
     less_than_a_line(cap: &Cap, cpus: usize, period: Nanos)
         "{cap} over {cpus} CPUs is less than one line of {LINE_BYTES} bytes per {period}";
     no_period(rate: Rate, share: Share)
@@ -43,8 +43,8 @@ sentences! {
         "group {group}: at a period of {period}, counting costs a task each time that it goes to sleep: 18 us were measured \
          in a virtual machine, 2.5 of them the brake's";
     draws_more(group: &str, rate: Rate)
-        "group {group} draws more than {rate} where others leave what is theirs, or all have drawn all there is: so nothing \
-         is promised about its limit";
+        "group {group} may draw more than {rate} while other CPUs leave budget unused, or once all budgets are used: so \
+         nothing is promised about its limit";
     less_than_the_quota(rate: Rate, least: Share)
         "{rate} is less than {least} of one CPU's time, which is the least that cpu.max can hold (1 ms of every second)";
     as_cpu_time(wanted: &Wanted, why: &str)
@@ -54,7 +54,7 @@ sentences! {
     not_next_to_a_brake(group: &str)
         "group {group} stays in its own cgroup, and its tasks cannot be put next to a brake there";
     more_than_one_cgroup(group: &str)
-        "group {group} has tasks in its own cgroup and others elsewhere, and a brake holds one cgroup";
+        "group {group} matches a cgroup that exists and also tasks outside of it, and a brake can stop one cgroup only";
     stays_where_it_is(group: &str, why: &str)
         "group {group} stays in its own cgroup: {why}";
     /// A stopped group still disturbs the SMT sibling of its core: its brake spins there.

@@ -7,9 +7,9 @@ use super::{on, one_or};
 use crate::inventory::CpusetKind;
 use crate::plan::Held;
 
-pub const STAYS_IN: &str = "what it starts stays in there";
+pub const STAYS_IN: &str = "processes that it starts stay in that cgroup";
 pub const CHANGED_IN_PLACE: &str =
-    "it has a cgroup already: that one is changed in place, nothing is moved out of it";
+    "it has a cgroup already, which is changed in place; no task is moved";
 pub const LEAVES_FOR_THIS: &str =
     "its tasks, and the children they will have, leave their cgroups for this one until the end";
 pub const RUNS_ON_THE_REST: &str = "it runs on what the critical groups leave";
@@ -17,12 +17,12 @@ pub const REST_STAYS_OFF: &str =
     "tasks of no group stay off the critical CPUs, your shell included";
 pub const REST_STAYS_OFF_LIMITS: &str = "tasks of no group, your shell included, stay off the critical CPUs and off those \
     where a limit would stop them";
-pub const DEVICES_INTERRUPT_OTHERS: &str = "devices interrupt the others instead";
+pub const DEVICES_INTERRUPT_OTHERS: &str = "devices interrupt other CPUs instead";
 /// Before Linux 6.12 only a trial shows this.
-pub const DEVICES_INTERRUPT_OTHERS_IF_MOVED: &str = "devices interrupt the others instead; those the kernel will not move \
-    are listed when applied";
+pub const DEVICES_INTERRUPT_OTHERS_IF_MOVED: &str = "devices interrupt other CPUs instead; interrupts that the kernel will \
+    not move are listed when applied";
 pub const KERNEL_WORK_STAYS_OFF: &str =
-    "kernel work that belongs to no CPU stays off the critical ones";
+    "kernel work that belongs to no CPU stays off the critical CPUs";
 pub const KERNEL_WORK_MAY_RUN: &str = "the mask of unbound kernel work cannot be written here; some of it may run on the \
     critical CPUs";
 pub const AFFINITY_IS_SET_BACK: &str =
@@ -31,13 +31,13 @@ pub const INTERRUPTS_COME: &str = "interrupts come to it as before (irqs = \"lea
     stay on it";
 pub const KERNEL_THREADS_STAY: &str =
     "kernel threads bound to a CPU stay on it (listed when applied)";
-pub const HITS_ARE_SHARED: &str = "its part is divided, but hits, misses in flight and write-backs of the others use the \
-    same cache";
-pub const CACHES_ARE_NOT_DIVIDED: &str = "CPUs are divided, caches are not";
+pub const HITS_ARE_SHARED: &str = "its cache ways or sets are its own, but hits, misses in flight and write-backs of \
+    other tasks use the same cache";
+pub const CACHES_ARE_NOT_DIVIDED: &str = "the CPUs are its own, this cache is not";
 pub const HOST_MAY_CHANGE: &str =
     "the host may change that at any moment, and nothing is promised from it";
 pub const DOCTOR_LOOKS_AGAIN: &str =
-    "nothing is promised from it; `quell doctor --deep` looks again";
+    "nothing is promised from it; `quell doctor --deep` measures again";
 
 /// Why a group has CPUs to itself.
 pub const fn alone_by(kind: CpusetKind) -> &'static str {
@@ -46,7 +46,7 @@ pub const fn alone_by(kind: CpusetKind) -> &'static str {
             "a partition root: the kernel takes its CPUs away from every other cgroup"
         }
         CpusetKind::V1 | CpusetKind::V2 => {
-            "a cpuset of its own; the steps that follow narrow everybody else's"
+            "a cpuset of its own; later steps remove its CPUs from all other cpusets"
         }
         CpusetKind::AffinityOnly => {
             "there is no cpuset controller: the affinity of every thread is set"
@@ -61,17 +61,17 @@ sentences! {
     auto_came_to(group: &str, cpus: &str, units: usize, what: &str)
         "group {group}: cpus = \"auto\" came to {cpus}, of the {units} {what} there were; give a number to change it";
     do_not_exist(missing: &CpuSet, all: &CpuSet)
-        "CPU {missing} does not exist here or is not ours to use; usable are {all}";
+        "CPU {missing} does not exist here or is outside Quell's cpuset; usable: {all}";
     are_taken(taken: &CpuSet)
         "CPU {taken} belongs to another critical group already";
     are_not_free(outside: &CpuSet, free: &CpuSet)
-        "CPU {outside} does not exist here or belongs to a critical group; free are {free}";
+        "CPU {outside} does not exist here or belongs to a critical group; free: {free}";
     too_few(wanted: usize, left: usize)
-        "{wanted} CPUs are wanted and {left} are left";
+        "CPUs wanted: {wanted}, CPUs left: {left}";
     nothing_is_left(groups: &str, all: &CpuSet)
-        "the critical groups ({groups}) would take every CPU ({all}), and nothing is left for anybody else";
+        "the critical groups ({groups}) ask for all usable CPUs ({all}), and other tasks need at least one";
     shares_its_cores(group: &str, on: &str)
-        "group {group} shares its cores with {on}: no core would be left for the others";
+        "group {group} shares its cores with {on}: no core would be left for other tasks";
     exempt_stays_off(group: &str, on: &str)
         "group {group} is exempt from limits, but not from the partition: like every other task it stays off {on}";
     shares_a_cache(group: &str, level: u32, on: &str, what: &str)
@@ -85,7 +85,7 @@ pub fn smt_beside(beside: &CpuSet) -> String {
     } else {
         "a thread of the same core"
     };
-    format!("others run on {on}, {threads} (SMT): what is inside a core is shared")
+    format!("other tasks run on {on}, {threads} (SMT): they share what is inside the core")
 }
 
 pub fn fixed_interrupts(n: u32) -> String {
@@ -105,7 +105,7 @@ pub fn memory_of_nodes(group: &str, nodes: &CpuSet) -> String {
 
 pub fn slower_kind(group: &str, slower: &CpuSet) -> String {
     let (on, are) = (on(slower), if slower.len() > 1 { "are" } else { "is" });
-    format!("group {group}: {on} {are} of a slower kind than its others")
+    format!("group {group}: {on} {are} of a slower kind than its other CPUs")
 }
 
 pub fn siblings_stay_idle(group: &str, siblings: &CpuSet) -> String {

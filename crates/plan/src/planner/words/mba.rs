@@ -6,9 +6,8 @@ use quell_types::units::{Rate, Share};
 use super::super::wanted::{Wanted, about, rounded};
 use crate::deep::{MbaCurve, MbaPoint};
 
-pub const STEPS_ARE_NOT_TOLD: &str = "this machine does not tell its steps";
-pub const LOOKS_ONCE_A_SECOND: &str =
-    "the kernel looks once a second and moves by one step: for seconds it may be exceeded";
+pub const STEPS_ARE_NOT_TOLD: &str = "this machine does not report its steps";
+pub const LOOKS_ONCE_A_SECOND: &str = "the kernel measures once a second and moves by one step: for seconds the limit may be exceeded";
 pub const UNTHROTTLED_IS_ITS_BOUND: &str = "what its CPUs reached unthrottled is its bound";
 pub const PERCENTAGE_OF_A_CORE: &str = "the hardware delays requests by a percentage of what a core could make, and promises \
     no rate in bytes; what it comes to has not been measured here";
@@ -16,7 +15,7 @@ pub const WHOLE_IS_NO_LIMIT: &str = "100% of what a core could make is no limit"
 
 sentences! {
     told(wanted: &Wanted)
-        "limit {wanted}: the kernel looks for the percentage (mba_MBps)";
+        "limit {wanted}: the kernel adjusts the percentage (mba_MBps)";
     for_streams_only(operation: &str)
         "measured by streams of {operation}: the hardware delays requests, and promises no rate in bytes to other programs";
     not_with_so_many(wanted: &Wanted, cpus: usize)

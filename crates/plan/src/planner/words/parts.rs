@@ -13,39 +13,39 @@ pub const EXEMPT_IS_NOT_CONFINED: &str =
     "an exempt group is never confined, so that no part can be its own";
 pub const CACHE_IS_OFF: &str =
     "the policy switches cache partition off (mechanisms.cache = \"none\")";
-pub const KERNELS_WORD: &str = "the kernel's word alone, until it has locked: then others' lines are swept through the cache, \
-    and the run is refused if what was locked is gone";
+pub const KERNELS_WORD: &str = "the kernel reports that it can; once it has locked, other lines are swept through the cache, \
+    and the run is refused if locked lines are gone";
 pub const LEFT_TO_OTHERS: &str =
-    "what it does not need is left to the others, and taken back when it has missed already";
-pub const STAYS_UNTIL_REPLACED: &str = "what others left there before stays until it is replaced";
-pub const USED_UP: &str = "who has used up the pages of its colours gets others, reported (coloured = \"fail\" refuses them)";
-pub const LOCKED_OUT_OF_ALL: &str = "reserve.cache: everybody's own ways leave these out, so that nothing is filled over what \
-    is locked";
-pub const NOBODY_MOUNTED_IT: &str = "nobody has mounted it; only so does the kernel tell code from data, and everybody else \
-    gets the same ways for both";
-pub const MOUNTED_WITHOUT: &str =
-    "resctrl is mounted without telling code from data, and mounting it again changes no option";
-pub const UNMOUNT_IT: &str = "unmount it when nobody needs it (umount /sys/fs/resctrl): it is then mounted so while the plan \
-    holds; or mount it so yourself (-o cdp, for L2 cdpl2)";
+    "ways that it does not need are left to other groups, and come back only after it has missed";
+pub const STAYS_UNTIL_REPLACED: &str =
+    "lines that other tasks left there stay until they are replaced";
+pub const USED_UP: &str = "a program that has used up the pages of its colours gets other pages, reported (coloured = \"fail\" refuses them)";
+pub const LOCKED_OUT_OF_ALL: &str = "reserve.cache: the ways of all other tasks leave these out, so that nothing is filled over \
+    what is locked";
+pub const NOBODY_MOUNTED_IT: &str = "resctrl is not mounted yet; mounted so, the kernel divides ways for code and data \
+    separately, and all other tasks get the same ways for both";
+pub const MOUNTED_WITHOUT: &str = "resctrl is mounted without separate ways for code and data, and mounting it again changes no option";
+pub const UNMOUNT_IT: &str = "unmount it where no other tool uses it (umount /sys/fs/resctrl): Quell then mounts it so while the \
+    plan holds; or mount it so yourself (-o cdp, for L2 cdpl2)";
 pub const SAME_FOR_CODE_AND_DATA: &str =
-    "ways that follow what is missed are the same for code and data";
+    "ways that follow the misses are the same for code and data";
 pub const NOBODY_RESERVES_WAYS: &str = "no critical group reserves ways of a cache";
 
 sentences! {
     coloured_changes_nothing(group: &str)
         "group {group}: `coloured` changes nothing, since no page colours are chosen";
     all_are_given_away(count: u32, kind: &str)
-        "all {count} {kind} are given away: beside the groups no task runs on a simulated machine";
+        "all {count} {kind} are given away: outside of the groups no task runs on a simulated machine";
     private_came_to(group: &str, part: &str, kind: &str)
-        "group {group}: \"private\" came to {part} of the {kind}, as many as are left for everybody else; give a number to \
-         change it";
+        "group {group}: \"private\" came to {part} of the {kind}, as many as are left for all other tasks; give a number \
+         to change it";
     devices_fill(common: Mask, level: u32, shareable: Mask)
         "devices fill {common} of L{level}, too, whatever masks say: name ways without {shareable}";
     exempt_uses_all(group: &str, kind: &str)
         "group {group} is exempt, so it is not kept out: it uses all {kind}";
     several_caches(n: usize, level: u32, sets: &str)
-        "there are {n} caches of L{level} (CPUs {sets}): the masks hold in each of them, and who runs on the CPUs of one \
-         fills no other";
+        "there are {n} caches of L{level} (CPUs {sets}): the masks hold in each of them, and a task that runs on the \
+         CPUs of one fills no other";
     leave_of_the_other(who: &str, kind: &str, part: &str, left: &str, what: &str)
         "{who}: {kind} {part} leave {left} parts of {what}, which share address bits with them";
     given_as(mechanism: Mechanism, why: &str)
@@ -55,7 +55,7 @@ sentences! {
     not_together(one: Mechanism, other: Mechanism, key: &str, why: &str)
         "{one} and {other} ({key}) cannot be had together on this machine: {why}";
     does_not_tell(mechanism: Mechanism)
-        "this machine does not tell what {mechanism} divide";
+        "this machine does not report what {mechanism} divide";
     joint_does_not_fit(banks: &str, cache: &str)
         "cache sets and DRAM banks share address bits here, so that a group has the same joint colours of both, and {banks} \
          does not fit {cache}";
@@ -64,14 +64,14 @@ sentences! {
     locked_in_one(n: usize, level: u32, sets: &str)
         "what is locked stays in one cache, and the group's CPUs have {n} of L{level} (CPUs {sets})";
     not_apart(kind: &str)
-        "the {kind} cannot be given to code and data apart here";
+        "the {kind} cannot be given to code and data separately here";
     not_locked_beside(key: &str)
-        "nothing can be locked while code and data are apart ({key})";
+        "nothing can be locked while code and data have separate ways ({key})";
     one_line_moves(one: &str, other: &str, level: u32)
-        "groups {one} and {other} both reserve ways of L{level}, and only one line between a group and the others can move";
+        "groups {one} and {other} both reserve ways of L{level}, and the ways can follow the misses of one group only";
     not_side_by_side(group: &str, own: Mask, level: u32, left: Mask)
-        "the ways of group {group} ({own} of L{level}) and those of the others ({left}) are not side by side, so that what it \
-         gives back would leave a hole";
+        "the ways of group {group} ({own} of L{level}) and those of other groups ({left}) are not side by side, so that \
+         ways that it gives back would leave a hole";
     at_first_and_at_most(group: &str, own: Mask, level: u32, tolerated: Rate, others: &str)
         "group {group}: its {own} of L{level} are what it has at first and at most; ways without which it draws at most \
          {tolerated} more from memory are left to {others}, and come back as soon as it draws more";
@@ -188,7 +188,7 @@ pub fn kept_to_others(key: &str, shared: &[String], kind: &str) -> String {
             listed(shared)
         ),
     };
-    format!("{key}{too}: everybody else is kept to other {kind}")
+    format!("{key}{too}: all other tasks are kept to other {kind}")
 }
 
 pub fn large_pages(groups: &[String], large: u32, all: u32, kind: &str) -> String {

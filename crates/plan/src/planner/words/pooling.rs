@@ -4,12 +4,12 @@ use quell_control::config::Regulation;
 use quell_types::options::{After, Split};
 use quell_types::units::{LINE_BYTES, Nanos};
 
-pub const GIVEN_AWAY: &str = "a loop holds it, after the fact; what a group gave away may be in use for the rest of the \
-    period in which it wakes (a counted miss)";
+pub const GIVEN_AWAY: &str = "a loop holds it, after the fact; budget that a group lent may be in use for the rest of \
+    the period in which it wakes (a counted miss)";
 pub const CHANGES_NOTHING: &str = "regulator.reclaim and regulator.after change nothing here: no group has a budget from \
     reserves (limits that are written are held as written)";
-pub const NOT_BEYOND_IDLE: &str = "without reclaim nothing beyond the budgets is shared while any regulated CPU has some of \
-    its own left, idle ones included";
+pub const NOT_BEYOND_IDLE: &str = "without reclaim nothing beyond the budgets is shared while any regulated CPU has budget \
+    left, idle CPUs included";
 
 /// What a step does besides holding a budget.
 pub fn because(held: &Regulation) -> String {
@@ -23,7 +23,7 @@ pub fn because(held: &Regulation) -> String {
     if pooling.reclaim {
         let (weighs, kib) = (pooling.predictor, pooling.quantum.0 * LINE_BYTES / 1024);
         text.push_str(&format!(
-            "; what a CPU is predicted not to draw (newest period weighs {weighs}) goes to the others, {kib} KiB at a time, \
+            "; what a CPU is predicted not to draw (newest period weighs {weighs}) goes to other CPUs, {kib} KiB at a time, \
              and comes back when it is needed"
         ));
     }

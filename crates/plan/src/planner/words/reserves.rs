@@ -22,7 +22,7 @@ sentences! {
     has_no_limit_but_a_reserve(group: &str)
         "group {group} has a reserve but no limit: nothing stops it at that rate";
     has_no_limit_unmeasured(group: &str)
-        "group {group} has no limit, and none can be divided among the others before rates are measured (`quell doctor \
+        "group {group} has no limit, and none can be divided among the other groups before rates are measured (`quell doctor \
          --deep`)";
     budgets_exceed(budgets: Rate, total: &str)
         "the budgets come to {budgets}, more than the {total} that the CPUs sustain together";
@@ -63,8 +63,8 @@ pub fn others_fill_the_nodes(nodes: &CpuSet, others: Rate, gives: Rate, known: &
     let s = one_or(nodes.len(), "", "s");
     let (others, gives) = (rounded(others), rounded(gives));
     format!(
-        "memory node{s} {nodes}: the others together may draw {others} there, and it has about {gives}, its part of the \
-         {known} rate; limit them to what it has left"
+        "memory node{s} {nodes}: the other groups together may draw {others} there, and it gives about {gives}, its part of \
+         the {known} rate; limit them to what it has left"
     )
 }
 
@@ -77,7 +77,7 @@ pub fn even_part_of_nodes(nodes: &CpuSet, gives: Rate, known: &str) -> String {
 
 pub fn draws_at_most(cpus: &CpuSet, draw: Rate, known: &str, total: &str) -> String {
     let (on, draw) = (on(cpus), rounded(draw));
-    format!("whoever runs on {on} draws at most {draw} there, as {known}, of the {total} there are")
+    format!("tasks on {on} draw at most {draw} there, as {known}, of the {total} there are")
 }
 
 pub fn not_for_all(sum: Rate, operation: &str, least: Rate, measured: &Measured) -> String {

@@ -253,8 +253,8 @@ fn empty(timeline: &Timeline) -> Vec<Finding> {
         let locked = modes
             .iter()
             .any(|m| m.is != Mode::Shareable && m.is != Mode::Exclusive);
-        let span = (first.from_ns, last.until_ns);
-        if locked || there < LEAST_NS || timeline.had_members(class, span) {
+        let span = first.from_ns..last.until_ns;
+        if locked || there < LEAST_NS || timeline.had_members(class, &span) {
             continue;
         }
         let masks = timeline.masks.iter().filter(|((c, _), _)| c == class);
@@ -264,8 +264,8 @@ fn empty(timeline: &Timeline) -> Vec<Finding> {
             kind: Kind::Empty,
             class: Some(class.clone()),
             place: None,
-            from_ns: span.0,
-            until_ns: span.1,
+            from_ns: span.start,
+            until_ns: span.end,
             what: format!("nobody is in class {class}"),
             evidence: format!(
                 "for {} it had {}, and neither a task nor a CPU",

@@ -40,13 +40,13 @@ pub(super) fn overlaps(timeline: &Timeline) -> Vec<Finding> {
     for cache in &timeline.caches {
         for (n, one) in timeline.classes.iter().enumerate() {
             let others = timeline.classes.iter().skip(n + 1);
-            found.extend(others.filter_map(|other| overlap(timeline, cache, (one, other))));
+            found.extend(others.filter_map(|other| overlap(timeline, cache, one, other)));
         }
     }
     found
 }
 
-fn overlap(timeline: &Timeline, cache: &Cache, (one, other): (&str, &str)) -> Option<Finding> {
+fn overlap(timeline: &Timeline, cache: &Cache, one: &str, other: &str) -> Option<Finding> {
     let place = &cache.place;
     let masks = |class: &str| {
         let all = timeline.masks.get(&(class.to_owned(), place.clone()));
@@ -60,12 +60,12 @@ fn overlap(timeline: &Timeline, cache: &Cache, (one, other): (&str, &str)) -> Op
                 continue;
             };
             // Two classes that have all ways: that is for `unused`.
-            let span = (stretch.from_ns, stretch.until_ns);
-            let there = |class| timeline.had_members(class, span);
+            let span = stretch.from_ns..stretch.until_ns;
+            let there = |class| timeline.had_members(class, &span);
             if (a.is == cache.whole() && b.is == cache.whole()) || !there(one) || !there(other) {
                 continue;
             }
-            let counted = |class| rate(&timeline.sampled(class, place, span));
+            let counted = |class| rate(&timeline.sampled(class, place, &span));
             let rates = (counted(one), counted(other));
             let noisy = |rate: Option<f64>| {
                 rate.is_none_or(|r| r >= cache.part(shared.count()) as f64 * TURNS)
