@@ -209,7 +209,7 @@ impl Units {
                     begin: begin.0 * PS,
                     end: end.0 * PS,
                 };
-                let mut metrics: Vec<(&str, Vec<f64>)> = counted.end(os, task);
+                let mut metrics: Vec<(&str, Vec<f64>)> = Vec::new();
                 let (bytes, window_ns) = match self.job {
                     Job::Task {
                         period,
@@ -227,12 +227,10 @@ impl Units {
                         ((done - *before) * LINE_BYTES, windows.length())
                     }
                 };
-                metrics.retain(|(_, values)| !values.is_empty());
+                let metrics = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
+                let metrics = metrics.chain(counted.end(os, task));
                 let measured = Measurement {
-                    metrics: metrics
-                        .into_iter()
-                        .map(|(name, v)| (name.to_owned(), v))
-                        .collect(),
+                    metrics: metrics.filter(|(_, v)| !v.is_empty()).collect(),
                     window_ns,
                     bytes,
                     duration_ns: now.since(*begin).0,
