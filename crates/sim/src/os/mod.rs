@@ -224,6 +224,12 @@ impl Os {
         }
     }
 
+    /// How many memory channels there are.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        self.machine.dram().channels().len()
+    }
+
     /// The bytes of a task's memory, and how many of them lie in caches of its core now. Zeros for
     /// an unknown task.
     #[must_use]

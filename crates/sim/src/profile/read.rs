@@ -44,8 +44,10 @@ const TLB: &[&str] = &[
     "large-ways",
     "large-page",
     "walk",
+    "software",
     "tagged",
 ];
+const FIRST_TLB: &[&str] = &["entries", "ways", "large-entries", "large-ways", "refill"];
 const PREFETCHER: &[&str] = &["on", "streams", "degree", "distance"];
 const COUNTERS: &[&str] = &["delay", "writes"];
 const OS: &[&str] = &["slice", "switch", "interrupt", "frames"];
@@ -152,7 +154,14 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     let tlb = &profile.tlb;
     found.origin(&at, &tlb.source, &tlb.assumed, TLB);
     if let Err(error) = tlb.geometries() {
-        found.invalid(at, &error);
+        found.invalid(at.clone(), &error);
+    }
+    if let Some(first) = &tlb.first {
+        let at = at.key("first");
+        found.origin(&at, &first.source, &first.assumed, FIRST_TLB);
+        if let Err(error) = tlb.first_geometries() {
+            found.invalid(at, &error);
+        }
     }
     if let Some(prefetcher) = &profile.prefetcher {
         let at = root.key("prefetcher");

@@ -96,8 +96,9 @@ impl Counter {
     }
 
     /// `ipc` ([`Counts::ipc`]; absent without time on a core) and `misses_per_ms`: lines that its
-    /// accesses read from memory per millisecond.
-    fn end(&self, os: &Os, task: TaskId) -> Vec<(&'static str, Vec<f64>)> {
+    /// accesses read from memory per millisecond. With several memory channels also
+    /// `channel_N_per_ms`: its requests to each, lines read and written back.
+    fn end(&self, os: &Os, task: TaskId) -> Vec<(String, Vec<f64>)> {
         let (now, before) = (os.counts(task), self.before);
         let since = Counts {
             accesses: now.accesses - before.accesses,
@@ -107,9 +108,20 @@ impl Counter {
             ..Counts::default()
         };
         let span = os.now().since(self.begin).0.max(1) as f64;
-        let mut found = vec![("misses_per_ms", vec![since.misses as f64 * 1e6 / span])];
+        let per_ms = |n: u64| vec![n as f64 * 1e6 / span];
+        let mut found = vec![("misses_per_ms".to_owned(), per_ms(since.misses))];
         if since.active > 0 {
-            found.push(("ipc", vec![since.ipc(self.clock)]));
+            found.push(("ipc".to_owned(), vec![since.ipc(self.clock)]));
+        }
+        let channels = os.channels();
+        if channels > 1 {
+            let counts = now.channels.iter().zip(before.channels);
+            let each = counts.take(channels).enumerate();
+            found.extend(
+                each.map(|(n, (now, before))| {
+                    (format!("channel_{n}_per_ms"), per_ms(now - before))
+                }),
+            );
         }
         found
     }
@@ -328,9 +340,9 @@ impl Load {
                     os.alarm(next(*begin, *end, windows, cut, now), key);
                     return None;
                 }
-                let mut metrics = metrics(&steps, (**windows).clone().into_values());
-                metrics.extend(counted.end(os, task));
+                let metrics = metrics(&steps, (**windows).clone().into_values());
                 let metrics = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
+                let metrics = metrics.chain(counted.end(os, task));
                 let measured = Measurement {
                     window_ns: windows.length(),
                     metrics: metrics.collect(),

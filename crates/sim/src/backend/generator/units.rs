@@ -142,14 +142,12 @@ impl Units {
                     begin: begin.0 * PS,
                     end: end.0 * PS,
                 };
-                let mut metrics: Vec<(&str, Vec<f64>)> = counted.end(os, task);
+                let mut metrics: Vec<(&str, Vec<f64>)> = Vec::new();
                 let jobs = task_metrics(&mut metrics, &span, units, self.job.deadline, self.clock);
-                metrics.retain(|(_, values)| !values.is_empty());
+                let metrics = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
+                let metrics = metrics.chain(counted.end(os, task));
                 let measured = Measurement {
-                    metrics: metrics
-                        .into_iter()
-                        .map(|(name, v)| (name.to_owned(), v))
-                        .collect(),
+                    metrics: metrics.filter(|(_, v)| !v.is_empty()).collect(),
                     window_ns: self.job.period.0,
                     bytes: jobs * self.job.bytes,
                     duration_ns: now.since(*begin).0,

@@ -293,8 +293,8 @@ impl Stages {
                     os.alarm(now.plus(WINDOW).min(*end), key.of(Bell::Look));
                     return None;
                 }
-                let mut metrics: Vec<(&str, Vec<f64>)> = counted.end(os, task);
-                metrics.push((BANDWIDTH_MB_S, (**windows).clone().into_values()));
+                let mut metrics: Vec<(&str, Vec<f64>)> =
+                    vec![(BANDWIDTH_MB_S, (**windows).clone().into_values())];
                 self.log.measures = false;
                 if let Loop::Call(_) = &self.does {
                     metrics.extend(packets(&self.log, *begin, now));
@@ -302,10 +302,10 @@ impl Stages {
                 let frames = per_second(*begin, now, &self.log.frames, SECOND / FPS);
                 metrics.push(("frames_per_s", frames));
                 metrics.extend(std::mem::take(&mut self.log.samples));
-                metrics.retain(|(_, values)| !values.is_empty());
-                let named = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
+                let metrics = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
+                let metrics = metrics.chain(counted.end(os, task));
                 let measured = Measurement {
-                    metrics: named.collect(),
+                    metrics: metrics.filter(|(_, v)| !v.is_empty()).collect(),
                     window_ns: windows.length(),
                     bytes: (missed - *before) * LINE_BYTES,
                     duration_ns: now.since(*begin).0,
