@@ -139,7 +139,7 @@ pub(super) struct Generator {
 enum Does {
     Steps(Load),
     Units(Units),
-    Stages(Stages),
+    Stages(Box<Stages>),
 }
 
 impl Generator {
@@ -155,8 +155,8 @@ impl Generator {
         let does = match work.kind {
             Kind::Steps(steps) => Does::Steps(Load::new(task, steps, clock)),
             Kind::Units(job) => Does::Units(Units::new(job, clock)),
-            Kind::Call(media) => Does::Stages(Stages::call(id, media, clock, link)),
-            Kind::Display => Does::Stages(Stages::display(id, clock, link)),
+            Kind::Call(media) => Does::Stages(Box::new(Stages::call(id, media, clock, link))),
+            Kind::Display => Does::Stages(Box::new(Stages::display(id, clock, link))),
         };
         Self {
             task,

@@ -125,7 +125,7 @@ impl Log {
 
 #[derive(Debug)]
 enum Loop {
-    Call(Call),
+    Call(Box<Call>),
     Display(Display),
 }
 
@@ -161,7 +161,7 @@ pub(super) struct Stages {
 impl Stages {
     pub(super) fn call(id: SubjectId, media: Rate, clock: Picos, link: &mut Link) -> Self {
         link.add_call(id);
-        Self::new(Loop::Call(Call::new(id, media, SEED)), clock)
+        Self::new(Loop::Call(Box::new(Call::new(id, media, SEED))), clock)
     }
 
     pub(super) fn display(id: SubjectId, clock: Picos, link: &mut Link) -> Self {
