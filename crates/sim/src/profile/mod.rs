@@ -109,6 +109,9 @@ pub struct CacheLevel {
     pub cores: u32,
     /// Which line leaves a full set.
     pub replacement: Replacement,
+    /// Of bimodal insertion: one of so many lines that are filled in settles.
+    #[serde(default = "aging")]
+    pub aging: u32,
     /// How its contents relate to the nearer levels.
     #[serde(default)]
     pub inclusion: Inclusive,
@@ -138,6 +141,11 @@ pub enum Replacement {
     Random,
     /// Bimodal insertion of lines, see [`quell_model::cache::Policy::Bimodal`].
     Bimodal,
+}
+
+/// Qureshi et al. took 1/32.
+fn aging() -> u32 {
+    32
 }
 
 /// How a cache relates to nearer ones, see [`quell_model::cache::Inclusion`].

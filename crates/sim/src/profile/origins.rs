@@ -3,7 +3,7 @@
 use quell_plan::inventory::Parameter;
 use quell_types::partition::MbaBounds;
 
-use super::{Assumed, BitFunctions, Profile, TlbShape, Ways};
+use super::{Assumed, BitFunctions, Profile, Replacement, TlbShape, Ways};
 
 /// Where one number, or the rest of a section, comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +110,9 @@ impl Profile {
                 ("replacement", format!("{:?}", level.replacement)),
                 ("inclusion", format!("{:?}", level.inclusion)),
             ];
+            if level.replacement == Replacement::Bimodal {
+                values.push(text("aging", &level.aging));
+            }
             values.extend(
                 [bits("set", &level.set), bits("slice", &level.slice)]
                     .into_iter()

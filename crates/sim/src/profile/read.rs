@@ -22,6 +22,7 @@ const CACHE: &[&str] = &[
     "latency",
     "cores",
     "replacement",
+    "aging",
     "inclusion",
     "set",
     "slice",
@@ -222,6 +223,7 @@ fn caches(profile: &Profile, counted: bool, found: &mut Found) {
         if !names.insert(&level.name) {
             found.say(at.key("name"), format!("'{}' twice", level.name), None);
         }
+        found.range(&at, "aging", level.aging, 1 << 16);
         if level.line != 64 {
             let why = format!("lines of {} bytes: the model's memory moves 64", level.line);
             found.say(at.key("line"), why, None);
