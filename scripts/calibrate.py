@@ -33,7 +33,7 @@ CASES = {
             # The policies that the hardware has (docs/calibration.md); 65536: without aging.
             "L3 replacement": [{("cache.L3", "replacement"): n} for n in ('"tree-plru"', '"bimodal"')],
             # Ascending, so that a best value at an end can be told from one inside.
-            "aging": [{("cache.L3", "aging"): n} for n in ("2", "3", "4", "6", "8", "16", "32", "65536")],
+            "aging": [{("cache.L3", "aging"): n} for n in ("2", "3", "4", "5", "6", "7", "8", "16", "32", "65536")],
             "misses": [{("cores", "misses"): n} for n in ("1", "2", "3", "4", "5", "6", "8", "10", "12", "16")],
             "transit": [{("memory", "transit"): n} for n in ('"0ns"', '"5ns"', '"15ns"', '"30ns"', '"60ns"', '"90ns"', '"120ns"')],
             "L3 latency": [{("cache.L3", "latency"): n} for n in ("25", "40", "55", "70", "85", "100", "120", "140")],

@@ -147,44 +147,64 @@ value_at_most  = 1.05
     assert_eq!(code, Some(3), "{out}");
 }
 
-/// `webrtc` cut to a few frames of its two unprotected configurations: the directions of every
-/// published figure.
-#[test]
-fn a_short_call_goes_the_published_directions() {
-    let text = include_str!("../../../experiments/webrtc.toml");
-    let line = |l: &&str| l.starts_with("simulated ");
-    let usual = text.lines().find(line).unwrap();
-    let short = r#"simulated  = { rounds = 1, warmup = "34ms", duration = "100ms" }"#;
+/// An experiment with short windows, a few of its configurations: the exit code of `--check`, and
+/// the direction of each published change.
+fn directions(text: &str, simulated: &str, only: &str) -> (Option<i32>, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("call.toml"), text.replace(usual, short)).unwrap();
+    let (before, rest) = text.split_once("[measure]\n").unwrap();
+    let section = rest.split_once("\n[").unwrap().0;
+    let usual = section.lines().find(|l| l.starts_with("simulated "));
+    let rest = usual.map_or(rest.to_owned(), |usual| rest.replace(usual, ""));
+    let text = format!("{before}[measure]\nsimulated = {{ rounds = 1, {simulated} }}\n{rest}");
+    std::fs::write(dir.path().join("short.toml"), text).unwrap();
     let out = Command::new(env!("CARGO_BIN_EXE_quell"))
-        .args(["compare", "call.toml", "--on", "sim", "--check", "--json"])
-        .args(["--only", "solo,cpuset"])
+        .args(["compare", "short.toml", "--on", "sim", "--check", "--json"])
+        .args(["--only", only])
         .current_dir(dir.path())
         .env("QUELL_STATE_DIR", dir.path().join("state"))
         .output()
         .unwrap();
-    let err = String::from_utf8(out.stderr).unwrap();
-    assert_eq!(out.status.code(), Some(0), "{err}");
-    let result: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&out.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&out.stderr)));
     let rows = result["published"].as_array().unwrap();
-    let found: Vec<String> = rows
-        .iter()
-        .filter(|row| !row["change"].is_null())
-        .map(|row| {
-            let word = |key: &str| row[key].as_str().unwrap_or("bandwidth_mb_s").to_owned();
-            let direction = row["change"]["direction"].as_str().unwrap();
-            format!("{} {}: {direction}", word("subject"), word("metric"))
-        })
-        .collect();
+    let found = rows.iter().filter(|row| !row["change"].is_null());
+    let found = found.map(|row| {
+        let word = |key: &str| row[key].as_str().unwrap_or("primary").to_owned();
+        let direction = row["change"]["direction"].as_str().unwrap();
+        format!(
+            "{} {} {}: {direction}",
+            word("configuration"),
+            word("subject"),
+            word("metric")
+        )
+    });
+    (out.status.code(), found.collect())
+}
+
+/// A few frames of the two unprotected configurations.
+#[test]
+fn a_short_call_goes_the_published_directions() {
+    let text = include_str!("../../../experiments/webrtc.toml");
+    let windows = r#"warmup = "34ms", duration = "100ms""#;
+    let (code, found) = directions(text, windows, "solo,cpuset");
     assert_eq!(
         found,
         [
-            "webrtc rtt_ms: right",
-            "webrtc frames_per_s: right",
-            "webrtc media_kb_s: right",
-            "webrtc bandwidth_mb_s: right",
-            "xserver bandwidth_mb_s: right",
+            "cpuset webrtc rtt_ms: right",
+            "cpuset webrtc frames_per_s: right",
+            "cpuset webrtc media_kb_s: right",
+            "cpuset webrtc primary: right",
+            "cpuset xserver primary: right",
         ]
     );
+    assert_eq!(code, Some(0));
+}
+
+/// A few rounds of the list, without regulation, whose period is 5 ms.
+#[test]
+fn a_short_p4080_goes_the_published_directions() {
+    let text = include_str!("../../../experiments/p4080-4core.toml");
+    let windows = r#"warmup = "3ms", duration = "4ms""#;
+    let (_, found) = directions(text, windows, "solo,none,bank,bank+set");
+    assert_eq!(found, Vec::<String>::new());
 }
