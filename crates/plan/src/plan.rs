@@ -135,12 +135,14 @@ pub enum Setting {
     },
     /// Mount resctrl so that code and data of the caches of these levels have separate masks (CDP).
     /// It was not mounted before, and is unmounted at the end.
-    MountApart {
+    #[serde(rename = "mount-apart")]
+    MountCodeData {
         /// The cache levels: 2, 3 or both.
         levels: Vec<u32>,
     },
     /// Let the group fill some ways of the caches of a level with code, and other ways with data.
-    WaysApart {
+    #[serde(rename = "ways-apart")]
+    WaysCodeData {
         /// The cache level: 2 or 3.
         level: u32,
         /// The ways for instructions.

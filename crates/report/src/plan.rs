@@ -175,8 +175,11 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             cpus,
             exclusive: false,
             ..
+        } => format!("runs on {} only", on(cpus)),
+        // Also what a person forgets: the clients of a server that is protected.
+        Setting::ConfineRest { cpus } => {
+            format!("runs on {} only, clients of the groups included", on(cpus))
         }
-        | Setting::ConfineRest { cpus } => format!("runs on {} only", on(cpus)),
         Setting::Weight {
             weight: CpuWeight::Of(100..),
         } => return None,
@@ -186,7 +189,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
         Setting::Weight { .. } | Setting::LimitMemory { .. } => describe(&step.set),
         Setting::Regulate(regulation) if regulation.is_capped() => {
             let lines = match regulation.meter {
-                Meter::Apart { writes } => Lines(regulation.budget.0 + writes.0),
+                Meter::Directions { writes } => Lines(regulation.budget.0 + writes.0),
                 _ => regulation.budget,
             };
             let each = if regulation.cpus.len() > 1 {
@@ -204,7 +207,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             format!("at most {share} of one CPU's time in each {period}")
         }
         Setting::IoMax(rates) => format!("at most {rates}"),
-        Setting::Ways { .. } | Setting::WaysApart { .. } | Setting::Colour { .. }
+        Setting::Ways { .. } | Setting::WaysCodeData { .. } | Setting::Colour { .. }
             if !plan.promises.iter().any(given) =>
         {
             describe(&step.set)
@@ -212,7 +215,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
         Setting::SteerMemory { .. }
         | Setting::BoundMemory { .. }
         | Setting::Sysctls { .. }
-        | Setting::MountApart { .. }
+        | Setting::MountCodeData { .. }
         | Setting::Mba { .. }
         | Setting::MbaRate { .. } => describe(&step.set),
         _ => return None,
@@ -301,12 +304,12 @@ pub(crate) fn describe(set: &Setting) -> String {
             let ways = if mask.count() == 1 { "way" } else { "ways" };
             format!("fill {} {ways} of L{level} only: {mask}", mask.count())
         }
-        Setting::MountApart { levels } => {
+        Setting::MountCodeData { levels } => {
             let levels: Vec<String> = levels.iter().map(|l| format!("L{l}")).collect();
             let levels = levels.join(" and ");
             format!("mount resctrl, with code and data apart in {levels}")
         }
-        Setting::WaysApart { level, code, data } => {
+        Setting::WaysCodeData { level, code, data } => {
             format!("fill of L{level} only {code} with code and {data} with data")
         }
         Setting::Colour { choices, spill } => coloured(choices, *spill),
@@ -395,7 +398,7 @@ fn regulated(regulation: &Regulation) -> String {
         Meter::Hardware | Meter::Time => format!("move {budget}"),
         Meter::Reads => format!("read {budget}"),
         Meter::Writes => format!("write back {budget}"),
-        Meter::Apart { writes } => {
+        Meter::Directions { writes } => {
             format!("read {budget} and write back {}", lines(writes))
         }
     };
@@ -560,7 +563,7 @@ mod tests {
         };
         let writes = Lines(500);
         assert_eq!(
-            said(Meter::Apart { writes }),
+            said(Meter::Directions { writes }),
             "let CPU 1 read 256MB/s (4000 cache lines per 1ms) and write back 32MB/s (500 cache lines per 1ms)"
         );
         assert_eq!(

@@ -224,11 +224,11 @@ fn enter(
         moving.push(*tid);
     }
     writer.journal.record_all(&entries)?;
-    let door = group.file("tasks");
+    let procs_file = group.file("tasks");
     let mut entered = 0;
     for tid in &moving {
         let text = tid.to_string();
-        match writer.files.write(&door, &text) {
+        match writer.files.write(&procs_file, &text) {
             Ok(()) => {
                 entered += 1;
                 fault::boundary();
@@ -242,7 +242,7 @@ fn enter(
                 ));
             }
             Err(e) => {
-                let failed = Error::file("write", &door, Some(&text), e);
+                let failed = Error::file("write", &procs_file, Some(&text), e);
                 return resctrl.explained(writer.files, || Err(failed));
             }
         }

@@ -4,7 +4,7 @@
 //! The planner is pure: the same policy and inventory give the same plan. A promise that cannot be
 //! kept is refused or downgraded with the reason; nothing is dropped.
 //!
-//! [`draft`] is the plan under construction, [`wanted`] and [`parts`] are what is wanted. All other
+//! [`draft`] is the plan under construction, [`wanted`] and [`division`] are what is wanted. All other
 //! modules read these three:
 //! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, and [`sharing`] notes
 //!   shared caches;
@@ -21,6 +21,7 @@
 //!   and steer;
 //! - [`words`] has the sentences.
 
+mod adaptive_ways;
 mod allot;
 mod amounts;
 mod assumed;
@@ -32,15 +33,14 @@ mod codedata;
 mod cpus;
 mod deadline;
 mod directions;
+mod division;
 mod draft;
-mod following;
 mod io;
 mod locking;
 mod mba;
 mod memory;
 mod others;
 mod partition;
-mod parts;
 mod period;
 mod pooling;
 mod quota;

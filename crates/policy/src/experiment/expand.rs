@@ -81,7 +81,7 @@ pub(super) fn expand(
             let varied = runs::variation(reader, &mut merged, root, keys);
             let mut whole = groups(root, keys, &varied.groups);
             merge(&mut whole, &merged);
-            let policy = policy(reader, whole, keys, (&name, &varied.groups));
+            let policy = policy(reader, whole, keys, &name, &varied.groups);
             reader.context = None;
             let written = configuration.name.as_deref().unwrap_or(key);
             let parts = written.split_once('@');
@@ -335,7 +335,8 @@ fn policy(
     reader: &mut Reader<'_>,
     mut merged: DeTable<'_>,
     keys: &Keys,
-    (name, varied): (&str, &BTreeMap<String, String>),
+    name: &str,
+    varied: &BTreeMap<String, String>,
 ) -> Option<Policy> {
     unknown_groups(reader, &mut merged, keys, varied);
     if let Ok(version) = DeTable::parse("quell = 1") {

@@ -9,8 +9,8 @@
 //! A group that has ways to itself is made exclusive where the kernel allows it. Control groups
 //! that other programs make meanwhile then begin without these ways.
 
+mod check;
 mod locked;
-mod look;
 mod members;
 mod residency;
 
@@ -30,8 +30,8 @@ use quell_types::partition::Mask;
 
 use super::{Applied, Enforcer, Launch, cache};
 use crate::host::{Host, finding};
+use check::Found;
 use locked::Locked;
-use look::Found;
 
 /// resctrl, and what groups have of it.
 struct Parts {
@@ -55,7 +55,7 @@ fn parts(set: &Setting) -> bool {
     matches!(
         set,
         Setting::Ways { .. }
-            | Setting::WaysApart { .. }
+            | Setting::WaysCodeData { .. }
             | Setting::Mba { .. }
             | Setting::MbaRate { .. }
     )
@@ -101,7 +101,7 @@ impl Parts {
                     false => Ok(lines),
                 }
             }
-            Setting::WaysApart { level, code, data } => {
+            Setting::WaysCodeData { level, code, data } => {
                 let mut lines = Schemata::default();
                 for (resource, ways) in self.info.ways(*level) {
                     let mask = match ways.content {
@@ -157,7 +157,7 @@ impl Parts {
 
 /// Whether a step gives its group ways of a level.
 fn ways_of(set: &Setting, of: u32) -> bool {
-    matches!(set, Setting::Ways { level, .. } | Setting::WaysApart { level, .. } if *level == of)
+    matches!(set, Setting::Ways { level, .. } | Setting::WaysCodeData { level, .. } if *level == of)
 }
 
 /// The settings for resctrl that a plan has for a group.
@@ -193,7 +193,7 @@ pub(crate) struct Classes {
 impl Enforcer for Classes {
     fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
         match set {
-            Setting::MountApart { levels } => self.begin(host, levels).map(Some),
+            Setting::MountCodeData { levels } => self.begin(host, levels).map(Some),
             Setting::Lock { level, mask, size } => {
                 let parts = self.begun()?;
                 parts.lock(host, group, *level, *mask, *size).map(Some)
@@ -215,7 +215,7 @@ impl Enforcer for Classes {
 
     /// Brings in newborn tasks, and reports what other programs took of a promise. Each finding is
     /// reported once, when it begins.
-    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         let Some(of) = &mut self.parts else {
             return;
         };
@@ -245,7 +245,7 @@ impl Enforcer for Classes {
             return Ok(());
         };
         let class = parts.groups.get(program.group);
-        program.doors.extend(class.map(|c| c.file("tasks")));
+        program.procs_files.extend(class.map(|c| c.file("tasks")));
         match parts.locks.get_mut(program.group) {
             Some(locked) => locked.hand_to(program),
             None => Ok(()),
@@ -266,18 +266,18 @@ impl Classes {
 
     /// Has resctrl mounted. If Quell mounts it, code and data are separate in the caches of these
     /// levels. Returns notes for a person.
-    fn begin(&mut self, host: &mut Host, apart: &[u32]) -> Result<Vec<String>> {
+    fn begin(&mut self, host: &mut Host, code_data: &[u32]) -> Result<Vec<String>> {
         if self.parts.is_some() {
             return Ok(Vec::new());
         }
         let before = Resctrl::find(&host.files)?.is_some();
-        let options = apart.iter().map(|level| match level {
+        let options = code_data.iter().map(|level| match level {
             2 => "cdpl2",
             _ => "cdp",
         });
         let options: Vec<&str> = options.collect();
         let resctrl = cache::adopt_or_mount(&mut host.writer()?, &options.join(","))?;
-        if let Some(level) = apart.iter().find(|level| !resctrl.apart(**level)) {
+        if let Some(level) = code_data.iter().find(|level| !resctrl.code_data(**level)) {
             return Err(Error::refused_with(
                 format!(
                     "resctrl was mounted at {} after this was planned, with code and data of L{level} together",
@@ -319,7 +319,7 @@ impl Classes {
         }
         let ways = match *set {
             Setting::Ways { level, mask } => Some((level, mask)),
-            Setting::WaysApart { level, code, data } => Some((level, Mask(code.0 | data.0))),
+            Setting::WaysCodeData { level, code, data } => Some((level, Mask(code.0 | data.0))),
             _ => None,
         };
         if let Some((level, mask)) = ways {

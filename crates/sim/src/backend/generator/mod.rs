@@ -1,7 +1,7 @@
 //! The generators on the simulated machine. [`work`] says what a workload is there. Loads of equal
 //! steps are measured in windows (here). Generators that work in units are measured by their log
-//! ([`units`]). The stages of a
-//! video call are loops of their own ([`stages`]). In addition all have what the machine counts ([`Counter`]).
+//! ([`units`]). The stages of a video call are loops of their own ([`stages`]). In addition all
+//! have what the machine counts ([`Counter`]).
 
 mod stages;
 mod units;
@@ -16,7 +16,7 @@ use quell_record::backend::SubjectId;
 use quell_record::measurement::Measurement;
 use quell_types::pace::{Pace, SPIN_NS};
 use quell_types::units::{LINE_BYTES, Nanos};
-use quell_types::windows::{Cut, LOOK_NS, Windows};
+use quell_types::windows::{Cut, SAMPLE_NS, Windows};
 
 use crate::machine::Counts;
 use crate::os::{Os, TaskId};
@@ -285,7 +285,7 @@ impl Load {
 
     fn cut(&self) -> Cut {
         match self.steps.judged {
-            Judged::Time { .. } => Cut::AtLook,
+            Judged::Time { .. } => Cut::AtSample,
             Judged::Rate { .. } | Judged::Accesses => Cut::Evenly,
         }
     }
@@ -298,7 +298,7 @@ impl Load {
             self.keep_pace(os, key);
             return None;
         }
-        if self.cut() == Cut::AtLook && !os.runs(self.task) {
+        if self.cut() == Cut::AtSample && !os.runs(self.task) {
             os.watch(self.task);
             return None;
         }
@@ -331,7 +331,7 @@ impl Load {
                 counted,
                 windows,
             } => {
-                windows.look(now.0, units, |units, ns| match steps.judged {
+                windows.sample(now.0, units, |units, ns| match steps.judged {
                     Judged::Time { accesses, .. } => ns as f64 / (units * accesses).max(1) as f64,
                     Judged::Rate { .. } => (units * steps.bytes) as f64 * 1e3 / ns.max(1) as f64,
                     Judged::Accesses => units as f64 * 1e9 / ns.max(1) as f64,
@@ -386,7 +386,7 @@ fn metrics(steps: &Steps, values: Vec<f64>) -> BTreeMap<&'static str, Vec<f64>> 
 /// When to read the clock next: at the end of a window, or as often as a generator on Linux does.
 fn next(begin: Nanos, end: Nanos, windows: &Windows, cut: Cut, now: Nanos) -> Nanos {
     match cut {
-        Cut::AtLook => now.plus(Nanos(LOOK_NS)),
+        Cut::AtSample => now.plus(Nanos(SAMPLE_NS)),
         Cut::Evenly => {
             let passed = now.since(begin).0 / windows.length();
             begin

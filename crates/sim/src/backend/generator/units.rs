@@ -68,8 +68,8 @@ impl Units {
         self.fresh = Some(Vec::new());
     }
 
-    /// The jobs that ended since the last call, if they are collected. A job's time counts from when
-    /// it was due.
+    /// The jobs that ended since the last call, if they are collected. A job's time counts from
+    /// when it was due.
     pub(super) fn fresh(&mut self, os: &mut Os, task: TaskId) -> Vec<deadline::Unit> {
         self.gather(os, task);
         let told = self.fresh.as_mut().map(std::mem::take).unwrap_or_default();

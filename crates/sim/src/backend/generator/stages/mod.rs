@@ -286,7 +286,7 @@ impl Stages {
                 counted,
                 windows,
             } => {
-                windows.look(now.0, missed, |lines, ns| {
+                windows.sample(now.0, missed, |lines, ns| {
                     (lines * LINE_BYTES) as f64 * 1e3 / ns.max(1) as f64
                 });
                 if now < *end {

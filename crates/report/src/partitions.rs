@@ -2,7 +2,7 @@
 
 use quell_plan::deep::{MbaCurve, MbaPoint};
 use quell_plan::inventory::{CacheKind, Inventory};
-use quell_types::partition::{Apart, Colouring, Mask, MbaBounds, MbaUnit, WayPartition};
+use quell_types::partition::{CodeData, Colouring, Mask, MbaBounds, MbaUnit, WayPartition};
 
 use crate::text::size;
 use crate::text::{count, list};
@@ -122,12 +122,12 @@ fn ways_of(machine: &Inventory, ways: &WayPartition) -> String {
             "not allowed"
         },
         classes(ways.classes),
-        match ways.apart {
-            Apart::Never => "",
-            Apart::Now => "; code and data can have different ones",
-            Apart::OnceMounted { .. } =>
+        match ways.code_data {
+            CodeData::Never => "",
+            CodeData::Now => "; code and data can have different ones",
+            CodeData::OnceMounted { .. } =>
                 "; code and data can have different ones, once resctrl is mounted so",
-            Apart::MountedWithout =>
+            CodeData::MountedWithout =>
                 "; code and data could have different ones, were resctrl not mounted without that",
         }
     )
@@ -182,7 +182,7 @@ mod tests {
                 classes: 4,
                 sparse: false,
                 shareable: Mask::default(),
-                apart: Apart::default(),
+                code_data: CodeData::default(),
             }],
             sets: colouring(&[1 << 14, 1 << 15], 0),
             banks: colouring(&[1 << 14 | 1 << 17, 1 << 21], 1),
