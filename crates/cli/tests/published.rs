@@ -169,14 +169,10 @@ fn directions(text: &str, simulated: &str, only: &str) -> (Option<i32>, Vec<Stri
     let rows = result["published"].as_array().unwrap();
     let found = rows.iter().filter(|row| !row["change"].is_null());
     let found = found.map(|row| {
-        let word = |key: &str| row[key].as_str().unwrap_or("primary").to_owned();
+        let word = |key: &str| row[key].as_str().unwrap();
         let direction = row["change"]["direction"].as_str().unwrap();
-        format!(
-            "{} {} {}: {direction}",
-            word("configuration"),
-            word("subject"),
-            word("metric")
-        )
+        let what = ["configuration", "subject", "metric"].map(word).join(" ");
+        format!("{what}: {direction}")
     });
     (out.status.code(), found.collect())
 }
@@ -193,18 +189,28 @@ fn a_short_call_goes_the_published_directions() {
             "cpuset webrtc rtt_ms: right",
             "cpuset webrtc frames_per_s: right",
             "cpuset webrtc media_kb_s: right",
-            "cpuset webrtc primary: right",
-            "cpuset xserver primary: right",
+            "cpuset webrtc bandwidth_mb_s: right",
+            "cpuset xserver bandwidth_mb_s: right",
         ]
     );
     assert_eq!(code, Some(0));
 }
 
-/// A few rounds of the list, without regulation, whose period is 5 ms.
+/// A few turns of the list, without regulation, whose period is 5 ms. Other directions of the study
+/// are wrong here, and the experiment says why.
 #[test]
 fn a_short_p4080_goes_the_published_directions() {
     let text = include_str!("../../../experiments/p4080-4core.toml");
-    let windows = r#"warmup = "3ms", duration = "4ms""#;
-    let (_, found) = directions(text, windows, "solo,none,bank,bank+set");
-    assert_eq!(found, Vec::<String>::new());
+    let windows = r#"warmup = "2ms", duration = "3ms""#;
+    let (_, mut found) = directions(text, windows, "solo,none,bank,bank+set");
+    found.retain(|direction| direction.ends_with(": right"));
+    for holds in [
+        "none core1 latency_ns: right",
+        "none core2 latency_ns: right",
+        "none core3 latency_ns: right",
+        "none core4 latency_ns: right",
+        "bank+set core1 latency_ns: right",
+    ] {
+        assert!(found.iter().any(|one| one == holds), "{holds}: {found:?}");
+    }
 }
