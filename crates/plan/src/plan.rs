@@ -150,6 +150,12 @@ pub enum Setting {
         /// The ways for data.
         data: Mask,
     },
+    /// Let kernel work and interrupts on the group's own CPUs fill the group's ways, not those of
+    /// all other tasks.
+    WaysCpus {
+        /// The CPUs that the group has to itself.
+        cpus: CpuSet,
+    },
     /// Give the group page frames of these colours only (pages of 4 KiB). Every choice must hold.
     Colour {
         /// The colours, per kind of colour. A page must fit all of them.

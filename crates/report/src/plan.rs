@@ -8,10 +8,10 @@ use quell_types::ids::REST;
 use quell_types::ids::StepId;
 use quell_types::mechanism::Level;
 use quell_types::options::CpuWeight;
-use quell_types::partition::ColourChoice;
 use quell_types::task::TaskMatch;
 use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
+use crate::partitions;
 use crate::text::{Style, Table, TableCell, Tone, list};
 
 /// The plan for a terminal of the style's width: what is promised, which groups pay what for it,
@@ -256,7 +256,7 @@ pub(crate) fn tone(level: Level) -> Tone {
     }
 }
 
-fn on(cpus: &CpuSet) -> String {
+pub(crate) fn on(cpus: &CpuSet) -> String {
     if cpus.len() == 1 {
         format!("CPU {cpus}")
     } else {
@@ -300,22 +300,12 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::IoWeight { weight } => {
             format!("weigh {weight} against 100 of any other cgroup on each disk")
         }
-        Setting::Ways { level, mask } => {
-            let ways = if mask.count() == 1 { "way" } else { "ways" };
-            format!("fill {} {ways} of L{level} only: {mask}", mask.count())
-        }
-        Setting::MountCodeData { levels } => {
-            let levels: Vec<String> = levels.iter().map(|l| format!("L{l}")).collect();
-            let levels = levels.join(" and ");
-            format!("mount resctrl, with code and data apart in {levels}")
-        }
-        Setting::WaysCodeData { level, code, data } => {
-            format!("fill of L{level} only {code} with code and {data} with data")
-        }
-        Setting::Colour { choices, spill } => coloured(choices, *spill),
-        Setting::Lock { level, mask, size } => {
-            format!("lock {size} of its memory in L{level}, in ways {mask}")
-        }
+        Setting::Ways { .. }
+        | Setting::MountCodeData { .. }
+        | Setting::WaysCodeData { .. }
+        | Setting::WaysCpus { .. }
+        | Setting::Colour { .. }
+        | Setting::Lock { .. } => partitions::described(set),
         Setting::OomImmune => "make it immune from the kernel's killing for memory".to_owned(),
         Setting::ProtectMemory { size: Some(size) } => {
             format!("keep {size} of its memory from being reclaimed")
@@ -416,22 +406,6 @@ fn regulated(regulation: &Regulation) -> String {
             ""
         }
     )
-}
-
-/// Page frames in words.
-fn coloured(choices: &[ColourChoice], spill: bool) -> String {
-    let each = choices.iter().map(|choice| {
-        let s = if choice.colours.len() == 1 { "" } else { "s" };
-        let (colours, of) = (choice.colours.brief(), choice.divides.of());
-        format!("colour{s} {colours} of {of}")
-    });
-    let each: Vec<String> = each.collect();
-    let after = if spill {
-        "; any other when these are used up, reported"
-    } else {
-        ""
-    };
-    format!("give it page frames of {} only{after}", each.join(" and "))
 }
 
 fn steered(allows: Allows, unswapped: bool) -> String {

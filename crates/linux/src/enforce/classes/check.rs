@@ -65,6 +65,7 @@ impl Parts {
             group,
             cgroups: group_cgroups,
             inside,
+            cpus: self.cpus.get(name).cloned().unwrap_or_default(),
         }))
     }
 

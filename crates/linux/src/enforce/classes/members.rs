@@ -7,6 +7,7 @@ use quell_kernel::error::Result;
 use quell_kernel::resctrl::Group;
 use quell_kernel::root::Files;
 use quell_kernel::{cgroup_tree, procfs};
+use quell_types::cpuset::CpuSet;
 
 use crate::group_cgroups::GroupCgroups;
 
@@ -53,6 +54,8 @@ pub struct ClassMembers {
     pub inside: BTreeSet<u32>,
     /// Threads in the group's cgroups, read after `inside`.
     pub all: BTreeSet<u32>,
+    /// CPUs that Quell has put into the control group.
+    pub cpus: CpuSet,
 }
 
 impl ClassMembers {
@@ -92,7 +95,8 @@ pub fn strangers(files: &dyn Files, all: &[ClassMembers]) -> Result<Vec<(String,
                 class.file("tasks")
             ));
         }
-        let cpus = class.cpus(files)?;
+        let given = sharing().fold(CpuSet::default(), |all, w| all.union(&w.cpus));
+        let cpus = class.cpus(files)?.difference(&given);
         if !cpus.is_empty() {
             what.push(format!(
                 "somebody has given CPUs {cpus} to {}, whose other tasks fill the same",
@@ -189,6 +193,7 @@ mod tests {
             all: threads(&fake, &group_cgroups).unwrap(),
             group: group.clone(),
             cgroups: group_cgroups.clone(),
+            cpus: CpuSet::default(),
         };
         assert!(look().outside(&fake).unwrap());
         put(&fake, &group.dir, "tasks", own);
@@ -217,6 +222,11 @@ mod tests {
         assert!(said().is_empty());
         fake.write(&group.file("cpus_list"), "1").unwrap();
         assert!(said()[0].contains("has given CPUs 1 to"), "{:?}", said());
+        let given = ClassMembers {
+            cpus: "1".parse().unwrap(),
+            ..look()
+        };
+        assert!(strangers(&fake, &[given]).unwrap().is_empty());
         // A thread that is ending is not waited for.
         let late = fake.with(|m| m.spawn("late"));
         put(&fake, &group_cgroups.places[0].dir, "cgroup.procs", late);

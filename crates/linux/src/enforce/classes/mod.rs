@@ -24,6 +24,7 @@ use quell_kernel::root::Files;
 use quell_plan::{GroupPlan, Plan, Promise, Setting, Step};
 use quell_record::about::About;
 use quell_record::backend::{Action, Observation};
+use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::mechanism::Level;
 use quell_types::partition::Mask;
@@ -41,6 +42,8 @@ struct Parts {
     free: usize,
     /// The control group of each group, by the group's name.
     groups: BTreeMap<String, Group>,
+    /// The CPUs that Quell has put into a group's control group, by the group's name.
+    cpus: BTreeMap<String, CpuSet>,
     /// The locked region of each group, by the group's name.
     locks: BTreeMap<String, Locked>,
     /// Groups whose control group another program has removed, with its path, until that is
@@ -198,6 +201,7 @@ impl Enforcer for Classes {
                 let parts = self.begun()?;
                 parts.lock(host, group, *level, *mask, *size).map(Some)
             }
+            Setting::WaysCpus { cpus } => self.give_cpus(host, group, cpus).map(Some),
             set if parts(set) => self.part(host, group, set).map(Some),
             _ => Ok(None),
         }
@@ -299,6 +303,7 @@ impl Classes {
             info,
             resctrl,
             groups: BTreeMap::new(),
+            cpus: BTreeMap::new(),
             locks: BTreeMap::new(),
             gone: Vec::new(),
             told: BTreeSet::new(),
@@ -350,6 +355,26 @@ impl Classes {
         } else if ways.is_some() {
             parts.keep_out(host);
         }
+        Ok(notes)
+    }
+
+    /// Puts a group's own CPUs into its control group. CPUs that another program has put into a
+    /// control group stay there, and are named.
+    fn give_cpus(&mut self, host: &mut Host, name: &str, cpus: &CpuSet) -> Result<Vec<String>> {
+        let class = self.class_of(name)?;
+        let parts = self.begun()?;
+        if class.name.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _lock = parts.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
+        let given = cache::give_cpus(&mut host.writer()?, &parts.resctrl, &class, cpus)?;
+        let taken = given.taken.iter().map(|(other, cpus)| {
+            format!(
+                "group {name}: CPUs {cpus} are in resctrl's group {other}, and kernel work there fills its ways"
+            )
+        });
+        let notes = taken.collect();
+        parts.cpus.insert(name.to_owned(), given.cpus);
         Ok(notes)
     }
 
