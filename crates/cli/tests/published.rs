@@ -146,3 +146,71 @@ value_at_most  = 1.05
     let (code, out, _) = run(&text.replace("= 0.9\n", "= 1.04\n"), &["--check"]);
     assert_eq!(code, Some(3), "{out}");
 }
+
+/// An experiment with short windows, a few of its configurations: the exit code of `--check`, and
+/// the direction of each published change.
+fn directions(text: &str, simulated: &str, only: &str) -> (Option<i32>, Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let (before, rest) = text.split_once("[measure]\n").unwrap();
+    let section = rest.split_once("\n[").unwrap().0;
+    let usual = section.lines().find(|l| l.starts_with("simulated "));
+    let rest = usual.map_or(rest.to_owned(), |usual| rest.replace(usual, ""));
+    let text = format!("{before}[measure]\nsimulated = {{ rounds = 1, {simulated} }}\n{rest}");
+    std::fs::write(dir.path().join("short.toml"), text).unwrap();
+    let out = Command::new(env!("CARGO_BIN_EXE_quell"))
+        .args(["compare", "short.toml", "--on", "sim", "--check", "--json"])
+        .args(["--only", only])
+        .current_dir(dir.path())
+        .env("QUELL_STATE_DIR", dir.path().join("state"))
+        .output()
+        .unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&out.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&out.stderr)));
+    let rows = result["published"].as_array().unwrap();
+    let found = rows.iter().filter(|row| !row["change"].is_null());
+    let found = found.map(|row| {
+        let word = |key: &str| row[key].as_str().unwrap();
+        let direction = row["change"]["direction"].as_str().unwrap();
+        let what = ["configuration", "subject", "metric"].map(word).join(" ");
+        format!("{what}: {direction}")
+    });
+    (out.status.code(), found.collect())
+}
+
+/// A few frames of the two unprotected configurations.
+#[test]
+fn a_short_call_goes_the_published_directions() {
+    let text = include_str!("../../../experiments/webrtc.toml");
+    let windows = r#"warmup = "34ms", duration = "100ms""#;
+    let (code, found) = directions(text, windows, "solo,cpuset");
+    assert_eq!(
+        found,
+        [
+            "cpuset webrtc rtt_ms: right",
+            "cpuset webrtc frames_per_s: right",
+            "cpuset webrtc media_kb_s: right",
+            "cpuset webrtc bandwidth_mb_s: right",
+            "cpuset xserver bandwidth_mb_s: right",
+        ]
+    );
+    assert_eq!(code, Some(0));
+}
+
+/// A few turns of the list, without regulation, whose period is 5 ms. Other directions of the study
+/// are wrong here, and the experiment says why.
+#[test]
+fn a_short_p4080_goes_the_published_directions() {
+    let text = include_str!("../../../experiments/p4080-4core.toml");
+    let windows = r#"warmup = "2ms", duration = "3ms""#;
+    let (_, mut found) = directions(text, windows, "solo,none,bank,bank+set");
+    found.retain(|direction| direction.ends_with(": right"));
+    for holds in [
+        "none core1 latency_ns: right",
+        "none core2 latency_ns: right",
+        "none core3 latency_ns: right",
+        "none core4 latency_ns: right",
+        "bank+set core1 latency_ns: right",
+    ] {
+        assert!(found.iter().any(|one| one == holds), "{holds}: {found:?}");
+    }
+}

@@ -2,6 +2,7 @@
 
 pub mod bandwidth;
 pub mod config;
+pub mod congestion;
 pub mod deadline;
 pub mod deadlines;
 pub mod directions;

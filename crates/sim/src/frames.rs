@@ -3,6 +3,10 @@
 //! Small pages come from the lower half of memory as long as it has any, large ones from the upper
 //! half. Linux likewise groups what it cannot move, in order to find large pages at all.
 //!
+//! A system that hands out its memory once ([`FrameOrder::Ascending`]) gives large pages as a
+//! region: the lowest free run of frames, aligned to the power of two that the region fits in. So
+//! regions follow each other.
+//!
 //! Deviations from Linux:
 //! - A plain allocation takes frames at random, as on a machine that has been up for long. A buddy
 //!   allocator hands out runs.
@@ -41,7 +45,7 @@ pub enum Placement {
         /// the allocation is refused.
         spill: bool,
     },
-    /// Large pages, any of them, as in [`Self::Plain`].
+    /// Large pages, any of them, as in [`Self::Plain`], or a region where frames ascend.
     Huge,
 }
 
@@ -75,6 +79,7 @@ pub struct Space {
     shift: u32,
     pages: Vec<u64>,
     spilled: usize,
+    large: bool,
 }
 
 impl Space {
@@ -88,7 +93,14 @@ impl Space {
         Some(page << self.shift | address & !(u64::MAX << self.shift))
     }
 
-    /// The size of its pages, as a power of two.
+    /// Whether large entries of the TLB map it.
+    #[inline]
+    #[must_use]
+    pub fn is_large(&self) -> bool {
+        self.large
+    }
+
+    /// The size of its pages, as a power of two. A region consists of frames of 4 KiB.
     #[inline]
     #[must_use]
     pub fn shift(&self) -> u32 {
@@ -152,9 +164,12 @@ impl Frames {
     /// # Errors
     /// Where none is left, or the colours do not exist. Then nothing has been taken.
     pub fn allocate(&mut self, bytes: u64, placement: &Placement) -> Result<Space, Refused> {
-        let shift = match placement {
-            Placement::Huge => self.large_shift,
-            _ => PAGE_SHIFT,
+        let large = matches!(placement, Placement::Huge);
+        let region = large && self.order == FrameOrder::Ascending;
+        let shift = if large && !region {
+            self.large_shift
+        } else {
+            PAGE_SHIFT
         };
         let wanted = usize::try_from(bytes.div_ceil(1 << shift)).unwrap_or(usize::MAX);
         let mut taken = Taken {
@@ -163,7 +178,8 @@ impl Frames {
         };
         let mut spilled = 0;
         let took = match placement {
-            Placement::Sequential => self.run(wanted, &mut taken),
+            Placement::Sequential => self.run(wanted, 1, &mut taken),
+            Placement::Huge if region => self.run(wanted, wanted.next_power_of_two(), &mut taken),
             Placement::Plain | Placement::Huge => self.any(wanted, &mut taken),
             Placement::Coloured { choices, spill } => {
                 let sets = self.sets(choices)?;
@@ -186,6 +202,7 @@ impl Frames {
             shift,
             pages: taken.pages,
             spilled,
+            large,
         })
     }
 
@@ -230,19 +247,20 @@ impl Frames {
         Ok(sets)
     }
 
-    /// Takes the first run of `wanted` free frames.
-    fn run(&mut self, wanted: usize, taken: &mut Taken) -> Result<(), Refused> {
-        let mut run = 0;
-        let end = self.used.iter().position(|&used| {
-            run = if used { 0 } else { run + 1 };
-            run >= wanted
-        });
-        let end = end.ok_or(Refused::Full { wanted, found: 0 })?;
-        for frame in end + 1 - wanted..=end {
-            self.used[frame] = true;
-            taken.pages.push(frame as u64);
+    /// Takes the first run of `wanted` free frames that begins at a multiple of `align`.
+    fn run(&mut self, wanted: usize, align: usize, taken: &mut Taken) -> Result<(), Refused> {
+        let mut first = 0usize;
+        while let Some(run) = self.used.get(first..first.saturating_add(wanted)) {
+            let Some(last_used) = run.iter().rposition(|&used| used) else {
+                self.used[first..first + wanted].fill(true);
+                taken
+                    .pages
+                    .extend((first..first + wanted).map(|frame| frame as u64));
+                return Ok(());
+            };
+            first = (first + last_used + 1).next_multiple_of(align);
         }
-        Ok(())
+        Err(Refused::Full { wanted, found: 0 })
     }
 
     /// Takes free pages until there are `wanted`, each the first free one from a random place on.

@@ -16,7 +16,7 @@ mod replay;
 mod stream;
 mod task;
 pub use churn::{Churn, Stores};
-pub use frames::{Frames, Stage};
+pub use frames::{FPS, Frames, PASSES, Piece, Stage, Times};
 pub use lists::{ParallelLists, TooFew};
 pub use replay::{Replay, Unusable};
 pub use stream::Stream;
@@ -64,7 +64,7 @@ pub enum Pattern {
     Stores(Stores),
     /// A lattice-Boltzmann stream of 38 arrays.
     Lattice(Lattice),
-    /// The bursts of a video call's subject.
+    /// The traffic of a video call's stage.
     Frames(Frames),
     /// Jobs of a real-time task.
     Task(Task),
@@ -122,7 +122,6 @@ impl Pattern {
     #[must_use]
     pub fn period(&self) -> Option<u64> {
         match self {
-            Self::Frames(frames) => Some(frames.period()),
             Self::Task(task) => Some(task.period()),
             _ => None,
         }
@@ -132,7 +131,7 @@ impl Pattern {
     #[must_use]
     pub fn late(&self) -> Late {
         match self {
-            Self::Frames(_) | Self::Task(_) => Late::Skip,
+            Self::Task(_) => Late::Skip,
             _ => Late::CatchUp,
         }
     }

@@ -260,6 +260,64 @@ fn small_pages_leave_room_for_large_ones() {
 }
 
 #[test]
+fn regions_follow_each_other_where_memory_is_handed_out_once() {
+    let p4080 = profile("p4080");
+    let order = p4080.os.frames;
+    let board = Board::of(p4080).unwrap();
+    let large = board.profile.tlb.large_page.0;
+    let mut frames = Frames::of(board.memory(), large, order, 1);
+    let mut region = |bytes: u64| {
+        let space = frames.allocate(bytes, &Placement::Huge).unwrap();
+        assert!(space.is_large() && space.bytes() == bytes);
+        let first = space.physical(0).unwrap();
+        let last = space.physical(bytes - 1).unwrap();
+        assert_eq!(last - first, bytes - 1, "one run");
+        first
+    };
+    let sizes = [512 * KIB, 4 * MIB, 4 * MIB, 32 * MIB];
+    let begins = sizes.map(&mut region);
+    assert_eq!(begins, [0, 4 * MIB, 8 * MIB, 32 * MIB]);
+    // A small one fills the gap that the alignment left.
+    assert_eq!(region(MIB), MIB);
+}
+
+#[test]
+fn both_controllers_serve_every_region_of_the_p4080() {
+    let mut os = boot(profile("p4080"));
+    assert_eq!(os.channels(), 2);
+    let pattern = Pattern::bandwidth(4 * MIB, false);
+    let id = spawn(&mut os, 0, 0, pattern, 4 * MIB, &Placement::Huge);
+    os.run(Nanos::millis(2));
+    let counts = os.counts(id);
+    let all: u64 = counts.channels.iter().sum();
+    assert_eq!(all, counts.misses + counts.prefetches + counts.writebacks);
+    let first = counts.channels[0] as f64 / all as f64;
+    assert!((0.49..0.51).contains(&first), "{:?}", counts.channels);
+}
+
+#[test]
+fn a_walk_by_software_waits_for_the_misses_before_it() {
+    let lines = |software: bool| {
+        let mut p4080 = profile("p4080");
+        p4080.tlb.software = software;
+        let mut os = boot(p4080);
+        // A stream over more pages than the last level of the TLB has entries.
+        let id = stream(&mut os, 0, 0, 4 * MIB);
+        os.run(Nanos::millis(1));
+        during(&mut os, id, 2)
+    };
+    let (hardware, software) = (lines(false), lines(true));
+    let pages = software.accesses / 64;
+    assert!(software.walks.abs_diff(pages) < 8, "a walk a page");
+    assert!(
+        (software.accesses as f64) < 0.999 * hardware.accesses as f64,
+        "{} and {}",
+        software.accesses,
+        hardware.accesses
+    );
+}
+
+#[test]
 fn mba_lets_less_through_the_lower_its_percentage() {
     let lines = |percent| {
         let mut os = boot(profile("icelake-sp"));

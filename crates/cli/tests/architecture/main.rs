@@ -87,7 +87,9 @@ const CRATES: [(&str, &[&str]); 17] = [
     ("kernel", &["plan", "record", "types"]),
     (
         "workload",
-        &["client", "kernel", "plan", "policy", "record", "types"],
+        &[
+            "client", "control", "kernel", "plan", "policy", "record", "types",
+        ],
     ),
     ("lab", &["kernel", "model", "policy", "types"]),
     ("lab-plugin", &["lab"]),

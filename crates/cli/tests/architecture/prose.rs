@@ -61,11 +61,9 @@ const TUPLES: &[(&str, usize)] = &[
     ("model/src/dram/choice.rs", 2),
     ("model/tests/oracle/main.rs", 1),
     ("plan/src/planner/quota.rs", 1),
-    ("sim/src/backend/generator/units.rs", 1),
     ("sim/src/backend/measure.rs", 1),
     ("sim/src/machine/mod.rs", 1),
     ("sim/src/os/mod.rs", 1),
-    ("sim/src/pattern/frames.rs", 1),
     ("sim/tests/directions.rs", 1),
 ];
 

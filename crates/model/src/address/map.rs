@@ -211,17 +211,31 @@ impl AddressMap {
         )
     }
 
+    /// The channel of the line that contains `address`, and the address that the other functions
+    /// take.
+    #[inline]
+    fn split(&self, address: u64) -> (u32, u64) {
+        let n = self.fields.channels_in_turn;
+        if n > 1 {
+            let line = address >> self.fields.line_shift;
+            ((line % n) as u32, (line / n) << self.fields.line_shift)
+        } else {
+            (self.channel.of(address) as u32, address)
+        }
+    }
+
+    /// The channel of the line that contains `address`.
+    #[inline]
+    #[must_use]
+    pub fn channel(&self, address: u64) -> u32 {
+        self.split(address).0
+    }
+
     /// The location of the line that contains `address`.
     #[inline]
     #[must_use]
     pub fn locate(&self, address: u64) -> Location {
-        let (channel, address) = if self.fields.channels_in_turn > 1 {
-            let line = address >> self.fields.line_shift;
-            let n = self.fields.channels_in_turn;
-            ((line % n) as u32, (line / n) << self.fields.line_shift)
-        } else {
-            (self.channel.of(address) as u32, address)
-        };
+        let (channel, address) = self.split(address);
         Location {
             channel,
             rank: self.rank.of(address) as u32,

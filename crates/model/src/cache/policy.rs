@@ -18,11 +18,17 @@ pub enum Policy {
     /// is the same in every run.
     Random,
     /// Least recently used, but a line that is filled in is the next to leave until it is hit. One
-    /// of 32 lines is filled in as the most recently used, so that a new working set can settle.
-    /// This is bimodal insertion (Qureshi et al., "Adaptive Insertion Policies for High Performance
-    /// Caching", ISCA 2007). Streamed lines displace little in such a cache. Of a loop that is too
-    /// large for it, part remains in the cache.
-    Bimodal,
+    /// of `aging` lines is filled in as the most recently used, so that a new working set can
+    /// settle. With `aging` of 32 this is bimodal insertion (Qureshi et al., "Adaptive Insertion
+    /// Policies for High Performance Caching", ISCA 2007). Streamed lines displace little in such a
+    /// cache. Of a loop that is too large for it, part remains in the cache.
+    ///
+    /// What Freescale's manuals call streaming pseudo-LRU with aging is taken to be this. How fast
+    /// it ages was not found.
+    Bimodal {
+        /// One of so many lines settles. From 1, which is least recently used.
+        aging: u32,
+    },
 }
 
 /// A policy's state, in addition to one word per set that the cache keeps with the rest of the set.
@@ -37,8 +43,12 @@ pub(super) enum Replacement {
     /// is not that of `quell-types`: this crate depends on no other one, and figures of simulated
     /// machines rely on its sequence.
     Random { state: u64 },
-    /// The order of `Lru`, and how many lines were filled in.
-    Bimodal { order: Order, filled: u32 },
+    /// The order of `Lru`, and how many lines were filled in since one was as the newest.
+    Bimodal {
+        order: Order,
+        filled: u32,
+        aging: u32,
+    },
 }
 
 /// What a use of one way does to the nodes above it.
@@ -173,9 +183,10 @@ impl Replacement {
             Policy::Random => Self::Random {
                 state: 0x9e37_79b9_7f4a_7c15,
             },
-            Policy::Bimodal => Self::Bimodal {
+            Policy::Bimodal { aging } => Self::Bimodal {
                 order: Order::new(sets, ways),
                 filled: 0,
+                aging,
             },
             Policy::TreePlru => {
                 let leaves = ways.next_power_of_two();
@@ -188,7 +199,7 @@ impl Replacement {
     /// The first value of a set's word.
     pub(super) fn first(policy: Policy) -> u64 {
         match policy {
-            Policy::Lru | Policy::Bimodal => IN_ORDER,
+            Policy::Lru | Policy::Bimodal { .. } => IN_ORDER,
             Policy::TreePlru | Policy::Random => 0,
         }
     }
@@ -209,11 +220,17 @@ impl Replacement {
     /// Records that a line was filled into `way`.
     #[inline]
     pub(super) fn filled(&mut self, word: &mut u64, set: usize, way: usize) {
-        let Self::Bimodal { order, filled } = self else {
+        let Self::Bimodal {
+            order,
+            filled,
+            aging,
+        } = self
+        else {
             return self.touch(word, set, way);
         };
-        *filled = filled.wrapping_add(1);
-        if filled.is_multiple_of(32) {
+        *filled += 1;
+        if *filled >= *aging {
+            *filled = 0;
             order.bring_forward(word, set, way);
         } else {
             order.put_back(word, set, way);

@@ -67,11 +67,12 @@ const TRACE: [Reported; 2] = [
     higher(ACCESSES_PER_S, "accesses/s"),
     lower(LATENCY_NS, "ns per access"),
 ];
-const FRAMES_CALL: [Reported; 5] = [
+const FRAMES_CALL: [Reported; 6] = [
     higher(BANDWIDTH_MB_S, "MB/s"),
     lower("rtt_ms", "ms"),
     higher("frames_per_s", "frames/s"),
     higher("media_kb_s", "kB/s"),
+    lower("wasted_packets", "packets/s"),
     lower("encode_ms", "ms per frame"),
 ];
 const FRAMES_DISPLAY: [Reported; 4] = [

@@ -39,7 +39,7 @@ use quell_types::units::{LINE_BYTES, Nanos};
 
 use crate::board::Board;
 use crate::os::{Notice, Os, TaskId, Throttled};
-use generator::{Generator, Key, Place, Work};
+use generator::{Generator, Key, Link, Place, Work};
 use partition::Divided;
 use quell_types::rng::SplitMix;
 
@@ -84,6 +84,8 @@ pub struct Sim {
     told: ways::Told,
     subjects: BTreeMap<SubjectId, Generator>,
     born: u32,
+    /// The hand-over between the stages of a video call.
+    link: Link,
     pending: Observation,
 }
 
@@ -111,6 +113,7 @@ impl Sim {
             told: ways::Told::default(),
             subjects: BTreeMap::new(),
             born: 0,
+            link: Link::default(),
             pending: Vec::new(),
         })
     }
@@ -120,6 +123,7 @@ impl Sim {
         self.booted = self.now();
         self.os = boot(&self.board, self.seed, self.cell)?;
         self.born = 0;
+        self.link = Link::default();
         self.told = ways::Told::default();
         Ok(())
     }
@@ -200,6 +204,7 @@ impl Sim {
         let place = Place {
             caches: self.machine.data_caches(first),
             clock,
+            cached: self.board.description.cached_latency(),
             latency: self.board.description.idle_latency(),
         };
         let work = Work::new(workload, &place)?;
@@ -243,7 +248,7 @@ impl Sim {
             .map_err(|e| refused(&e))?;
         self.born += 1;
         let id = SubjectId(self.born);
-        let mut generator = Generator::new(task, &spec.group, &work, clock);
+        let mut generator = Generator::new(id, task, &spec.group, &work, clock, &mut self.link);
         if self.observed.contains(&spec.group) {
             generator.observe();
             let told = work
@@ -332,6 +337,15 @@ impl Sim {
         }
     }
 
+    /// Wakes the stages of a call that have to look again.
+    fn pass_news(&mut self) {
+        while let Some(id) = self.link.next_news() {
+            if let Some(subject) = self.subjects.get_mut(&id) {
+                subject.news(&mut self.os);
+            }
+        }
+    }
+
     fn noticed(&mut self, notice: Notice, seen: &mut Observation) {
         let os = &mut self.os;
         let (id, measured) = match notice {
@@ -350,9 +364,10 @@ impl Sim {
             }
             Notice::Finished(task) => {
                 match self.subjects.iter_mut().find(|(_, s)| s.task == task) {
-                    Some((id, subject)) => subject.finished(os, Key(id.0)),
+                    Some((id, subject)) => subject.finished(os, Key(id.0), &mut self.link),
                     None => os.sleep(task),
                 }
+                self.pass_news();
                 return;
             }
         };
@@ -527,6 +542,8 @@ impl Backend for Sim {
                     .remove(subject)
                     .ok_or_else(|| nobody(subject))?;
                 self.os.end(generator.task);
+                self.link.end(*subject);
+                self.pass_news();
             }
         }
         Ok(())

@@ -19,6 +19,8 @@ use crate::os::TaskId;
 pub(super) struct Divided {
     choices: Vec<ColourChoice>,
     spill: bool,
+    /// Whether ways were given to it.
+    ways: bool,
     /// What is still to be locked: cache level, its ways, and bytes.
     lock: Option<(u32, Mask, Bytes)>,
 }
@@ -33,7 +35,10 @@ impl Sim {
         self.group(name)?;
         let class = self.os.class(name).map_err(wrong)?;
         match &step.set {
-            Setting::Ways { level, mask } => self.fill(name, *level, *mask)?,
+            Setting::Ways { level, mask } => {
+                self.fill(name, *level, *mask)?;
+                self.group(name)?.share.ways = true;
+            }
             Setting::Lock { level, mask, size } => {
                 self.has(Mechanism::PseudoLock)?;
                 let ways = Mask(self.ways(*level, *mask)?);
@@ -119,14 +124,19 @@ impl Sim {
         group: &str,
         wanted: &Placement,
     ) -> Result<Placement, BackendError> {
-        let large = self.board.profile.tlb.large_page;
+        let profile = &self.board.profile;
+        let large = profile.tlb.large_page;
+        let ways = profile.mechanisms.ways.as_ref();
+        let regions = ways.is_some_and(|ways| ways.regions);
         let share = &self.group(group)?.share;
         if share.choices.is_empty() {
             // Locked memory must be contiguous, as the kernel's pseudo-locking takes it. Else its
-            // lines would crowd some sets and leave ways of other sets unused.
+            // lines would crowd some sets and leave ways of other sets unused. Ways that are given
+            // to regions need a region.
             let locks = share.lock.is_some_and(|(_, _, left)| left.0 > 0);
+            let sequential = locks || regions && share.ways;
             return Ok(match wanted {
-                Placement::Plain if locks => Placement::Sequential,
+                Placement::Plain if sequential => Placement::Sequential,
                 wanted => wanted.clone(),
             });
         }
@@ -188,4 +198,45 @@ fn too_large(choices: &[ColourChoice], large: Bytes) -> String {
         "its group has page colours, and it wants large pages: a page of {large} leaves {}; leave `pages` out, or the colours",
         costs.join(" and ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_types::ids::StepId;
+
+    use super::super::Group;
+    use super::*;
+    use crate::board::Board;
+    use crate::profile::Profile;
+
+    /// The placement of small pages for a group, before and after it is given ways.
+    fn placements(profile: &str, level: u32) -> [Placement; 2] {
+        let board = Board::of(Profile::built_in(profile).unwrap()).unwrap();
+        let mut sim = Sim::new(board, 1).unwrap();
+        let group = Group::on(sim.machine.cpu_set());
+        sim.groups.insert("a".to_owned(), group);
+        let before = sim.placement("a", &Placement::Plain).unwrap();
+        let mask = Mask(0b1111);
+        let step = Step {
+            id: StepId(1),
+            group: Some("a".to_owned()),
+            mechanism: Mechanism::Ways,
+            set: Setting::Ways { level, mask },
+            because: "the test says so".to_owned(),
+            assumed: false,
+        };
+        sim.divide("a", &step).unwrap();
+        [before, sim.placement("a", &Placement::Plain).unwrap()]
+    }
+
+    #[test]
+    fn ways_of_regions_make_memory_sequential() {
+        let [before, after] = placements("p4080", 3);
+        assert!(matches!(before, Placement::Plain), "{before:?}");
+        assert!(matches!(after, Placement::Sequential), "{after:?}");
+        // Ways of classes of service leave pages where they are.
+        let [before, after] = placements("apollolake", 2);
+        assert!(matches!(before, Placement::Plain), "{before:?}");
+        assert!(matches!(after, Placement::Plain), "{after:?}");
+    }
 }

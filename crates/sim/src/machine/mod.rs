@@ -16,7 +16,7 @@
 //! has done its work.
 //!
 //! **TLB.** An access without a translation waits for the walk first, dependent or not. A core does
-//! one walk at a time.
+//! one walk at a time. Where software walks, the core first waits for all misses.
 //!
 //! **Prefetcher.** Misses of the first level train it. Its fetches go through the second level and
 //! on to memory as requests that delay no access, unless one wants the line before it arrives. As
@@ -74,12 +74,18 @@ pub struct Description {
 }
 
 impl Description {
+    /// Picoseconds of a dependent access that hits in the last level.
+    #[must_use]
+    pub fn cached_latency(&self) -> Picos {
+        let lookups = self.levels.last().map_or(0, |&(_, cycles)| cycles);
+        u64::from(lookups) * self.clock
+    }
+
     /// Picoseconds for a line of an open row that misses every cache, on an otherwise idle machine.
     #[must_use]
     pub fn idle_latency(&self) -> Picos {
-        let lookups = self.levels.last().map_or(0, |&(_, cycles)| cycles);
         let timing = &self.dram.timing;
-        u64::from(lookups) * self.clock + self.transit + timing.cycles(timing.cl + timing.burst)
+        self.cached_latency() + self.transit + timing.cycles(timing.cl + timing.burst)
     }
 }
 
@@ -261,6 +267,8 @@ pub struct Machine {
     tlbs: Vec<Tlb>,
     /// Whether TLB entries outlive a change of tasks.
     tagged: bool,
+    /// Whether software walks when the TLB misses.
+    software: bool,
     /// Without tags: the last number given to an address space.
     spaces: u16,
     /// By class: picoseconds between two requests of a core for lines.
@@ -333,6 +341,7 @@ impl Machine {
             caches,
             dram: Dram::new(description.map.clone(), &description.dram)?,
             tagged: description.tlb.as_ref().is_none_or(|tlb| tlb.tagged),
+            software: description.tlb.as_ref().is_some_and(|tlb| tlb.software),
             tlbs,
             spaces: 0,
             gaps: vec![0; CLASSES],

@@ -1,6 +1,7 @@
 //! A program on the machine: its accesses, its memory, its units of work, and its counts.
 
 use quell_model::Picos;
+use quell_model::dram::Dram;
 
 use crate::access::Access;
 use crate::frames::Space;
@@ -8,6 +9,9 @@ use crate::pattern::{Late, Pattern};
 
 /// How many cache levels are counted separately. Hits beyond count with the last of them.
 pub const LEVELS: usize = 4;
+
+/// How many memory channels are counted separately.
+pub const CHANNELS: usize = 8;
 
 /// What a program has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -24,6 +28,9 @@ pub struct Counts {
     pub prefetches: u64,
     /// How often the TLB missed.
     pub walks: u64,
+    /// Requests to each memory channel: lines read and lines written back. Those of further
+    /// channels count with the last.
+    pub channels: [u64; CHANNELS],
     /// Lines that its accesses pushed out to DRAM.
     pub writebacks: u64,
     /// Picoseconds on its core.
@@ -31,6 +38,14 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Counts a request for the line of `address`.
+    #[inline]
+    pub(super) fn request(&mut self, dram: &Dram, address: u64) {
+        let channel = dram.map().channel(address);
+        let channel = usize::try_from(channel).unwrap_or(CHANNELS);
+        self.channels[channel.min(CHANNELS - 1)] += 1;
+    }
+
     /// Replaces instructions per cycle on a machine without instructions: accesses plus cycles of
     /// computing, per core cycle of `clock` picoseconds. An access that hits without dependence
     /// takes one cycle, as computing does. Waiting lowers the value.
@@ -118,6 +133,8 @@ pub struct Program {
     pub(super) pending: Option<Access>,
     /// Picoseconds of computing left before that access, while the program is off its core.
     pub(super) left: Picos,
+    /// The walk by software that begins when its misses have come back.
+    pub(super) walk: Picos,
 }
 
 impl Program {
@@ -135,6 +152,7 @@ impl Program {
             units: Units::default(),
             pending: None,
             left: 0,
+            walk: 0,
         }
     }
 

@@ -5,11 +5,10 @@ use std::cmp::Reverse;
 use quell_model::Picos;
 use quell_model::dram::Accepted;
 
-use crate::access::PAGE_SHIFT;
 use crate::access::{Effect, LINE};
-use crate::tlb::Page;
+use crate::tlb::{Page, Tlb, Translated};
 
-use super::{Ahead, CORE_BITS, Kind, LEVELS, Machine, Message, Raised, State};
+use super::{Ahead, CORE_BITS, Kind, LEVELS, Machine, Message, Program, Raised, State};
 
 impl Machine {
     /// Runs all that happens before `end`, or until a core has something to report.
@@ -168,23 +167,26 @@ impl Machine {
                 }
             }
             let page = access.address >> program.space.shift();
-            if page != core.page {
-                core.page = page;
-                if let Some(tlb) = self.tlbs.get_mut(core.tlb) {
-                    let kind = if program.space.shift() == PAGE_SHIFT {
-                        Page::Small
-                    } else {
-                        Page::Large
-                    };
-                    let walk = tlb.access(core.space, access.address, kind);
-                    if walk > 0 {
-                        program.counts.walks += 1;
-                        core.time += u64::from(walk) * self.clock;
-                        if core.time >= limit {
-                            program.pending = Some(access);
-                            return None;
-                        }
+            if page != core.page || program.walk > 0 {
+                if page != core.page
+                    && let Some(tlb) = self.tlbs.get_mut(core.tlb)
+                {
+                    let missing = translate(tlb, core.space, program, access.address);
+                    program.walk += missing.cycles() * self.clock;
+                    // An interrupt is precise: software walks when all earlier misses are back.
+                    if self.software && missing.is_walk() && core.flying > 0 {
+                        core.page = page;
+                        core.state = State::Drains;
+                        program.pending = Some(access);
+                        return None;
                     }
+                }
+                core.page = page;
+                let walk = std::mem::take(&mut program.walk);
+                core.time += walk;
+                if walk > 0 && core.time >= limit {
+                    program.pending = Some(access);
+                    return None;
                 }
             }
             if core.flying == self.misses {
@@ -238,10 +240,12 @@ impl Machine {
             let mut writebacks = self.caches.writebacks().len() as u64;
             for &line in self.caches.writebacks() {
                 send(Kind::Write, looked_up, line);
+                program.counts.request(&self.dram, line);
             }
             if level == memory {
                 let at = leaves(&mut core.leaves, looked_up, gap);
                 let number = send(Kind::Read, at, address);
+                program.counts.request(&self.dram, address);
                 core.counts.reads += 1;
                 program.counts.misses += 1;
                 core.flying += 1;
@@ -269,10 +273,12 @@ impl Machine {
                     writebacks += self.caches.writebacks().len() as u64;
                     for &line in self.caches.writebacks() {
                         send(Kind::Write, looked_up, line);
+                        program.counts.request(&self.dram, line);
                     }
                     if found == memory {
                         let at = leaves(&mut core.leaves, looked_up, gap);
                         let number = send(Kind::Read, at, line);
+                        program.counts.request(&self.dram, line);
                         core.ahead.push(Ahead {
                             number,
                             address: line,
@@ -324,11 +330,25 @@ impl Machine {
         core.counts.writebacks += 1;
         if let Some(program) = &mut core.program {
             program.counts.writebacks += 1;
+            program.counts.request(&self.dram, address);
         }
         core.flying += 1;
         core.overflows()
             .then_some(Raised::Overflow { core: n, at: began })
     }
+}
+
+/// Translates an access of `program`, whose address space has the number `space` in `tlb`.
+#[inline]
+fn translate(tlb: &mut Tlb, space: u16, program: &mut Program, address: u64) -> Translated {
+    let kind = if program.space.is_large() {
+        Page::Large
+    } else {
+        Page::Small
+    };
+    let translated = tlb.access(space, address, kind);
+    program.counts.walks += u64::from(translated.is_walk());
+    translated
 }
 
 /// When a request that is ready at `ready` leaves, at least `gap` after the one before.

@@ -224,6 +224,12 @@ impl Os {
         }
     }
 
+    /// How many memory channels there are.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        self.machine.dram().channels().len()
+    }
+
     /// The bytes of a task's memory, and how many of them lie in caches of its core now. Zeros for
     /// an unknown task.
     #[must_use]
@@ -260,6 +266,16 @@ impl Os {
             None => self.machine.program_mut(task.core),
         };
         program.map(Program::take_units).unwrap_or_default()
+    }
+
+    /// The accesses that a task makes, to give it more of them. `None` for an unknown task.
+    pub fn pattern_mut(&mut self, id: TaskId) -> Option<&mut Pattern> {
+        let task = self.tasks.get_mut(&id)?;
+        let program = match &mut task.program {
+            Some(program) => Some(program),
+            None => self.machine.program_mut(task.core),
+        };
+        program.map(|program| &mut program.pattern)
     }
 
     /// Whether a task is on its core.

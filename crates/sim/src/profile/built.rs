@@ -123,7 +123,7 @@ impl CacheLevel {
                 Replacement::Lru => Policy::Lru,
                 Replacement::TreePlru => Policy::TreePlru,
                 Replacement::Random => Policy::Random,
-                Replacement::Bimodal => Policy::Bimodal,
+                Replacement::Bimodal => Policy::Bimodal { aging: self.aging },
             },
             inclusion: match self.inclusion {
                 Inclusive::NonInclusive => Inclusion::NonInclusive,

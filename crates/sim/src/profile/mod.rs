@@ -109,6 +109,9 @@ pub struct CacheLevel {
     pub cores: u32,
     /// Which line leaves a full set.
     pub replacement: Replacement,
+    /// Of bimodal insertion: one of so many lines that are filled in settles.
+    #[serde(default = "aging")]
+    pub aging: u32,
     /// How its contents relate to the nearer levels.
     #[serde(default)]
     pub inclusion: Inclusive,
@@ -138,6 +141,11 @@ pub enum Replacement {
     Random,
     /// Bimodal insertion of lines, see [`quell_model::cache::Policy::Bimodal`].
     Bimodal,
+}
+
+/// Qureshi et al. took 1/32.
+fn aging() -> u32 {
+    32
 }
 
 /// How a cache relates to nearer ones, see [`quell_model::cache::Inclusion`].
@@ -202,7 +210,8 @@ pub enum Grade {
     Ddr4At3200,
 }
 
-/// Translation: the last level of the data TLB, for pages of 4 KiB and for large ones.
+/// Translation: the data TLB's last level, and the first where it is modelled, for pages of 4 KiB
+/// and for large ones.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TlbShape {
@@ -218,9 +227,15 @@ pub struct TlbShape {
     pub large_page: Bytes,
     /// Core cycles of a miss: the walk, with its loads hitting a cache.
     pub walk: u32,
+    /// Whether a miss raises an interrupt and software walks. The interrupt is precise: the
+    /// program's earlier misses come back first.
+    #[serde(default)]
+    pub software: bool,
     /// Whether entries carry the address space, so that they outlive a change to another one and
     /// back.
     pub tagged: bool,
+    /// The first level, inclusive in the last one. `None`: it costs nothing worth modelling.
+    pub first: Option<FirstTlb>,
     /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
@@ -228,8 +243,40 @@ pub struct TlbShape {
     pub assumed: Assumed,
 }
 
+/// The first level of a data TLB, which hardware refills from the last one.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct FirstTlb {
+    /// Entries for pages of 4 KiB.
+    pub entries: u32,
+    /// Ways of the table of 4 KiB pages.
+    pub ways: u32,
+    /// Entries for large pages or regions.
+    pub large_entries: u32,
+    /// Ways of the table of large pages.
+    pub large_ways: u32,
+    /// Core cycles of a miss that hits the last level.
+    pub refill: u32,
+    /// Where the section's numbers come from.
+    pub source: String,
+    /// Keys that no source gives, with the reason for their value.
+    #[serde(default)]
+    pub assumed: Assumed,
+}
+
+/// A table of a TLB as a cache in which a page stands for a line.
+fn table(entries: u32, ways: u32) -> Result<Geometry, Invalid> {
+    if ways == 0 || !entries.is_multiple_of(ways) {
+        return Err(Invalid {
+            what: "TLB".into(),
+            reason: format!("{entries} entries are not a whole number of sets of {ways} ways"),
+        });
+    }
+    Geometry::plain(u64::from(entries) << PAGE_SHIFT, ways, 1 << PAGE_SHIFT)
+}
+
 impl TlbShape {
-    /// Both tables, for small and for large pages, as caches in which a page stands for a line.
+    /// Both tables of the last level, for small and for large pages.
     ///
     /// # Errors
     /// When the entries are no whole number of sets, or large pages are not larger than small ones.
@@ -245,18 +292,24 @@ impl TlbShape {
                 self.large_page
             )));
         }
-        let table = |entries: u32, ways: u32| {
-            if ways == 0 || !entries.is_multiple_of(ways) {
-                let reason =
-                    format!("{entries} entries are not a whole number of sets of {ways} ways");
-                return Err(invalid(reason));
-            }
-            Geometry::plain(u64::from(entries) << PAGE_SHIFT, ways, 1 << PAGE_SHIFT)
-        };
         Ok([
             table(self.entries, self.ways)?,
             table(self.large_entries, self.large_ways)?,
         ])
+    }
+
+    /// The same of the first level, where it is modelled.
+    ///
+    /// # Errors
+    /// When the entries are no whole number of sets.
+    pub fn first_geometries(&self) -> Result<Option<[Geometry; 2]>, Invalid> {
+        let Some(first) = &self.first else {
+            return Ok(None);
+        };
+        Ok(Some([
+            table(first.entries, first.ways)?,
+            table(first.large_entries, first.large_ways)?,
+        ]))
     }
 }
 
@@ -323,7 +376,8 @@ pub enum FrameOrder {
     /// Any, at random, as on a machine that has been up for long.
     #[default]
     Random,
-    /// The lowest, as on a machine that has just started.
+    /// The lowest, as on a machine that has just started. Large pages of a program are one run of
+    /// frames: a region that is mapped by large entries.
     Ascending,
 }
 
@@ -372,6 +426,10 @@ pub struct Ways {
     /// Whether masks may have holes.
     #[serde(default)]
     pub sparse: bool,
+    /// Whether ways are given to regions of memory. Then the memory of a group with ways is one run
+    /// of frames.
+    #[serde(default)]
+    pub regions: bool,
 }
 
 fn one() -> u32 {

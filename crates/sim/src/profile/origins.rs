@@ -3,7 +3,7 @@
 use quell_plan::inventory::Parameter;
 use quell_types::partition::MbaBounds;
 
-use super::{Assumed, BitFunctions, Profile, Ways};
+use super::{Assumed, BitFunctions, Profile, Replacement, TlbShape, Ways};
 
 /// Where one number, or the rest of a section, comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +48,9 @@ impl Profile {
         }
         sections.push(("memory".into(), &self.memory.source, &self.memory.assumed));
         sections.push(("tlb".into(), &self.tlb.source, &self.tlb.assumed));
+        if let Some(first) = &self.tlb.first {
+            sections.push(("tlb.first".into(), &first.source, &first.assumed));
+        }
         if let Some(p) = &self.prefetcher {
             sections.push(("prefetcher".into(), &p.source, &p.assumed));
         }
@@ -107,6 +110,9 @@ impl Profile {
                 ("replacement", format!("{:?}", level.replacement)),
                 ("inclusion", format!("{:?}", level.inclusion)),
             ];
+            if level.replacement == Replacement::Bimodal {
+                values.push(text("aging", &level.aging));
+            }
             values.extend(
                 [bits("set", &level.set), bits("slice", &level.slice)]
                     .into_iter()
@@ -132,16 +138,7 @@ impl Profile {
         ];
         values.extend(fields.into_iter().flatten());
         all.push(values);
-        let t = &self.tlb;
-        all.push(vec![
-            text("entries", &t.entries),
-            text("ways", &t.ways),
-            text("large-entries", &t.large_entries),
-            text("large-ways", &t.large_ways),
-            text("large-page", &t.large_page),
-            ("walk", format!("{} cycles", t.walk)),
-            text("tagged", &t.tagged),
-        ]);
+        all.extend(translation(&self.tlb));
         if let Some(p) = &self.prefetcher {
             all.push(vec![
                 text("on", &p.on),
@@ -176,6 +173,32 @@ impl Profile {
     }
 }
 
+/// Keys and values of the TLB, and of its first level if there is one.
+fn translation(tlb: &TlbShape) -> Vec<Vec<(&'static str, String)>> {
+    let text = |key, value: &dyn ToString| (key, value.to_string());
+    let cycles = |key, cycles: u32| (key, format!("{cycles} cycles"));
+    let mut last = vec![
+        text("entries", &tlb.entries),
+        text("ways", &tlb.ways),
+        text("large-entries", &tlb.large_entries),
+        text("large-ways", &tlb.large_ways),
+        text("large-page", &tlb.large_page),
+        cycles("walk", tlb.walk),
+    ];
+    last.extend(tlb.software.then(|| text("software", &true)));
+    last.push(text("tagged", &tlb.tagged));
+    let first = tlb.first.as_ref().map(|first| {
+        vec![
+            text("entries", &first.entries),
+            text("ways", &first.ways),
+            text("large-entries", &first.large_entries),
+            text("large-ways", &first.large_ways),
+            cycles("refill", first.refill),
+        ]
+    });
+    std::iter::once(last).chain(first).collect()
+}
+
 /// The functions as masks over the address, lowest output bit first.
 fn masks(functions: &BitFunctions) -> String {
     let masks: Vec<String> = functions
@@ -190,12 +213,13 @@ impl std::fmt::Display for Ways {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{}, {} classes, masks of {} bits, at least {}{}",
+            "{}, {} classes, masks of {} bits, at least {}{}{}",
             self.cache,
             self.classes,
             self.segments,
             self.least,
-            if self.sparse { ", with holes" } else { "" }
+            if self.sparse { ", with holes" } else { "" },
+            if self.regions { ", per region" } else { "" }
         )
     }
 }

@@ -11,7 +11,7 @@ use quell_types::partition::MbaUnit;
 use quell_types::text::{Complaint, Path, suggestion};
 use quell_types::units::Nanos;
 
-use super::{Assumed, Profile};
+use super::{Assumed, CacheLevel, Profile};
 
 /// Keys that may be assumed, by section.
 const CORES: &[&str] = &["count", "threads", "mhz", "misses"];
@@ -22,6 +22,7 @@ const CACHE: &[&str] = &[
     "latency",
     "cores",
     "replacement",
+    "aging",
     "inclusion",
     "set",
     "slice",
@@ -44,8 +45,10 @@ const TLB: &[&str] = &[
     "large-ways",
     "large-page",
     "walk",
+    "software",
     "tagged",
 ];
+const FIRST_TLB: &[&str] = &["entries", "ways", "large-entries", "large-ways", "refill"];
 const PREFETCHER: &[&str] = &["on", "streams", "degree", "distance"];
 const COUNTERS: &[&str] = &["delay", "writes"];
 const OS: &[&str] = &["slice", "switch", "interrupt", "frames"];
@@ -152,7 +155,14 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     let tlb = &profile.tlb;
     found.origin(&at, &tlb.source, &tlb.assumed, TLB);
     if let Err(error) = tlb.geometries() {
-        found.invalid(at, &error);
+        found.invalid(at.clone(), &error);
+    }
+    if let Some(first) = &tlb.first {
+        let at = at.key("first");
+        found.origin(&at, &first.source, &first.assumed, FIRST_TLB);
+        if let Err(error) = tlb.first_geometries() {
+            found.invalid(at, &error);
+        }
     }
     if let Some(prefetcher) = &profile.prefetcher {
         let at = root.key("prefetcher");
@@ -213,6 +223,7 @@ fn caches(profile: &Profile, counted: bool, found: &mut Found) {
         if !names.insert(&level.name) {
             found.say(at.key("name"), format!("'{}' twice", level.name), None);
         }
+        found.range(&at, "aging", level.aging, 1 << 16);
         if level.line != 64 {
             let why = format!("lines of {} bytes: the model's memory moves 64", level.line);
             found.say(at.key("line"), why, None);
@@ -228,53 +239,7 @@ fn caches(profile: &Profile, counted: bool, found: &mut Found) {
             found.range(&at, "ways", level.ways, 64);
             continue;
         }
-        let mut space = Space::default();
-        let functions = level.set.0.iter().chain(&level.slice.0);
-        if let Some(mask) = functions.copied().find(|&mask| !space.insert(mask)) {
-            let key = if level.set.0.contains(&mask) {
-                "set"
-            } else {
-                "slice"
-            };
-            let why = format!(
-                "function {mask:#x} is the XOR of others: half of the sets would stay empty"
-            );
-            found.say(at.key(key), why, Some("remove or change it"));
-        }
-        let sets = combined(&[level.set.0.len(), level.slice.0.len()]);
-        let lines = sets.saturating_mul(u64::from(level.ways));
-        if lines > MOST_LINES {
-            let why = format!(
-                "{lines} lines by the functions of sets and slices: at most {MOST_LINES} are possible"
-            );
-            found.say(at.key("set"), why, Some("use fewer functions"));
-            continue;
-        }
-        let built = level.geometry().and_then(|geometry| {
-            Cache::new(&geometry, quell_model::cache::Policy::Lru, 1).map(|_| geometry)
-        });
-        match built {
-            Err(error) => {
-                let remedy = "correct size, ways, line or the functions";
-                found.say(at.key("size"), error.to_string(), Some(remedy));
-            }
-            Ok(geometry) if geometry.size() != level.size.0 => {
-                let why = format!(
-                    "{} sets by the functions of {} ways of {} bytes are {} bytes, not {}",
-                    geometry.sets(),
-                    level.ways,
-                    level.line,
-                    geometry.size(),
-                    level.size.0
-                );
-                found.say(
-                    at.key("size"),
-                    why,
-                    Some("correct size, ways or the functions"),
-                );
-            }
-            Ok(_) => {}
-        }
+        sets(level, &at, found);
     }
     if !counted || found.0.len() > before {
         return;
@@ -286,6 +251,56 @@ fn caches(profile: &Profile, counted: bool, found: &mut Found) {
         .collect();
     if let Err(error) = levels.and_then(|levels| Hierarchy::new(&levels, 1)) {
         found.invalid(top, &error);
+    }
+}
+
+/// The functions of sets and slices, and whether they come to the size.
+fn sets(level: &CacheLevel, at: &Path, found: &mut Found) {
+    let mut space = Space::default();
+    let functions = level.set.0.iter().chain(&level.slice.0);
+    if let Some(mask) = functions.copied().find(|&mask| !space.insert(mask)) {
+        let key = if level.set.0.contains(&mask) {
+            "set"
+        } else {
+            "slice"
+        };
+        let why =
+            format!("function {mask:#x} is the XOR of others: half of the sets would stay empty");
+        found.say(at.key(key), why, Some("remove or change it"));
+    }
+    let sets = combined(&[level.set.0.len(), level.slice.0.len()]);
+    let lines = sets.saturating_mul(u64::from(level.ways));
+    if lines > MOST_LINES {
+        let why = format!(
+            "{lines} lines by the functions of sets and slices: at most {MOST_LINES} are possible"
+        );
+        found.say(at.key("set"), why, Some("use fewer functions"));
+        return;
+    }
+    let built = level.geometry().and_then(|geometry| {
+        Cache::new(&geometry, quell_model::cache::Policy::Lru, 1).map(|_| geometry)
+    });
+    match built {
+        Err(error) => {
+            let remedy = "correct size, ways, line or the functions";
+            found.say(at.key("size"), error.to_string(), Some(remedy));
+        }
+        Ok(geometry) if geometry.size() != level.size.0 => {
+            let why = format!(
+                "{} sets by the functions of {} ways of {} bytes are {} bytes, not {}",
+                geometry.sets(),
+                level.ways,
+                level.line,
+                geometry.size(),
+                level.size.0
+            );
+            found.say(
+                at.key("size"),
+                why,
+                Some("correct size, ways or the functions"),
+            );
+        }
+        Ok(_) => {}
     }
 }
 

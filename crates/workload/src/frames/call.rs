@@ -6,12 +6,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use quell_client::Session;
+use quell_control::congestion::{BACKLOG, Congestion, FLOOR, PACE, PACE_NS, REPORT_NS, START};
 use quell_policy::workload::Pages;
 use quell_record::measurement::Measurement;
 use quell_types::units::Bytes;
 use rustix::event::{PollFd, PollFlags};
 
-use super::congestion::Congestion;
 use super::display::painted;
 use super::peer::{Header, PACKET, Peer};
 use super::picture;
@@ -24,16 +24,6 @@ use crate::{Error, clock};
 
 /// Encoded frames that are kept: the previous one for prediction, and those under way.
 const REBUILT: usize = 4;
-/// Packets leave in bursts at this interval, at most this many times as fast as media is made
-/// (libwebrtc's pacer).
-const PACE_NS: u64 = 5_000_000;
-const PACE: f64 = 2.5;
-/// No frame is encoded behind so many frames' worth of unsent packets.
-const BACKLOG: f64 = 2.0;
-const REPORT_NS: u64 = 100_000_000;
-/// Rate control's floor and start, as parts of the highest rate.
-const FLOOR: f64 = 0.05;
-const START: f64 = 0.25;
 /// Weight of a new round-trip time in the smoothed one (RFC 6298).
 const SMOOTH: f64 = 0.125;
 
@@ -264,6 +254,7 @@ impl Call {
         self.highest = self.highest.max(header.number);
         self.back += 1;
         let Some(at) = self.flights.iter().position(|f| f.number == header.frame) else {
+            self.work.wasted += 1;
             return;
         };
         let flight = &mut self.flights[at];
@@ -312,8 +303,9 @@ impl Call {
             reason = "a positive time"
         )]
         let rtt = self.rtt_ns as u64;
-        self.control
-            .report(now, rtt, self.highest - highest, self.back - back);
+        let (expected, received) = (self.highest - highest, self.back - back);
+        self.work.wasted += expected.saturating_sub(received);
+        self.control.report(now, rtt, expected, received);
     }
 }
 

@@ -168,7 +168,9 @@ impl Generator for Display {
     ) -> Result<Option<Measurement>, Error> {
         let measured = work::span(self, span, asked)?;
         Ok(measured.map(|mut m| {
-            m.metrics.remove("media_kb_s");
+            for of_the_call in ["media_kb_s", "wasted_packets"] {
+                m.metrics.remove(of_the_call);
+            }
             m
         }))
     }

@@ -28,12 +28,12 @@
 //! | both | `frames_per_s` | second | frames that came back and were decoded; frames composed |
 //! | call | `rtt_ms` | packet | from sending to handling its reflection |
 //! | call | `media_kb_s` | second | 10^3 bytes of packets that came back |
+//! | call | `wasted_packets` | second | packets lost, or back too late for their frame |
 //! | call | `encode_ms` | frame | from capture to the last piece encoded |
 //! | display | `compose_ms` | frame | from taking a frame to its being in the framebuffer |
 //! | display | `age_ms` | frame of a call stage | from capture to framebuffer |
 
 mod call;
-mod congestion;
 mod display;
 mod peer;
 mod picture;

@@ -24,6 +24,8 @@ pub(super) struct Work {
     pub(super) frames: u64,
     /// Bytes of media that came back.
     pub(super) media: u64,
+    /// Packets that were lost, or came back too late for their frame.
+    pub(super) wasted: u64,
     record: Option<Record>,
 }
 
@@ -95,6 +97,7 @@ struct Record {
     demand: Series,
     frames: Series,
     media: Series,
+    wasted: Series,
     samples: BTreeMap<&'static str, Vec<f64>>,
 }
 
@@ -119,6 +122,7 @@ impl Work {
             record.demand.look(now, self.bytes);
             record.frames.look(now, self.frames);
             record.media.look(now, self.media);
+            record.wasted.look(now, self.wasted);
         }
     }
 
@@ -131,12 +135,14 @@ impl Work {
             demand: Series::new(span.duration.0, span.window.0),
             frames: per_second(),
             media: per_second(),
+            wasted: per_second(),
             samples: names.iter().map(|name| (*name, room(SAMPLES))).collect(),
         };
         record.begin = clock::now();
         record.demand.begin(record.begin, self.bytes);
         record.frames.begin(record.begin, self.frames);
         record.media.begin(record.begin, self.media);
+        record.wasted.begin(record.begin, self.wasted);
         self.record = Some(record);
     }
 
@@ -152,6 +158,7 @@ impl Work {
             ("bandwidth_mb_s", record.demand, 1e6),
             ("frames_per_s", record.frames, 1.0),
             ("media_kb_s", record.media, 1e3),
+            ("wasted_packets", record.wasted, 1.0),
         ] {
             metrics.insert(name.to_owned(), series.into_rates(unit));
         }

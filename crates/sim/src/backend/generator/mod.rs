@@ -1,7 +1,9 @@
 //! The generators on the simulated machine. [`work`] says what a workload is there. Loads of equal
 //! steps are measured in windows (here). Generators that work in units are measured by their log
-//! ([`units`]). In addition all have what the machine counts ([`Counter`]).
+//! ([`units`]). The stages of a video call are loops of their own ([`stages`]). In addition all
+//! have what the machine counts ([`Counter`]).
 
+mod stages;
 mod units;
 mod work;
 
@@ -10,6 +12,7 @@ use std::collections::BTreeMap;
 use quell_control::deadline::Unit;
 use quell_model::Picos;
 use quell_policy::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, ns_per_line};
+use quell_record::backend::SubjectId;
 use quell_record::measurement::Measurement;
 use quell_types::pace::{Pace, SPIN_NS};
 use quell_types::units::{LINE_BYTES, Nanos};
@@ -17,6 +20,8 @@ use quell_types::windows::{Cut, SAMPLE_NS, Windows};
 
 use crate::machine::Counts;
 use crate::os::{Os, TaskId};
+pub(super) use stages::Link;
+use stages::Stages;
 use units::Units;
 use work::{Judged, Kind, Steps};
 
@@ -91,8 +96,9 @@ impl Counter {
     }
 
     /// `ipc` ([`Counts::ipc`]; absent without time on a core) and `misses_per_ms`: lines that its
-    /// accesses read from memory per millisecond.
-    fn end(&self, os: &Os, task: TaskId) -> Vec<(&'static str, Vec<f64>)> {
+    /// accesses read from memory per millisecond. With several memory channels also
+    /// `channel_N_per_ms`: its requests to each, lines read and written back.
+    fn end(&self, os: &Os, task: TaskId) -> Vec<(String, Vec<f64>)> {
         let (now, before) = (os.counts(task), self.before);
         let since = Counts {
             accesses: now.accesses - before.accesses,
@@ -102,9 +108,20 @@ impl Counter {
             ..Counts::default()
         };
         let span = os.now().since(self.begin).0.max(1) as f64;
-        let mut found = vec![("misses_per_ms", vec![since.misses as f64 * 1e6 / span])];
+        let per_ms = |n: u64| vec![n as f64 * 1e6 / span];
+        let mut found = vec![("misses_per_ms".to_owned(), per_ms(since.misses))];
         if since.active > 0 {
-            found.push(("ipc", vec![since.ipc(self.clock)]));
+            found.push(("ipc".to_owned(), vec![since.ipc(self.clock)]));
+        }
+        let channels = os.channels();
+        if channels > 1 {
+            let counts = now.channels.iter().zip(before.channels);
+            let each = counts.take(channels).enumerate();
+            found.extend(
+                each.map(|(n, (now, before))| {
+                    (format!("channel_{n}_per_ms"), per_ms(now - before))
+                }),
+            );
         }
         found
     }
@@ -122,14 +139,24 @@ pub(super) struct Generator {
 enum Does {
     Steps(Load),
     Units(Units),
+    Stages(Box<Stages>),
 }
 
 impl Generator {
-    /// For `task` of `group`, on cores with a clock period of `clock`.
-    pub(super) fn new(task: TaskId, group: &str, work: &Work, clock: Picos) -> Self {
+    /// The subject `id`, which is `task` of `group` on cores with a clock period of `clock`.
+    pub(super) fn new(
+        id: SubjectId,
+        task: TaskId,
+        group: &str,
+        work: &Work,
+        clock: Picos,
+        link: &mut Link,
+    ) -> Self {
         let does = match work.kind {
             Kind::Steps(steps) => Does::Steps(Load::new(task, steps, clock)),
             Kind::Units(job) => Does::Units(Units::new(job, clock)),
+            Kind::Call(media) => Does::Stages(Box::new(Stages::call(id, media, clock, link))),
+            Kind::Display => Does::Stages(Box::new(Stages::display(id, clock, link))),
         };
         Self {
             task,
@@ -140,8 +167,10 @@ impl Generator {
 
     /// From now on its units are collected for [`Self::fresh`], if it works in units.
     pub(super) fn observe(&mut self) {
-        if let Does::Units(units) = &mut self.does {
-            units.observe();
+        match &mut self.does {
+            Does::Units(units) => units.observe(),
+            Does::Stages(stages) => stages.observe(),
+            Does::Steps(_) => {}
         }
     }
 
@@ -149,6 +178,7 @@ impl Generator {
     pub(super) fn fresh(&mut self, os: &mut Os) -> Vec<Unit> {
         match &mut self.does {
             Does::Units(units) => units.fresh(os, self.task),
+            Does::Stages(stages) => stages.fresh(),
             Does::Steps(_) => Vec::new(),
         }
     }
@@ -158,13 +188,15 @@ impl Generator {
         match &mut self.does {
             Does::Steps(load) => load.go(os, key, warmup, duration),
             Does::Units(units) => units.go(os, self.task, key, warmup, duration),
+            Does::Stages(stages) => stages.go(os, self.task, key, warmup, duration),
         }
     }
 
     /// The task has done all its accesses.
-    pub(super) fn finished(&mut self, os: &mut Os, key: Key) {
+    pub(super) fn finished(&mut self, os: &mut Os, key: Key, link: &mut Link) {
         match &mut self.does {
             Does::Steps(load) => load.keep_pace(os, key),
+            Does::Stages(stages) => stages.finished(os, self.task, key, link),
             Does::Units(_) => os.sleep(self.task),
         }
     }
@@ -174,6 +206,14 @@ impl Generator {
         match &mut self.does {
             Does::Steps(load) => load.alarm(os, key, bell),
             Does::Units(units) => units.look(os, self.task, key),
+            Does::Stages(stages) => stages.alarm(os, self.task, key, bell),
+        }
+    }
+
+    /// Another stage has news ([`Link`]).
+    pub(super) fn news(&mut self, os: &mut Os) {
+        if let Does::Stages(stages) = &mut self.does {
+            stages.news(os, self.task);
         }
     }
 
@@ -181,7 +221,7 @@ impl Generator {
     pub(super) fn runs(&mut self, os: &mut Os, key: Key) -> Option<Measurement> {
         match &mut self.does {
             Does::Steps(load) => load.look(os, key),
-            Does::Units(_) => None,
+            Does::Units(_) | Does::Stages(_) => None,
         }
     }
 }
@@ -300,9 +340,9 @@ impl Load {
                     os.alarm(next(*begin, *end, windows, cut, now), key);
                     return None;
                 }
-                let mut metrics = metrics(&steps, (**windows).clone().into_values());
-                metrics.extend(counted.end(os, task));
+                let metrics = metrics(&steps, (**windows).clone().into_values());
                 let metrics = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
+                let metrics = metrics.chain(counted.end(os, task));
                 let measured = Measurement {
                     window_ns: windows.length(),
                     metrics: metrics.collect(),

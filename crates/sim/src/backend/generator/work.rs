@@ -6,7 +6,7 @@ use std::io::BufReader;
 
 use quell_model::Picos;
 use quell_policy::workload::{
-    Access, Banks, CALL_RATE, Caches, Operation, Order, Pages, STREAM_SIZE, Store, Workload,
+    Access, Banks, CALL_RATE, Caches, Operation, Order, Pages, STREAM_SIZE, Size, Store, Workload,
     line_bytes,
 };
 use quell_record::backend::BackendError;
@@ -16,7 +16,7 @@ use quell_types::units::{Bytes, LINE_BYTES, Rate};
 use super::units::Job;
 use crate::frames::{Placement, Space};
 use crate::pattern::{
-    Churn, Frames, Lattice, ParallelLists, Pattern, Replay, Stage, Stores, Stream, Task,
+    Churn, Frames, Lattice, ParallelLists, Pattern, Replay, Stage, Stores, Stream, Task, Times,
 };
 
 /// The same list in every run, as on Linux: configurations are compared, not permutations.
@@ -29,6 +29,10 @@ const SPARE: u64 = 4;
 /// Core cycles to collide eight cells: those of a line of each distribution. Assumed: some 240
 /// floating-point operations a cell, two a cycle.
 const COLLIDE: u32 = 8 * 240 / 2;
+
+/// The call's working set. Assumed: twice what its core has alone, so that it lives in the
+/// last-level cache.
+const CALL_SET: Size = Size::L2(2.0);
 
 /// What is measured of a load of equal steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,10 @@ pub(super) struct Steps {
 pub(super) enum Kind {
     Steps(Steps),
     Units(Job),
+    /// The call stage of a video call, and the most media that it sends.
+    Call(Rate),
+    /// The display stage of a video call.
+    Display,
 }
 
 /// The CPU on which a workload is to run.
@@ -70,6 +78,8 @@ pub(in super::super) struct Place {
     pub(in super::super) caches: Caches,
     /// Picoseconds of a core cycle there.
     pub(in super::super) clock: Picos,
+    /// After this time a line in the last-level cache is there.
+    pub(in super::super) cached: Picos,
     /// After this time an idle memory answers.
     pub(in super::super) latency: Picos,
 }
@@ -88,8 +98,9 @@ pub(in super::super) struct Work {
     /// What it declares of its units of work; `None` where it declares nothing.
     pub(in super::super) declared: Option<Declared>,
     pub(super) kind: Kind,
-    clock: Picos,
-    latency: Picos,
+    /// Bytes of the working set at the end of its memory. 0 where it has none.
+    set: Bytes,
+    times: Times,
     trace: Option<Replay>,
 }
 
@@ -134,7 +145,7 @@ impl Work {
             rate: None,
         };
         let steps = |size, writes, steps| (size, writes, Kind::Steps(steps));
-        let mut trace = None;
+        let (mut trace, mut set) = (None, Bytes(0));
         let (memory, writes, kind) = match *workload {
             Workload::Latency {
                 size, operation, ..
@@ -213,24 +224,23 @@ impl Work {
                     let why = "`passes`: the simulated machine tells jobs apart and not the passes of a job; leave it out, or use --on linux";
                     return Err(refused(workload, &why));
                 }
-                let job = Job::Task {
+                let job = Job {
                     period,
                     deadline: deadline.unwrap_or(period),
                     bytes: pass_bytes(size, step),
                 };
                 (size, false, Kind::Units(job))
             }
-            Workload::FramesCall { fps, rate, .. } => {
+            Workload::FramesCall { rate, .. } => {
                 as_published(workload, rate)?;
-                let (stage, media) = (Stage::Call, rate);
-                let job = Job::Frames { stage, media, fps };
-                (STREAM_SIZE.resolve(&place.caches), false, Kind::Units(job))
+                set = CALL_SET.resolve(&place.caches);
+                let memory = Bytes(STREAM_SIZE.resolve(&place.caches).0 + set.0);
+                (memory, false, Kind::Call(rate))
             }
-            Workload::FramesDisplay { fps, .. } => {
+            Workload::FramesDisplay { .. } => {
                 as_published(workload, CALL_RATE)?;
-                let (stage, media) = (Stage::Display, CALL_RATE);
-                let job = Job::Frames { stage, media, fps };
-                (STREAM_SIZE.resolve(&place.caches), false, Kind::Units(job))
+                let memory = STREAM_SIZE.resolve(&place.caches);
+                (memory, false, Kind::Display)
             }
             Workload::Detector(_)
             | Workload::AnonHog(_)
@@ -252,8 +262,12 @@ impl Work {
             },
             declared: declared(workload),
             kind,
-            clock: place.clock,
-            latency: place.latency,
+            set,
+            times: Times {
+                clock: place.clock,
+                cached: place.cached,
+                memory: place.latency,
+            },
             trace,
         })
     }
@@ -329,8 +343,8 @@ impl Work {
             Workload::Periodic {
                 size, step, period, ..
             } => Pattern::Task(Task::new(size.0, step.0, period.0 * 1_000)),
-            Workload::FramesCall { .. } => self.frames(Stage::Call),
-            Workload::FramesDisplay { .. } => self.frames(Stage::Display),
+            Workload::FramesCall { .. } => self.frames(Stage::Call, self.set),
+            Workload::FramesDisplay { .. } => self.frames(Stage::Display, self.set),
             Workload::Detector(_)
             | Workload::AnonHog(_)
             | Workload::FileHog(_)
@@ -339,9 +353,10 @@ impl Work {
         })
     }
 
-    fn frames(&self, stage: Stage) -> Pattern {
-        let core = (self.clock, self.latency);
-        Pattern::Frames(Frames::new(stage, self.memory.0, core, SEED))
+    /// A stage over all its memory, the last `set` of which is its working set.
+    fn frames(&self, stage: Stage, set: Bytes) -> Pattern {
+        let buffers = self.memory.0 - set.0;
+        Pattern::Frames(Frames::new(stage, buffers, set.0, self.times))
     }
 }
 

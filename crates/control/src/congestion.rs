@@ -21,6 +21,19 @@
 
 use std::collections::VecDeque;
 
+/// Packets leave in bursts at this interval in nanoseconds (libwebrtc's pacer).
+pub const PACE_NS: u64 = 5_000_000;
+/// Packets leave at most this many times as fast as media is made (libwebrtc's pacer).
+pub const PACE: f64 = 2.5;
+/// No frame is encoded behind so many frames' worth of unsent packets.
+pub const BACKLOG: f64 = 2.0;
+/// Nanoseconds between two reports ([`Congestion::report`]).
+pub const REPORT_NS: u64 = 100_000_000;
+/// The lowest rate, as a part of the highest.
+pub const FLOOR: f64 = 0.05;
+/// Where the rate of a new call begins, as a part of the highest.
+pub const START: f64 = 0.25;
+
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 /// Packets sent within this time are one group.
