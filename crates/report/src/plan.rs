@@ -210,6 +210,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             describe(&step.set)
         }
         Setting::SteerMemory { .. }
+        | Setting::Swappiness { .. }
         | Setting::BoundMemory { .. }
         | Setting::Sysctls { .. }
         | Setting::MountApart { .. }
@@ -332,6 +333,7 @@ pub(crate) fn describe(set: &Setting) -> String {
         }
         Setting::WatchMemory => "watch what it uses and how long it waits for memory".to_owned(),
         Setting::SteerMemory { allows, unswapped } => steered(*allows, *unswapped),
+        Setting::Swappiness { value } => format!("set its memory.swappiness = {value}"),
         Setting::Sysctls { values } => {
             let each: Vec<String> = values
                 .iter()
