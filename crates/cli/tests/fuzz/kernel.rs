@@ -161,6 +161,7 @@ fn machine(files: &Everywhere, says: &str) {
     let _ = vm::amount(says, "MemTotal:");
     let _ = vm::huge_pages(files, 1 << 21);
     let _ = vm::watermarks(files);
+    let _ = vm::paging(says);
     let _ = psi::read(files, "/proc/pressure/memory");
     let _ = psi::totals("/x", says);
     let _ = psi::told(files);
