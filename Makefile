@@ -13,7 +13,7 @@ ARM := aarch64-unknown-linux-gnu
 # Tests that change the machine need root; without it they skip themselves aloud.
 PACKAGES := redis-server redis-tools stress-ng shellcheck
 
-.PHONY: demo build check check-arm check-deny check-shell test soak vm bench imports deps clean
+.PHONY: demo build check check-arm check-deny check-shell test soak vm bench published imports deps clean
 
 demo: build
 	$(QUELL) demo
@@ -82,6 +82,9 @@ vm:
 bench: build
 	scripts/performance.sh $(QUELL)
 
+# The experiments of published studies, whole: their reports, for docs/examples/published. Hours.
+published: build
+	QUELL=$(QUELL) scripts/published.sh
 
 # Which sources import each other in a circle.
 imports:

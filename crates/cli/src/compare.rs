@@ -14,7 +14,7 @@ use quell_policy::workload::Workload;
 use quell_types::refusal::{Cause, Refusal, Remedy};
 
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
-use crate::inside::{self, Luggage};
+use crate::lab_exec::{self, Bundle};
 use crate::machine;
 use crate::machine::unseen;
 use crate::plan;
@@ -81,7 +81,7 @@ pub fn run(args: &Compare) -> Result {
     let on = machine_of(args.on.as_ref(), &experiment.backends)
         .map_err(|why| usage(format!("{name}: backends: {why}")))?;
     if !matches!(on, On::Lab(_)) {
-        inside::unasked(&args.lab)?;
+        lab_exec::unasked(&args.lab)?;
     }
     let experiment = match &on {
         On::Lab(profile) => return in_the_lab(&experiment, profile.as_ref(), args),
@@ -146,21 +146,21 @@ fn in_the_lab(experiment: &Experiment, profile: Option<&String>, args: &Compare)
         ));
     }
     real(experiment, args)?;
-    let mut luggage = Luggage::default();
+    let mut bundle = Bundle::default();
     if Experiment::builtin(&args.experiment).is_none() {
-        luggage.file(Path::new(&args.experiment));
+        bundle.file(Path::new(&args.experiment));
     }
     for subject in experiment.subjects.values() {
         // What only some configurations need is refused there, inside.
         if subject.only.is_empty() || lacking(subject).is_none() {
-            luggage.program(subject.command.as_deref().unwrap_or_default());
+            bundle.program(subject.command.as_deref().unwrap_or_default());
         }
     }
     for configuration in experiment.configurations() {
-        luggage.policy(&configuration.policy);
+        bundle.policy(&configuration.policy);
     }
-    luggage.back(Some(&args.out));
-    inside::call(&experiment.lab, profile, &args.lab, luggage)
+    bundle.back(Some(&args.out));
+    lab_exec::call(&experiment.lab, profile, &args.lab, bundle)
 }
 
 /// The program of a subject, if it is not installed.

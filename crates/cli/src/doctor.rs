@@ -9,7 +9,7 @@ use quell_report::Measurements;
 use quell_workload::deep::Depth;
 
 use crate::exit::{Exit, Result, failed, usage};
-use crate::inside::{self, Luggage};
+use crate::lab_exec::{self, Bundle};
 use crate::machine;
 use crate::target::On;
 use std::path::PathBuf;
@@ -44,11 +44,11 @@ pub struct Doctor {
 /// Tells what the machine is and offers.
 pub fn run(args: &Doctor) -> Result {
     if let On::Lab(profile) = &args.on {
-        let mut luggage = Luggage::default();
-        luggage.back(args.capture.as_ref());
-        return inside::call(&Guest::default(), profile.as_ref(), &args.lab, luggage);
+        let mut bundle = Bundle::default();
+        bundle.back(args.capture.as_ref());
+        return lab_exec::call(&Guest::default(), profile.as_ref(), &args.lab, bundle);
     }
-    inside::unasked(&args.lab)?;
+    lab_exec::unasked(&args.lab)?;
     if args.on != On::Linux {
         if args.deep || args.capture.is_some() {
             return Err(usage(

@@ -8,7 +8,7 @@ use quell_plan::inventory::Inventory;
 use quell_plan::planner::{Solo, Solos};
 use quell_policy::{Group, Policy, Target as PolicyTarget};
 use quell_record::demand::{PROFILE_SCHEMA, Profile, Subject};
-use quell_types::units::Nanos;
+use quell_types::units::{Bytes, Nanos};
 
 use crate::exit::{Failure, Result, failed, usage};
 use crate::machine;
@@ -72,7 +72,8 @@ pub fn stored(named: &str) -> Result<Profile> {
     serde_json::from_value(value).map_err(|e| wrong(&e))
 }
 
-/// What the profiles tell of the groups whose targets are slowdowns. `launched`: the programs that
+/// What the profiles tell of the groups whose targets are slowdowns, and of those with a part of a
+/// cache. `launched`: the programs that
 /// the command line names, by group.
 pub fn solos(
     policy: &Policy,
@@ -85,7 +86,10 @@ pub fn solos(
         On::Sim(_) => machine.fingerprint(None),
     };
     let solo = |(name, group): (&String, &Group)| {
-        let target = group.target.as_ref().filter(|t| t.slowdown.is_some())?;
+        let target = group.target.as_ref().filter(|t| t.slowdown.is_some());
+        if target.is_none() && group.reserve.cache.is_none() {
+            return None;
+        }
         let command = launched.get(name).or(group.command.as_ref());
         let program = match (command, group.matching.as_slice()) {
             (Some(command), _) => Subject::Command {
@@ -98,22 +102,33 @@ pub fn solos(
             }
             .name(),
         };
-        let profile = target
-            .profile
-            .clone()
-            .unwrap_or_else(|| named(&program, &on.name()));
-        let took = alone(&profile, target, &now);
-        Some((name.clone(), Solo { profile, took }))
+        let profile = target.and_then(|t| t.profile.clone());
+        let profile = profile.unwrap_or_else(|| named(&program, &on.name()));
+        let stored = of_this_machine(&profile, &now);
+        let works_on = stored.as_ref().ok().and_then(works_on);
+        let took = match (stored, target) {
+            (Ok(stored), Some(target)) => alone(&profile, &stored, target),
+            (Ok(_), None) => Err("it has no target".to_owned()),
+            (Err(why), _) => Err(why),
+        };
+        let solo = Solo {
+            profile,
+            took,
+            works_on,
+        };
+        Some((name.clone(), solo))
     };
     policy.groups.iter().filter_map(solo).collect()
 }
 
-/// What units took alone at a target's percentile, or why nobody knows.
-fn alone(
-    profile: &str,
-    target: &PolicyTarget,
-    now: &Fingerprint,
-) -> std::result::Result<Nanos, String> {
+/// Bytes that the program had in the last-level cache, or where that is not known, touched.
+fn works_on(stored: &Profile) -> Option<Bytes> {
+    let set = stored.working_set.as_ref()?;
+    set.cached_bytes.or(set.touched_bytes).map(Bytes)
+}
+
+/// A profile of a program on this machine, or why there is none.
+fn of_this_machine(profile: &str, now: &Fingerprint) -> std::result::Result<Profile, String> {
     let stored =
         stored(profile).map_err(|e| format!("there is no profile {profile}: {}", e.text))?;
     let changed = stored.machine.changed(now);
@@ -123,8 +138,17 @@ fn alone(
             changed.join(", ")
         ));
     }
+    Ok(stored)
+}
+
+/// What units took alone at a target's percentile, or why that is not known.
+fn alone(
+    profile: &str,
+    stored: &Profile,
+    target: &PolicyTarget,
+) -> std::result::Result<Nanos, String> {
     let tells_none = || format!("profile {profile} tells of no units of work (docs/client.md)");
-    let units = stored.units.ok_or_else(tells_none)?;
+    let units = stored.units.as_ref().ok_or_else(tells_none)?;
     // One of so many units may be late: fewer say nothing of it.
     let least = (100.0 / (100.0 - target.percentile).max(0.1)).round();
     if (units.units as f64) < least {

@@ -14,7 +14,7 @@ use quell_types::refusal::{Cause, Refusal, Remedy};
 use quell_types::text::place_of;
 
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
-use crate::inside::{self, Luggage};
+use crate::lab_exec::{self, Bundle};
 use crate::machine;
 use crate::named::{BEST_EFFORT, CRITICAL, Named};
 use crate::target::On;
@@ -194,12 +194,12 @@ pub fn run(args: &Plan) -> Result {
         None => args.named.policy(false)?.0,
     };
     if let On::Lab(profile) = &args.on {
-        let mut luggage = Luggage::default();
-        args.policy.iter().for_each(|path| luggage.file(path));
-        luggage.policy(&policy);
-        return inside::call(&Guest::default(), profile.as_ref(), &args.lab, luggage);
+        let mut bundle = Bundle::default();
+        args.policy.iter().for_each(|path| bundle.file(path));
+        bundle.policy(&policy);
+        return lab_exec::call(&Guest::default(), profile.as_ref(), &args.lab, bundle);
     }
-    inside::unasked(&args.lab)?;
+    lab_exec::unasked(&args.lab)?;
     let machine = match &args.machine {
         Some(file) => {
             let mut machine = captured(file)?;

@@ -25,8 +25,8 @@ use quell_types::task::TaskMatch;
 use quell_types::units::{LINE_BYTES, Nanos};
 
 use crate::exit::{Exit, Result, failed, usage};
-use crate::inside::{self, Luggage};
 use crate::kept;
+use crate::lab_exec::{self, Bundle};
 use crate::machine;
 use crate::progress::Bar;
 use crate::target::{On, Target};
@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result {
     let subject = subject(args)?;
     let span = span(args, &subject)?;
     if !matches!(args.on, On::Lab(_)) {
-        inside::unasked(&args.lab)?;
+        lab_exec::unasked(&args.lab)?;
     }
     let mut profile = match &args.on {
         On::Lab(emulated) => return in_the_lab(args, emulated.as_ref()),
@@ -68,12 +68,12 @@ fn in_the_lab(args: &Args, emulated: Option<&String>) -> Result {
             "what runs on this machine does not run in the lab: name a generator, or a command after --",
         ));
     }
-    let mut luggage = Luggage::default();
-    luggage.program(&args.command);
-    luggage.back(args.out.as_ref());
-    luggage.back(args.html.as_ref());
-    luggage.profiles();
-    inside::call(&Guest::default(), emulated, &args.lab, luggage)
+    let mut bundle = Bundle::default();
+    bundle.program(&args.command);
+    bundle.back(args.out.as_ref());
+    bundle.back(args.html.as_ref());
+    bundle.profiles();
+    lab_exec::call(&Guest::default(), emulated, &args.lab, bundle)
 }
 
 /// Whom the options name.
@@ -210,8 +210,8 @@ fn on_sim(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
         capture: true,
     };
     let mut bar = Bar::new();
-    let spans = (SIMULATED_WARMUP, span);
-    let watched = quell_engine::profile::watch(sim, &spec, spans, &mut bar).map_err(failed)?;
+    let watched = quell_engine::profile::watch(sim, &spec, SIMULATED_WARMUP, span, &mut bar);
+    let watched = watched.map_err(failed)?;
     drop(bar);
     let found = Found {
         counters: vec![

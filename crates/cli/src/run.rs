@@ -2,7 +2,7 @@
 
 mod found;
 mod live;
-mod told;
+mod messages;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,12 +18,12 @@ use quell_record::backend::{HoldOptions, Program, SubjectSpec};
 use quell_types::units::Nanos;
 
 use crate::exit::{Exit, Failure, Result, failed, usage};
-use crate::inside::{self, Luggage};
+use crate::lab_exec::{self, Bundle};
 use crate::machine;
 use crate::named::Named;
 use crate::target::On;
+use messages::Messages;
 use std::path::PathBuf;
-use told::Told;
 
 /// `quell run`
 #[derive(Debug, clap::Args)]
@@ -75,7 +75,7 @@ pub fn run(args: &Run) -> Result {
                 "--on: programs cannot run on a simulated machine; `quell compare` runs generators there",
             ));
         }
-        On::Linux => inside::unasked(&args.lab)?,
+        On::Linux => lab_exec::unasked(&args.lab)?,
     }
     for subject in &subjects {
         findable(subject)?;
@@ -94,15 +94,15 @@ pub fn run(args: &Run) -> Result {
 
 /// The same inside a machine of the lab.
 fn in_the_lab(args: &Run, policy: &Policy, profile: Option<&String>) -> Result {
-    let mut luggage = Luggage::default();
+    let mut bundle = Bundle::default();
     if let Some(path) = &args.policy {
-        luggage.file(path);
+        bundle.file(path);
     }
-    luggage.policy(policy);
-    luggage.program(&args.command);
-    luggage.back(args.out.as_ref());
-    luggage.back(args.save.as_ref());
-    inside::call(&Guest::default(), profile, &args.lab, luggage)
+    bundle.policy(policy);
+    bundle.program(&args.command);
+    bundle.back(args.out.as_ref());
+    bundle.back(args.save.as_ref());
+    lab_exec::call(&Guest::default(), profile, &args.lab, bundle)
 }
 
 fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
@@ -140,7 +140,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         (true, false) => Until::All,
         (true, true) => Until::Stop,
     };
-    let mut told = Told::new(&plan, policy, subjects, until, args.quiet, folder);
+    let mut told = Messages::new(&plan, policy, subjects, until, args.quiet, folder);
     told.show_plan();
     let how = HoldOptions {
         on_drift: policy.on_drift,

@@ -54,7 +54,7 @@ struct Cpu {
 pub fn run(args: &Status) -> Result {
     let mut runs = Vec::new();
     for dir in undo::folders(Path::new(RUN_ROOT)).map_err(failed)? {
-        runs.push(look(&dir)?);
+        runs.push(read(&dir)?);
     }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&runs).map_err(failed)?);
@@ -68,7 +68,7 @@ pub fn run(args: &Status) -> Result {
     Ok(if holds { Exit::Done } else { Exit::NotHeld })
 }
 
-fn look(dir: &Path) -> Result<Run> {
+fn read(dir: &Path) -> Result<Run> {
     let lease = Lease::open(&dir.join(lease::FILE));
     let (mut holds, mut why) = match &lease {
         Ok(lease) if lease.is_held(rt::now()) => {
@@ -149,7 +149,7 @@ fn look(dir: &Path) -> Result<Run> {
 fn show(run: &Run) {
     let word = if run.holds { "holds" } else { "DOES NOT HOLD" };
     println!(
-        "run {}: {word} ({}); {} changes recorded",
+        "run {}: {word} ({}); its undo record has {} entries",
         run.run, run.why, run.changes
     );
     for cpu in &run.throttled {

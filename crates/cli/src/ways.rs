@@ -80,7 +80,7 @@ pub fn run(args: &Ways) -> Result {
     let mut next = Nanos(0);
     loop {
         let at = now();
-        let seen = looker.look(&files).map_err(failed)?;
+        let seen = looker.sample(&files).map_err(failed)?;
         for change in changes(&before, &seen) {
             all.put(at, change, &mut record);
         }

@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::{Done, Machine, Running, eventually, machine, quell};
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -165,6 +166,67 @@ fn a_signal_ends_it_and_leaves_nothing() {
     let done = running.wait();
     done.fails(1, &["interrupted", "the result is partial"]);
     assert!(Path::new(&out).is_dir());
+}
+
+/// While it looks at the machine, probes it, and measures.
+#[test]
+fn a_signal_at_any_time_leaves_nothing() {
+    let Some(mut machine) = machine("a_signal_at_any_time") else {
+        return;
+    };
+    machine.remember();
+    let out = machine.folder.path().join("runs");
+    for after_ms in [30, 200, 1_000, 2_500, 5_000] {
+        let mut command = quell();
+        command.args(["demo", "--out"]).arg(&out);
+        let running = Running::start(&mut command);
+        std::thread::sleep(Duration::from_millis(after_ms));
+        running.signal(Signal::INT);
+        let done = running.wait();
+        assert_ne!(done.code, 0, "after {after_ms} ms: {done:?}");
+        machine.unchanged(&format!("after {after_ms} ms"));
+    }
+}
+
+/// In 512 MiB, with a full disk.
+#[test]
+fn where_little_is_left_it_ends_well() {
+    let Some(mut machine) = machine("where_little_is_left") else {
+        return;
+    };
+    let cgroups = Cgroups::discover(&machine.kernel).unwrap();
+    let Some(memory) = cgroups.of(Controller::Memory) else {
+        return eprintln!("SKIPPED where little is left: no memory controller");
+    };
+    let (dir, limit) = match memory.version {
+        Version::V1 => (memory.mount.clone(), "memory.limit_in_bytes"),
+        Version::V2 => (memory.own_dir(), "memory.max"),
+    };
+    let small = Path::new(&dir).join("demo-of-a-test");
+    let full = machine.path("full");
+    std::fs::create_dir(&full).unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=16k", "tmpfs"])
+        .arg(&full)
+        .status();
+    assert!(mounted.unwrap().success());
+    std::fs::create_dir(&small).unwrap();
+    std::fs::write(small.join(limit), "512M").unwrap();
+    machine.remember();
+    let script = format!(
+        "echo 0 >{}/cgroup.procs; exec {} demo --only cpu,memory --rounds 2 --out {}",
+        small.display(),
+        env!("CARGO_BIN_EXE_quell"),
+        full.display()
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]);
+    let done = Running::start(&mut command).wait();
+    let ended = std::fs::remove_dir(&small);
+    let unmounted = Command::new("umount").arg(&full).status();
+    assert!(unmounted.unwrap().success() && ended.is_ok());
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(done.err.contains("no record is kept"), "{}", done.err);
 }
 
 /// `make soak`: the same first place in nine of ten runs, and nothing hurts in nineteen of twenty

@@ -63,6 +63,15 @@ rmdir $R/COS3 $R/COS4 $R/COS5 $R/COS6 $R/COS7
 tell restored
 said
 
+# With a CPU to itself: kernel work there fills its ways. pqos says so, too.
+policy "match = [{ pid = $V }]" '"25%"' | sed 's/cpus = "any"/cpus = "1"/' >/tmp/cpus.toml
+quell run /tmp/cpus.toml >/tmp/log 2>&1 & run=$!
+within 60 grep -q 1 $R/COS1/cpus_list || echo never
+echo cpus $(cat $R/COS1/cpus_list) $(pqos -s 2>&1 | sed -n 's/.*Core 1, .* => \(COS[0-9]*\).*/\1/p')
+kill -TERM $run; wait $run
+rmdir $R/COS[3-7] 2>/dev/null
+tell cpus-restored
+
 # Killed at journal boundaries.
 policy '' '"25%"' >/tmp/policy.toml
 for point in 9 21 33; do
@@ -161,6 +170,8 @@ fn parts_are_held(kernel: &str) {
         (said.one("status"), said.one("restored")),
         ("0", "restored")
     );
+    assert_eq!(said.one("cpus"), "1 COS1");
+    assert_eq!(said.one("cpus-restored"), "restored");
     let killed = said.all("killed");
     assert_eq!(killed.len(), 3);
     for death in killed {

@@ -67,12 +67,12 @@ impl Nest {
 
     /// Starts a program in one of them.
     fn start(&self, name: &str, script: &str) -> Program {
-        let doors: Vec<String> = self
+        let procs_files: Vec<String> = self
             .tops
             .iter()
             .map(|top| format!("echo 0 >{}/{name}/cgroup.procs", top.display()))
             .collect();
-        let script = format!("{}; {script}", doors.join("; "));
+        let script = format!("{}; {script}", procs_files.join("; "));
         let program = Program::start(&["sh", "-c", &script]);
         let inside = |top: &PathBuf| {
             let text = fs::read_to_string(top.join(name).join("cgroup.procs")).unwrap();
@@ -259,6 +259,34 @@ fn who_goes_and_comes_again_while_watched_is_watched_again() {
     let done = run.wait();
     assert_eq!(done.code, 0, "{done:?}");
     assert!(!nest.frozen());
+}
+
+/// The groups' own cgroups are on v1 only, as a person makes them there.
+#[test]
+fn cgroups_on_v1_alone_are_watched_and_frozen() {
+    let test = "cgroups on v1 alone";
+    let Some(mut machine) = machine(test) else {
+        return;
+    };
+    let (own, others) = (file(&machine, "own", 80), file(&machine, "others", 400));
+    let Some(mut nest) = Nest::new(&machine, test) else {
+        return;
+    };
+    let tops = nest.tops.split_off(1);
+    let made = tops[0].with_file_name("quell.slice/hog/cgroup.freeze");
+    drop(Nest { tops });
+    let app = format!("while :; do cat {own} >/dev/null; sleep 0.02; done");
+    let _app = nest.start("app", &app);
+    let _hog = nest.start("hog", &format!("while :; do cat {others} >/dev/null; done"));
+    machine.remember();
+    let run = Running::start(quell().args(["run", &freezing(&machine)]));
+    eventually("the hog is frozen", || {
+        fs::read_to_string(&made).is_ok_and(|text| text.trim() == "1")
+    });
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(!done.err.contains("too late"), "{done:?}");
 }
 
 #[test]

@@ -19,8 +19,8 @@
 //!
 //! Memory that Quell locks in a cache for a policy is available here, too: [`locked()`].
 
+mod attach;
 mod c;
-mod door;
 pub mod layout;
 mod listener;
 pub mod locked;

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::door::address;
+use crate::attach::address;
 use crate::layout::{GRANTED, MAGIC, Refused};
 use crate::reader::Reader;
 

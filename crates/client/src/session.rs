@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, fence};
 use std::time::Duration;
 
-use crate::door::{self, Answer, Asked};
+use crate::attach::{self, Answer, Asked};
 use crate::layout::{self, Refused, at, slot, slot_of};
 use crate::map::{Map, now};
 
@@ -92,10 +92,10 @@ impl Session {
         let mut session = Self::of(inherited, door);
         if session.open.is_none() {
             let now = now();
-            session.look(now);
+            session.poll(now);
             if let Some(asked) = &session.asked {
                 asked.wait(ANSWERED_WITHIN);
-                session.look(now);
+                session.poll(now);
             }
         }
         session
@@ -220,15 +220,15 @@ impl Session {
         // This closes the session, unless it belongs to the parent process.
         self.open = None;
         if now >= self.next_look && self.forked == FORKED.load(Relaxed) {
-            self.look(now);
+            self.poll(now);
         }
     }
 
     /// One step towards a session, a few system calls: asks, or checks for the answer.
-    fn look(&mut self, now: u64) {
+    fn poll(&mut self, now: u64) {
         self.next_look = now.saturating_add(AGAIN);
         let Some(asked) = self.asked.take() else {
-            self.asked = door::ask(&self.door);
+            self.asked = attach::ask(&self.door);
             return;
         };
         match asked.answer() {

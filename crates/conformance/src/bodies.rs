@@ -1,10 +1,10 @@
 //! The test bodies. Each begins on a machine where nothing is applied and nothing runs, and leaves
 //! it in that state.
 
-mod beside;
 mod divided;
 mod held;
 mod mechanisms;
+mod next_to;
 
 use quell_control::config::Meter;
 use quell_control::config::Pooling;
@@ -32,7 +32,7 @@ pub use held::{a_promise_lost_while_held_is_told_by_its_number, drift_is_answere
 
 pub use mechanisms::*;
 
-pub use beside::{
+pub use next_to::{
     a_program_beside_a_limited_group_runs_on, two_limited_groups_on_a_cpu_have_a_budget_each,
 };
 
@@ -41,8 +41,8 @@ const WORK: &str = "latency:size=16KiB";
 /// The same, with a rate that is proportional to its CPU time.
 const BUSY: &str = "bandwidth:read,size=16KiB";
 
-/// A subject begins when it is told to, and reports what it did in the span asked for. It runs on
-/// afterwards, can be measured again, and ends when it is told to.
+/// A subject begins when asked to, and reports what it did in the span asked for. It runs on
+/// afterwards, can be measured again, and ends when asked to.
 pub fn subjects_start_are_measured_run_on_and_stop(arm: &mut dyn Arm) {
     let (first, _) = divided(arm);
     let (warmup, duration) = arm.spans();
@@ -206,17 +206,19 @@ pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
     }
     let (first, _) = divided(arm);
     let (warmup, duration) = arm.spans();
-    let apart = |reads: f64, writes: f64| {
+    let limits = |reads: f64, writes: f64| {
         let writes = Lines::at(of(writes), Nanos::millis(1));
-        regulation(&first, Meter::Apart { writes }, of(reads), of(reads))
+        regulation(&first, Meter::Directions { writes }, of(reads), of(reads))
     };
     let meter = inventory(arm).means.meter;
-    let told = matches!(&meter, MeterKind::Hardware { apart, .. } if first.is_subset(apart));
-    if !told {
-        println!("SKIPPED: reads and writes are not told apart here ({meter:?}): that is refused");
+    let separate = matches!(&meter, MeterKind::Hardware { apart, .. } if first.is_subset(apart));
+    if !separate {
+        println!(
+            "SKIPPED: reads and writes are not counted separately here ({meter:?}): that is refused"
+        );
         gather(arm, "a");
         confine(arm, "a", &first, false);
-        let set = Setting::Regulate(apart(1e9, 1e9));
+        let set = Setting::Regulate(limits(1e9, 1e9));
         let refused = arm.backend().apply(&step("a", Mechanism::Bandwidth, set));
         refused.expect_err("two budgets without two counters");
         arm.backend().undo().unwrap();
@@ -237,14 +239,14 @@ pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
         let what = format!("a stream of stores, of its budget of {which}");
         within(arm, &what, (0.5, 1.05), &mut |arm| {
             let free = stream(arm, write, None);
-            let limit = apart(free * of_reads, free * of_writes);
+            let limit = limits(free * of_reads, free * of_writes);
             stream(arm, write, Some(limit)) / (0.3 * free)
         });
     }
-    let what = "a stream that only reads, beside a small budget of writes, of its free rate";
+    let what = "a stream that only reads, next to a small budget of writes, of its free rate";
     within(arm, what, (0.95, 1.05), &mut |arm| {
         let free = stream(arm, read, None);
-        let limit = apart(free * 2.0, free * 0.1);
+        let limit = limits(free * 2.0, free * 0.1);
         stream(arm, read, Some(limit)) / free
     });
 }
@@ -493,13 +495,13 @@ pub fn cpus_that_do_not_exist_are_refused(arm: &mut dyn Arm) {
 
 /// The message has the subject's number.
 pub fn a_subject_that_is_not_there_is_refused(arm: &mut dyn Arm) {
-    let nobody = SubjectId(77_777);
+    let absent = SubjectId(77_777);
     let go = Action::Go {
-        subject: nobody,
+        subject: absent,
         warmup: Nanos(0),
         duration: Nanos::millis(1),
     };
-    for action in [go, Action::Stop(nobody)] {
+    for action in [go, Action::Stop(absent)] {
         let refused = arm.backend().act(&action).unwrap_err().to_string();
         assert!(refused.contains("77777"), "{refused}");
     }

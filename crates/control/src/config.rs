@@ -22,7 +22,8 @@ pub enum Meter {
     Writes,
     /// Lines that come in and lines that are written back, each with a budget of its own: `budget`
     /// is that of the lines that come in.
-    Apart {
+    #[serde(rename = "apart")]
+    Directions {
         /// Lines that each CPU may write back per period.
         writes: Lines,
     },
@@ -93,7 +94,7 @@ impl Regulation {
         LineCounts {
             lines: self.budget,
             writes: match self.meter {
-                Meter::Apart { writes } => writes,
+                Meter::Directions { writes } => writes,
                 _ => Lines(0),
             },
         }

@@ -355,15 +355,15 @@ fn without_units_nothing_changes_and_that_is_told_once() {
     let mut control = Deadline::new(aim(deadline), Nanos(0));
     let ran = run(&plant, &mut control, deadline, Nanos::secs(3), 1);
     let (held, last) = (control.given(), ran.units.last().unwrap().0);
-    let mut told = Vec::new();
+    let mut steps = Vec::new();
     while control.next() < last.plus(Nanos::secs(30)) {
         let now = control.next();
-        told.extend(control.step(now, held).map(|step| (now, step)));
+        steps.extend(control.step(now, held).map(|step| (now, step)));
     }
     assert_eq!(control.given(), held);
     assert!(
-        matches!(told.as_slice(), [(at, Step::Silent { since })] if *since == last && at.since(last) < Nanos::millis(1_020)),
-        "{told:?}"
+        matches!(steps.as_slice(), [(at, Step::Silent { since })] if *since == last && at.since(last) < Nanos::millis(1_020)),
+        "{steps:?}"
     );
     // It continues when units come again.
     let unit = |took| Unit {

@@ -105,13 +105,13 @@ impl Deadlines {
             let least = self.each.get(n).is_some_and(|c| c.given() == to);
             if to < from { least } else { own > from }
         };
-        let mut told = to == from;
+        let mut reported = to == from;
         let mut all = Vec::new();
         for (n, step) in steps {
             match step {
                 Step::Change { to: own, why, .. } => {
-                    if !told && made_it(n, own) {
-                        told = true;
+                    if !reported && made_it(n, own) {
+                        reported = true;
                         all.push((n, Step::Change { from, to, why }));
                     }
                 }

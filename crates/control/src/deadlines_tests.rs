@@ -99,9 +99,9 @@ fn stepped(control: &mut Deadlines) {
         Step::Change { from, to, .. } => Some((*from, *to)),
         _ => None,
     });
-    let told: Vec<_> = changes.collect();
+    let changed: Vec<_> = changes.collect();
     let to = control.given();
-    assert_eq!(told, if to == from { vec![] } else { vec![(from, to)] });
+    assert_eq!(changed, if to == from { vec![] } else { vec![(from, to)] });
     for (n, one) in control.each.iter().enumerate() {
         assert!(late[n] || one.given() >= before[n], "{n} took without need");
         assert!(to <= one.given());

@@ -1,10 +1,10 @@
 //! The controllers: pure state machines. Each module names the paper that its method comes from.
 
-pub mod apart;
 pub mod bandwidth;
 pub mod config;
 pub mod deadline;
 pub mod deadlines;
+pub mod directions;
 pub mod pool;
 pub mod pooled;
 pub mod pressure;
@@ -18,8 +18,8 @@ use crate::config::Meter;
 use crate::config::Regulation;
 use crate::pooled::Pooled;
 
-use apart::ApartRegulator;
 use bandwidth::{CpuRegulator, Verdict};
+use directions::DirectionsRegulator;
 use pool::{Period, Pool};
 use pooled::PooledRegulator;
 
@@ -30,7 +30,7 @@ pub enum Regulator {
     /// One budget, not pooled. A period begins when the CPU next overflows.
     Alone(CpuRegulator),
     /// Not pooled: one budget for reads, one for writes.
-    Apart(ApartRegulator),
+    Directions(DirectionsRegulator),
     /// A budget in a pool. Its periods begin together with those of the other members.
     Pooled(PooledRegulator),
 }
@@ -43,8 +43,8 @@ impl Regulator {
         let (budget, period) = (regulation.budgets(), regulation.period);
         match (&regulation.pooling, regulation.meter) {
             (Some(rules), _) => Self::Pooled(PooledRegulator::new(rules, budget.lines, period)),
-            (None, Meter::Apart { .. }) => {
-                Self::Apart(ApartRegulator::new(budget, period, now, used))
+            (None, Meter::Directions { .. }) => {
+                Self::Directions(DirectionsRegulator::new(budget, period, now, used))
             }
             (None, _) => Self::Alone(CpuRegulator::new(budget.lines, period, now, used.lines)),
         }
@@ -54,7 +54,7 @@ impl Regulator {
     pub fn begin(&mut self, now: Nanos, used: LineCounts, pool: &impl Pool) -> Verdict {
         match self {
             Self::Alone(regulator) => Verdict::NewPeriod(regulator.begin(now, used.lines)),
-            Self::Apart(regulator) => regulator.begin(now, used),
+            Self::Directions(regulator) => regulator.begin(now, used),
             Self::Pooled(regulator) => regulator.begin(now, used.lines, pool),
         }
     }
@@ -63,7 +63,7 @@ impl Regulator {
     pub fn overflow(&mut self, now: Nanos, used: LineCounts, pool: &impl Pool) -> Verdict {
         match self {
             Self::Alone(regulator) => regulator.overflow(now, used.lines),
-            Self::Apart(regulator) => regulator.overflow(now, used),
+            Self::Directions(regulator) => regulator.overflow(now, used),
             Self::Pooled(regulator) => regulator.overflow(now, used.lines, pool),
         }
     }
@@ -73,7 +73,7 @@ impl Regulator {
     #[must_use]
     pub fn armed(&self, lines: Lines, used: LineCounts) -> LineCounts {
         match self {
-            Self::Apart(regulator) => regulator.left(used),
+            Self::Directions(regulator) => regulator.left(used),
             Self::Alone(_) | Self::Pooled(_) => lines.into(),
         }
     }
@@ -82,7 +82,7 @@ impl Regulator {
     #[must_use]
     pub fn news(&self, pool: &impl Pool) -> bool {
         match self {
-            Self::Alone(_) | Self::Apart(_) => false,
+            Self::Alone(_) | Self::Directions(_) => false,
             Self::Pooled(regulator) => regulator.news(pool),
         }
     }
@@ -100,7 +100,7 @@ impl Regulator {
     pub fn alone(&mut self) -> Option<&mut CpuRegulator> {
         match self {
             Self::Alone(regulator) => Some(regulator),
-            Self::Apart(_) | Self::Pooled(_) => None,
+            Self::Directions(_) | Self::Pooled(_) => None,
         }
     }
 
@@ -117,7 +117,7 @@ impl Regulator {
     #[must_use]
     pub fn period(&self) -> Option<(Period, Nanos)> {
         match self {
-            Self::Alone(_) | Self::Apart(_) => None,
+            Self::Alone(_) | Self::Directions(_) => None,
             Self::Pooled(regulator) => Some((regulator.period()?, regulator.end())),
         }
     }
@@ -127,7 +127,7 @@ impl Regulator {
     pub fn budget(&self) -> LineCounts {
         match self {
             Self::Alone(regulator) => regulator.budget().into(),
-            Self::Apart(regulator) => regulator.budget(),
+            Self::Directions(regulator) => regulator.budget(),
             Self::Pooled(regulator) => regulator.budget().into(),
         }
     }
@@ -136,7 +136,7 @@ impl Regulator {
     pub fn set_budget(&mut self, budget: LineCounts) {
         match self {
             Self::Alone(regulator) => regulator.set_budget(budget.lines),
-            Self::Apart(regulator) => regulator.set_budget(budget),
+            Self::Directions(regulator) => regulator.set_budget(budget),
             Self::Pooled(regulator) => regulator.set_budget(budget.lines),
         }
     }
@@ -145,7 +145,7 @@ impl Regulator {
     #[must_use]
     pub fn did(&self) -> Option<Pooled> {
         match self {
-            Self::Alone(_) | Self::Apart(_) => None,
+            Self::Alone(_) | Self::Directions(_) => None,
             Self::Pooled(regulator) => Some(regulator.did()),
         }
     }
@@ -155,7 +155,7 @@ impl Regulator {
     pub fn forgiven(&self) -> Lines {
         match self {
             Self::Alone(regulator) => regulator.forgiven(),
-            Self::Apart(regulator) => regulator.forgiven(),
+            Self::Directions(regulator) => regulator.forgiven(),
             Self::Pooled(regulator) => regulator.forgiven(),
         }
     }

@@ -68,7 +68,7 @@ fn all_are_spent_when_the_last_is_and_the_pool_is_empty() {
     pool.spend(period(0));
     assert!(pool.all_spent(period(0)));
     pool.renew(period(0), period(1));
-    assert!(!pool.all_spent(period(1)), "nobody has begun it");
+    assert!(!pool.all_spent(period(1)), "no CPU has begun it");
 }
 
 #[test]

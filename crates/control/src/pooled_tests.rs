@@ -124,20 +124,14 @@ impl Machine {
         let (used, now) = (Lines(cpu.used), Nanos(self.now));
         let verdict = cpu.regulator.overflow(now, used, &self.pool);
         if self.pool.period() != before {
-            assert!(
-                self.all_spent(which),
-                "renewed while somebody had lines left"
-            );
+            assert!(self.all_spent(which), "renewed while a CPU had lines left");
             self.renewed += 1;
             self.begin_all();
             return;
         }
         self.cpus[which].follow(verdict);
         if self.pool.is_free(before) {
-            assert!(
-                self.all_spent(which),
-                "let run while somebody had lines left"
-            );
+            assert!(self.all_spent(which), "let run while a CPU had lines left");
             self.freed += 1;
             for cpu in self.cpus.iter_mut().filter(|cpu| !cpu.gone) {
                 let verdict = cpu.regulator.begin(now, Lines(cpu.used), &self.pool);
@@ -149,14 +143,14 @@ impl Machine {
 
     /// Seen from outside: no other CPU has anything left that it could draw without asking, except
     /// noise, and but for idle ones that are left out.
-    fn all_spent(&self, who: usize) -> bool {
+    fn all_spent(&self, cpu: usize) -> bool {
         let noise = |cpu: &Cpu| (cpu.regulator.budget().0 / NOISE).clamp(1, QUANTUM);
         let idle = |cpu: &Cpu| {
             let left_out = cpu.regulator.rules.idle == Idle::LeftOut && cpu.last <= noise(cpu);
             let armed = cpu.armed;
             left_out || armed.is_some_and(|armed| armed - cpu.used <= noise(cpu))
         };
-        let others = self.cpus.iter().enumerate().filter(|(i, _)| *i != who);
+        let others = self.cpus.iter().enumerate().filter(|(i, _)| *i != cpu);
         others
             .into_iter()
             .all(|(_, cpu)| cpu.gone || cpu.stopped || cpu.armed.is_none() || idle(cpu))
@@ -490,8 +484,8 @@ proptest! {
         all[0].capped = !uncapped;
         let mut machine = Machine::new(&all, &BUDGETS);
         for (n, (which, want, late, span)) in demands.into_iter().enumerate() {
-            for (_, who) in leaves.iter().filter(|(at, _)| *at == n) {
-                machine.leave(*who);
+            for (_, cpu) in leaves.iter().filter(|(at, _)| *at == n) {
+                machine.leave(*cpu);
             }
             let before: Vec<Pooled> = machine.cpus.iter().map(|c| c.regulator.did()).collect();
             machine.draw(which, want, late);

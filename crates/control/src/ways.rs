@@ -166,7 +166,7 @@ impl Sizer {
     }
 
     /// Takes a sample: the bytes that the group has drawn from memory so far. `Some`: ways change.
-    pub fn look(&mut self, now: Nanos, drawn: u64) -> Option<Step> {
+    pub fn sample(&mut self, now: Nanos, drawn: u64) -> Option<Step> {
         let span = now.since(self.at).0;
         let before = self.drawn.replace(drawn);
         self.at = now;

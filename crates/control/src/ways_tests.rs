@@ -33,7 +33,7 @@ struct Plant {
     drawn: u64,
     noise: Rng,
     steps: Vec<(u64, Step)>,
-    looks: u64,
+    samples: u64,
     /// Samples in which it had fewer ways than it needs.
     short: u64,
 }
@@ -52,25 +52,25 @@ impl Plant {
             drawn: 0,
             noise: Rng::new(7),
             steps: Vec::new(),
-            looks: 0,
+            samples: 0,
             short: 0,
         }
     }
 
-    /// Takes `looks` samples of a program, with noise of up to a quarter of what is tolerated.
-    fn run(&mut self, need: Need, looks: u64) {
-        for _ in 0..looks {
+    /// Takes `samples` samples of a program, with noise of up to a quarter of what is tolerated.
+    fn run(&mut self, need: Need, samples: u64) {
+        for _ in 0..samples {
             self.now = self.sizer.next();
             let noise = u64::from(self.noise.below(NOISE));
             self.drawn += (need.rate(self.sizer.ways()) + noise) / 1000;
             let before = self.sizer.ways();
-            let step = self.sizer.look(self.now, self.drawn);
+            let step = self.sizer.sample(self.now, self.drawn);
             if let Some(step) = step {
                 assert_eq!((step.from, step.to), (before, self.sizer.ways()));
-                self.steps.push((self.looks, step));
+                self.steps.push((self.samples, step));
             }
             self.short += u64::from(before < need.ways);
-            self.looks += 1;
+            self.samples += 1;
         }
     }
 }
@@ -101,7 +101,7 @@ proptest! {
         for (_, step) in &late {
             prop_assert!(step.to + 1 >= wanted && step.to <= wanted, "{wanted}: {step:?}");
         }
-        prop_assert!(plant.short - short <= 12, "{} of 2000 looks with too few ways", plant.short - short);
+        prop_assert!(plant.short - short <= 12, "{} of 2000 samples with too few ways", plant.short - short);
     }
 
     #[test]
@@ -109,7 +109,7 @@ proptest! {
         let need = |ways| Need { ways, steep: 60_000_000, always: 1_000_000 };
         let mut plant = Plant::new(1, 12);
         plant.run(need(small), 500);
-        let before = plant.looks;
+        let before = plant.samples;
         prop_assert!(plant.sizer.ways() <= small);
         plant.run(need(large), 2);
         prop_assert!(plant.sizer.ways() >= small && plant.sizer.ways() == 12, "{:?}", plant.steps.last());
@@ -124,12 +124,12 @@ proptest! {
         least in 1..3u32,
     ) {
         let mut plant = Plant::new(least, 12);
-        for (need, looks) in stretches {
-            let first = plant.looks;
-            plant.run(need, looks);
+        for (need, samples) in stretches {
+            let first = plant.samples;
+            plant.run(need, samples);
             prop_assert!((least..=12).contains(&plant.sizer.ways()));
             let gone = plant.steps.iter().filter(|(at, s)| *at >= first && s.to < s.from).count() as u64;
-            prop_assert!(gone <= looks / u64::from(CALM) + 1, "ways are given back slowly");
+            prop_assert!(gone <= samples / u64::from(CALM) + 1, "ways are given back slowly");
             for (_, step) in plant.steps.iter().filter(|(at, _)| *at >= first) {
                 prop_assert!(step.to > step.from || step.from == step.to + 1, "one by one: {step:?}");
             }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use quell_control::deadline::Unit;
-use quell_control::pressure::Look;
+use quell_control::pressure::Sample;
 use quell_plan::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
     MemoryMeans, MeterKind, Node,
@@ -78,7 +78,7 @@ pub struct Fake {
     throttle: bool,
     account: bool,
     draws: bool,
-    memory: Option<fn(Nanos) -> Look>,
+    memory: Option<fn(Nanos) -> Sample>,
     refuses_memory: Option<String>,
     blind: Range<Nanos>,
 }
@@ -131,7 +131,7 @@ impl Fake {
     }
 
     /// Makes its memory observable; `look` gives the state at each moment.
-    pub fn memory(&mut self, look: fn(Nanos) -> Look) {
+    pub fn memory(&mut self, look: fn(Nanos) -> Sample) {
         self.memory = Some(look);
     }
 
@@ -334,7 +334,7 @@ impl Backend for Fake {
         }))
     }
 
-    fn memory(&mut self, _: bool, look: &mut Look) -> Result<(), BackendError> {
+    fn memory(&mut self, _: bool, look: &mut Sample) -> Result<(), BackendError> {
         if self.blind.contains(&self.now) {
             return Err(BackendError("a file reads oddly".into()));
         }

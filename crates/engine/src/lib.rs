@@ -6,7 +6,6 @@
 
 mod adapt;
 mod aggregate;
-mod beside;
 pub mod calibrate;
 mod cell;
 mod collect;
@@ -24,6 +23,7 @@ pub mod read;
 mod resume;
 mod rounds;
 mod setup;
+mod side_by_side;
 pub mod sink;
 mod ways;
 

@@ -1,7 +1,7 @@
 //! The control of memory pressure while a plan holds: samples of the machine's memory, decisions as
 //! actions, and the record of both. [`Controller`] decides.
 
-use quell_control::pressure::{Act, Controller, Critical, Decision, Look, Rules};
+use quell_control::pressure::{Act, Controller, Critical, Decision, Rules, Sample};
 use quell_plan::{Plan, Pressured};
 use quell_record::about::About;
 use quell_record::backend::{Action, Backend, Own, Seen};
@@ -25,13 +25,13 @@ const DECISIONS: usize = 64;
 pub(crate) struct Memory {
     plan: Pressured,
     control: Controller,
-    look: Look,
+    look: Sample,
     decisions: Vec<Decision>,
     /// Processes that were stopped, each with its neighbour's index. When they are resumed they may
     /// be in no neighbour any more.
     stopped: Vec<(TaskId, usize)>,
     /// When a unit of each critical group ended last. `None` before the first.
-    beats: Vec<Option<Nanos>>,
+    unit_ends: Vec<Option<Nanos>>,
     tell: Nanos,
     /// After a sample that failed: when the next one is due.
     retry: Nanos,
@@ -59,7 +59,7 @@ impl Loop for Memory {
             && let Some(last) = units.last()
             && let Some(place) = self.plan.critical.iter().position(|c| c.group == *group)
         {
-            self.beats[place] = Some(last.ended);
+            self.unit_ends[place] = Some(last.ended);
         }
         Ok(())
     }
@@ -71,7 +71,7 @@ impl Loop for Memory {
         now: Nanos,
         sink: &mut dyn Sink,
     ) -> Result<(), String> {
-        self.look(backend, now, sink);
+        self.sample(backend, now, sink);
         Ok(())
     }
 }
@@ -97,7 +97,7 @@ impl Memory {
         backend
             .watch(pressure)
             .map_err(|e| format!("memory cannot be watched: {e}"))?;
-        let mut look = Look::default();
+        let mut look = Sample::default();
         look.processes.reserve(PROCESSES);
         let own = backend.own().map_err(|e| e.to_string())?;
         Ok(Some(Self {
@@ -106,7 +106,7 @@ impl Memory {
             look,
             decisions: Vec::with_capacity(DECISIONS),
             stopped: Vec::with_capacity(4),
-            beats: vec![None; pressure.critical.len()],
+            unit_ends: vec![None; pressure.critical.len()],
             tell: now.plus(TELL_EVERY),
             retry: now,
             told: Vec::new(),
@@ -115,14 +115,14 @@ impl Memory {
         }))
     }
 
-    fn look(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
+    fn sample(&mut self, backend: &mut dyn Backend, now: Nanos, sink: &mut dyn Sink) {
         let processes = self.control.wants_processes();
         let looked = backend.memory(processes, &mut self.look);
         self.decisions.clear();
         match &looked {
             Ok(()) => {
-                for (group, beat) in self.look.critical.iter_mut().zip(&self.beats) {
-                    group.beat = *beat;
+                for (group, unit_end) in self.look.critical.iter_mut().zip(&self.unit_ends) {
+                    group.unit_end = *unit_end;
                 }
                 self.control.step(now, &self.look, &mut self.decisions);
             }
@@ -290,8 +290,8 @@ mod tests {
     }
 
     /// From the first second on the critical group waits a quarter of the time.
-    fn memory(now: Nanos) -> Look {
-        Look {
+    fn memory(now: Nanos) -> Sample {
+        Sample {
             machine: Machine {
                 total: Bytes(8 << 30),
                 available: Bytes(6 << 30),

@@ -52,7 +52,8 @@ pub enum WatchError {
 pub fn watch(
     backend: &mut dyn Backend,
     spec: &SubjectSpec,
-    (warmup, span): (Nanos, Nanos),
+    warmup: Nanos,
+    span: Nanos,
     progress: &mut dyn Progress,
 ) -> Result<Watched, WatchError> {
     let bins = span.0 / BIN.0;
@@ -219,8 +220,8 @@ mod tests {
         let mut fake = Fake::new();
         fake.count_draws();
         let spec = generator(&mut fake);
-        let spans = (Nanos::millis(20), Nanos::millis(30));
-        let watched = watch(&mut fake, &spec, spans, &mut NoProgress).unwrap();
+        let (warmup, span) = (Nanos::millis(20), Nanos::millis(30));
+        let watched = watch(&mut fake, &spec, warmup, span, &mut NoProgress).unwrap();
         assert_eq!(watched.readings.len(), 31);
         let times: Vec<u64> = watched.readings.iter().map(|(at, _)| at.0).collect();
         assert!(times.windows(2).all(|w| w[1] - w[0] == BIN.0), "{times:?}");
@@ -246,8 +247,8 @@ mod tests {
     fn a_machine_that_does_not_count_by_subject_says_so() {
         let mut fake = Fake::new();
         let spec = generator(&mut fake);
-        let spans = (Nanos(0), Nanos::millis(30));
-        let error = watch(&mut fake, &spec, spans, &mut NoProgress).unwrap_err();
+        let span = Nanos::millis(30);
+        let error = watch(&mut fake, &spec, Nanos(0), span, &mut NoProgress).unwrap_err();
         assert!(error.to_string().contains("does not count"), "{error}");
         assert!(fake.clean());
     }
@@ -258,8 +259,8 @@ mod tests {
         fake.count_draws();
         let spec = generator(&mut fake);
         fake.stop_at(Nanos::millis(60), 15);
-        let spans = (Nanos(0), Nanos::millis(300));
-        let error = watch(&mut fake, &spec, spans, &mut NoProgress).unwrap_err();
+        let span = Nanos::millis(300);
+        let error = watch(&mut fake, &spec, Nanos(0), span, &mut NoProgress).unwrap_err();
         assert_eq!(error, WatchError::Interrupted);
         assert!(fake.clean());
     }

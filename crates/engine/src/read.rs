@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
 use quell_record::events::{
-    COMPARE_SCHEMA, Course, CpuTimes, EVENTS_SCHEMA, Event, MANIFEST_SCHEMA, Met, Phase, Record,
-    Span, Stamped, Stop,
+    COMPARE_SCHEMA, CpuTimes, EVENTS_SCHEMA, Event, MANIFEST_SCHEMA, MemoryPoint, MemorySeries,
+    Phase, Record, Span, Stamped, Stop,
 };
 use quell_record::result::{CompareResult, ConfigurationResult};
 use quell_types::calendar;
@@ -314,8 +314,8 @@ fn courses(
     text: &str,
     configuration: &str,
     subject: &str,
-) -> Result<Vec<Course>, ReadError> {
-    let mut all: Vec<Course> = Vec::new();
+) -> Result<Vec<MemorySeries>, ReadError> {
+    let mut all: Vec<MemorySeries> = Vec::new();
     for (line, row) in rows(path, text, |head| head == COURSE_HEAD)? {
         let wrong = || malformed(path, line, "not a round, a time and three values");
         let [round, at, resident, misses, faults] = row[..] else {
@@ -323,7 +323,7 @@ fn courses(
         };
         let round: u32 = round.parse().map_err(|_| wrong())?;
         let value = |text: &str| text.parse::<f64>().map_err(|_| wrong());
-        let met = Met {
+        let met = MemoryPoint {
             at_ns: time(at).ok_or_else(wrong)?,
             resident_mb: value(resident)?,
             cache_misses: value(misses)?,
@@ -331,7 +331,7 @@ fn courses(
         };
         match all.last_mut().filter(|course| course.round == round) {
             Some(course) => course.points.push(met),
-            None => all.push(Course {
+            None => all.push(MemorySeries {
                 configuration: configuration.to_owned(),
                 subject: subject.to_owned(),
                 round,
@@ -571,7 +571,7 @@ mod tests {
         let text = format!("{COURSE_HEAD}\n2,14,300,0,0\n2,34,12.5,0.25,3\n3,50,1,0,0\n");
         let all = courses(path, &text, "none", "detector").unwrap();
         assert_eq!(all.iter().map(|c| c.round).collect::<Vec<_>>(), [2, 3]);
-        let met = Met {
+        let met = MemoryPoint {
             at_ns: 34,
             resident_mb: 12.5,
             cache_misses: 0.25,

@@ -18,7 +18,6 @@ use quell_record::standing::Standing;
 use quell_types::rng::Rng;
 use quell_types::units::Nanos;
 
-use crate::beside::beside;
 use crate::cell::{Cell, Throttling};
 use crate::collect::Collected;
 use crate::compare::{CompareError, Progress};
@@ -26,6 +25,7 @@ use crate::drive::{DriveError, Ended, drive};
 use crate::folder::{Folder, FolderError, fnv1a64};
 use crate::resume::{Done, Lost, Which};
 use crate::setup::{Prepared, Setup};
+use crate::side_by_side::side_by_side;
 use crate::sink::Sink;
 
 /// Two CPUs share a cache where the canary's score is at least this.
@@ -110,7 +110,7 @@ impl Rounds<'_, '_> {
                 });
                 let to_run = to_run.collect();
                 let begun = machines.first().map_or(Nanos(0), |backend| backend.now());
-                beside((setup, &cells), machines, (to_run, begun), |source| {
+                side_by_side(setup, &cells, machines, to_run, begun, |source| {
                     self.all(&cells, source)
                 })
             }

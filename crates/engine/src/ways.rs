@@ -36,7 +36,7 @@ impl Loop for Ways {
             .drawn_by(group)
             .map_err(|e| format!("what group {group} draws from memory could not be read: {e}"))?;
         let step = match drawn {
-            Some(drawn) => self.control.look(now, drawn),
+            Some(drawn) => self.control.sample(now, drawn),
             None => {
                 self.control.blind(now);
                 None

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use quell_types::cpuset::CpuSet;
 
-use crate::below::tasks_in;
+use crate::cgroup_tree::tasks_in;
 use crate::error::{Error, Result};
 use crate::procfs::{self, Membership};
 use crate::root::Files;

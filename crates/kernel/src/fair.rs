@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use crate::below;
+use crate::cgroup_tree;
 use crate::error::{Error, Result};
 use crate::procfs;
 use crate::root::Files;
@@ -38,7 +38,7 @@ impl fmt::Display for Exempt {
 #[must_use]
 pub fn exempt(files: &dyn Files, dirs: &[String]) -> Option<Exempt> {
     let found = dirs.iter().find_map(|dir| {
-        let mut tasks = below::threads(files, dir).into_iter();
+        let mut tasks = cgroup_tree::threads(files, dir).into_iter();
         tasks.find_map(|task| Some((task, policy(files.scheduler(task).ok()?)?)))
     });
     let (task, policy) = found?;

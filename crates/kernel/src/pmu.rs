@@ -149,14 +149,14 @@ impl Counting {
     /// The codes to open, reads before writes.
     #[must_use]
     pub fn codes(&self) -> Vec<EventCode> {
-        let [mut codes, writes] = self.codes_apart();
+        let [mut codes, writes] = self.codes_by_direction();
         codes.extend(writes);
         codes
     }
 
     /// The codes of lines that come in, and those of lines written back.
     #[must_use]
-    pub fn codes_apart(&self) -> [Vec<EventCode>; 2] {
+    pub fn codes_by_direction(&self) -> [Vec<EventCode>; 2] {
         [false, true].map(|write| {
             let events = self.events.iter().filter(|e| e.write == write);
             let code = |e: &Named| EventCode {
@@ -245,7 +245,7 @@ pub fn fills_only(all: &[Counting], cpus: &CpuSet) -> CpuSet {
 /// back.
 #[must_use]
 pub fn apart(all: &[Counting], cpus: &CpuSet) -> CpuSet {
-    let both = |c: &Counting| c.codes_apart().iter().all(|codes| !codes.is_empty());
+    let both = |c: &Counting| c.codes_by_direction().iter().all(|codes| !codes.is_empty());
     cpus.iter()
         .filter(|cpu| of_cpu(all, *cpu).is_some_and(both))
         .collect()
@@ -511,7 +511,7 @@ mod tests {
         assert_eq!(apart(&all, &cpus).to_string(), "0-1");
         assert_eq!(fills_only(&all, &cpus).to_string(), "4");
         let config = |codes: &[EventCode]| codes.iter().map(|c| c.config).collect::<Vec<_>>();
-        let [reads, writes] = all[0].codes_apart();
+        let [reads, writes] = all[0].codes_by_direction();
         assert_eq!(
             (config(&reads), config(&writes)),
             (vec![0x1f25], vec![0x0226])

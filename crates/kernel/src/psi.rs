@@ -157,7 +157,7 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Option<Psi>> {
 /// Whether the kernel reports any pressure. The files may exist and refuse to be opened
 /// (EOPNOTSUPP).
 #[must_use]
-pub fn told(files: &dyn Files) -> bool {
+pub fn is_reported(files: &dyn Files) -> bool {
     files.read(Resource::Memory.system()).is_ok()
 }
 

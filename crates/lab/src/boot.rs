@@ -49,7 +49,7 @@ impl From<Error> for Stopped {
 }
 
 /// What comes in while the machine runs.
-enum Told {
+enum Incoming {
     /// A line from the control port.
     Line(String),
     /// The command's output has no reader any more.
@@ -141,7 +141,7 @@ impl Lab {
             });
             threads.spawn(move || {
                 for line in BufReader::new(heard).lines().map_while(Result::ok) {
-                    if tell.send(Told::Line(line)).is_err() {
+                    if tell.send(Incoming::Line(line)).is_err() {
                         break;
                     }
                 }
@@ -182,7 +182,7 @@ impl Lab {
     fn follow(
         &self,
         machine: &mut Machine,
-        told: &Receiver<Told>,
+        told: &Receiver<Incoming>,
         control: &mut UnixStream,
         stop: &mut dyn FnMut() -> Option<i32>,
         began: Instant,
@@ -211,14 +211,14 @@ impl Lab {
             }
             let left = until.0.saturating_duration_since(Instant::now());
             match told.recv_timeout(left.min(LOOK)) {
-                Ok(Told::Deaf) if stopping.is_none() && started => {
+                Ok(Incoming::Deaf) if stopping.is_none() && started => {
                     stopping = Some(SIGPIPE);
                     tell_to_stop(control, SIGPIPE);
                     // Many programs ignore SIGPIPE and would go on writing without a reader.
                     until = tell_to_stop(control, SIGTERM);
                 }
-                Ok(Told::Deaf) => {}
-                Ok(Told::Line(line)) => match line.split_once(' ').unwrap_or((&line, "")) {
+                Ok(Incoming::Deaf) => {}
+                Ok(Incoming::Line(line)) => match line.split_once(' ').unwrap_or((&line, "")) {
                     ("started", _) => {
                         booted = Some(began.elapsed());
                         let limit = self.timeout.unwrap_or(FOREVER);
@@ -287,7 +287,7 @@ fn tell_to_stop(control: &mut UnixStream, signal: i32) -> (Instant, &'static str
 
 /// Copies output as it comes. A closed listener is reported once. The rest is still read, so that
 /// the guest does not block.
-fn pass_on(from: &mut UnixStream, to: &mut (dyn Write + Send), gone: Option<&Sender<Told>>) {
+fn pass_on(from: &mut UnixStream, to: &mut (dyn Write + Send), gone: Option<&Sender<Incoming>>) {
     let mut buffer = [0; 16 << 10];
     let mut listening = true;
     while let Ok(n @ 1..) = from.read(&mut buffer) {
@@ -299,7 +299,7 @@ fn pass_on(from: &mut UnixStream, to: &mut (dyn Write + Send), gone: Option<&Sen
         {
             listening = false;
             if let Some(gone) = gone {
-                let _ = gone.send(Told::Deaf);
+                let _ = gone.send(Incoming::Deaf);
             }
         }
     }

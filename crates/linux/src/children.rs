@@ -35,7 +35,7 @@ pub struct Birth<'a> {
     /// Variables added to Quell's own environment.
     pub env: Vec<(String, String)>,
     /// `cgroup.procs` files it enters before it executes.
-    pub doors: Vec<String>,
+    pub procs_files: Vec<String>,
     /// The CPUs it may use. Empty leaves the CPUs of Quell.
     pub cpus: CpuSet,
     /// Whether it speaks the generators' protocol on its standard input and output.
@@ -79,7 +79,7 @@ impl Subject {
             .command
             .split_first()
             .ok_or_else(|| Error::refused(format!("{name}: the command is empty")))?;
-        let doors = open_doors(&birth.doors)?;
+        let procs_files = open_doors(&birth.procs_files)?;
         let mut mask = rustix::thread::CpuSet::new();
         birth.cpus.iter().for_each(|cpu| mask.set(cpu as usize));
         let (leader, pinned) = (birth.capture || birth.generator, !birth.cpus.is_empty());
@@ -101,7 +101,8 @@ impl Subject {
         // SAFETY: between fork and exec only system calls on prepared values are made, and nothing
         // allocates.
         unsafe {
-            command.pre_exec(move || enter(&doors, pinned.then_some(&mask), leader, &inherits));
+            command
+                .pre_exec(move || enter(&procs_files, pinned.then_some(&mask), leader, &inherits));
         }
         let failed = |e: io::Error| {
             let remedy = match e.kind() {
@@ -278,17 +279,17 @@ impl Subject {
 }
 
 /// Opens the files through which a child enters its cgroups ([`enter`]).
-pub(crate) fn open_doors(doors: &[String]) -> Result<Vec<File>> {
-    let open = |door: &String| {
-        let file = OpenOptions::new().write(true).open(door);
-        file.map_err(|e| Error::file("open", door, None, e))
+pub(crate) fn open_doors(procs_files: &[String]) -> Result<Vec<File>> {
+    let open = |procs_file: &String| {
+        let file = OpenOptions::new().write(true).open(procs_file);
+        file.map_err(|e| Error::file("open", procs_file, None, e))
     };
-    doors.iter().map(open).collect()
+    procs_files.iter().map(open).collect()
 }
 
 /// Runs in the child between fork and exec.
 pub(crate) fn enter(
-    doors: &[File],
+    procs_files: &[File],
     cpus: Option<&rustix::thread::CpuSet>,
     dies_with_us: bool,
     inherits: &[RawFd],
@@ -299,8 +300,8 @@ pub(crate) fn enter(
         let file = unsafe { BorrowedFd::borrow_raw(*file) };
         rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
     }
-    for mut door in doors {
-        door.write_all(b"0")?;
+    for mut procs_file in procs_files {
+        procs_file.write_all(b"0")?;
     }
     if let Some(cpus) = cpus {
         rustix::thread::sched_setaffinity(None, cpus)?;

@@ -23,7 +23,7 @@ pub struct Drift {
 /// Compares every value that was written with what its file reads now. Sets it again if the policy
 /// says so. `held` is asked before each value. Once the run is revoked, a value may differ because
 /// the watchdog has reverted it.
-pub fn look(
+pub fn find(
     files: &dyn Files,
     changes: &[Undo],
     on_drift: OnDrift,
@@ -105,9 +105,9 @@ mod tests {
         let changes = [change("cpuset"), change("cpu")];
         std::fs::write(&file, "cpuset cpu\n").unwrap();
         let held = &|| true;
-        assert!(look(&kernel, &changes, OnDrift::Report, held).is_empty());
+        assert!(find(&kernel, &changes, OnDrift::Report, held).is_empty());
         std::fs::write(&file, "cpuset\n").unwrap();
-        assert_eq!(look(&kernel, &changes, OnDrift::Report, held).len(), 1);
+        assert_eq!(find(&kernel, &changes, OnDrift::Report, held).len(), 1);
     }
 
     #[test]
@@ -124,10 +124,10 @@ mod tests {
             path: "/memory.min".into(),
             old: "100".into(),
         };
-        let look = |changes: &[Undo]| look(&kernel, changes, OnDrift::Repair, &|| true);
-        assert!(look(&[set.clone(), steer]).is_empty());
+        let find = |changes: &[Undo]| find(&kernel, changes, OnDrift::Repair, &|| true);
+        assert!(find(&[set.clone(), steer]).is_empty());
         assert_eq!(kernel.read("/memory.min").unwrap(), "300");
-        assert_eq!(look(&[set]).len(), 1);
+        assert_eq!(find(&[set]).len(), 1);
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
             old: "L3:0=f".into(),
         };
         let changes = [set("L3:0=ff", "L3:0=f"), set("MB:0=100", "MB:0=50"), steer];
-        let said = look(&kernel, &changes, OnDrift::Report, &|| true);
+        let said = find(&kernel, &changes, OnDrift::Report, &|| true);
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(said[0].what.contains("from 'MB:0=50'"), "{said:?}");
     }
@@ -163,7 +163,7 @@ mod tests {
         };
         let changes = [change("L3:0=f"), change("MB:0=50"), change("L3:0=ff")];
         let held = &|| true;
-        let said = || look(&kernel, &changes, OnDrift::Report, held);
+        let said = || find(&kernel, &changes, OnDrift::Report, held);
         // With padding, as older kernels write it, and with values that Quell did not set.
         std::fs::write(&file, "    MB:0=  50\n    L3:0=00ff\n    L2:0=0001\n").unwrap();
         assert!(said().is_empty());
@@ -184,8 +184,8 @@ mod tests {
             old: "L3:0=ff;1=ff".into(),
             new: "L3:0=f;1=f".into(),
         };
-        let look = || {
-            look(
+        let find = || {
+            find(
                 &kernel,
                 std::slice::from_ref(&change),
                 OnDrift::Repair,
@@ -193,9 +193,9 @@ mod tests {
             )
         };
         std::fs::write(&file, "L3:0=f\n").unwrap();
-        assert!(look().is_empty());
+        assert!(find().is_empty());
         std::fs::write(&file, "L3:0=1\n").unwrap();
-        assert_eq!(look().len(), 1);
+        assert_eq!(find().len(), 1);
         assert_eq!(kernel.read("/schemata").unwrap().trim(), "L3:0=f");
     }
 
@@ -209,7 +209,7 @@ mod tests {
             old: "before".into(),
             new: "ours".into(),
         };
-        assert!(look(&kernel, &[change], OnDrift::Repair, &|| false).is_empty());
+        assert!(find(&kernel, &[change], OnDrift::Repair, &|| false).is_empty());
         assert_eq!(kernel.read("/x").unwrap(), "before");
     }
 }

@@ -11,10 +11,10 @@
 
 use std::collections::BTreeSet;
 
-use quell_kernel::below::tasks_in;
 use quell_kernel::cgroup::{
     Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems,
 };
+use quell_kernel::cgroup_tree::tasks_in;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::memory::Memory;
 use quell_kernel::procfs::{self, Stat};
@@ -164,7 +164,7 @@ impl GroupCgroups {
         controllers: &[Controller],
         layout: Layout,
     ) -> Result<Self> {
-        let mut home = Self {
+        let mut group_cgroups = Self {
             group: group.to_owned(),
             places: Vec::new(),
         };
@@ -185,8 +185,8 @@ impl GroupCgroups {
             let dir = format!("{top}/{group}");
             make(writer, hierarchy, &top, &dir, *controller)?;
             let braked = layout.braked && cgroups.of(Controller::Cpu) == Some(hierarchy);
-            if !home.places.iter().any(|p| p.dir == dir) {
-                home.places.push(CgroupDir {
+            if !group_cgroups.places.iter().any(|p| p.dir == dir) {
+                group_cgroups.places.push(CgroupDir {
                     hierarchy: hierarchy.clone(),
                     dir,
                     ours: true,
@@ -195,7 +195,7 @@ impl GroupCgroups {
             }
         }
         // Every controller has to be enabled above them first.
-        for place in home.places.iter().filter(|p| p.braked) {
+        for place in group_cgroups.places.iter().filter(|p| p.braked) {
             for child in [WORK, STOP] {
                 let child = format!("{}/{child}", place.dir);
                 make(
@@ -207,7 +207,7 @@ impl GroupCgroups {
                 )?;
             }
         }
-        Ok(home)
+        Ok(group_cgroups)
     }
 
     /// The group's cgroups in the hierarchy of a controller.
@@ -225,7 +225,7 @@ impl GroupCgroups {
     /// The files through which a child can enter the cgroups that Quell made, before it executes
     /// (write `0`).
     #[must_use]
-    pub fn doors(&self) -> Vec<String> {
+    pub fn procs_files(&self) -> Vec<String> {
         self.places
             .iter()
             .filter(|p| p.ours)
@@ -242,7 +242,7 @@ impl GroupCgroups {
     /// The files through which a brake enters its cgroup (write `0`). Empty where the group has no
     /// room for brakes.
     #[must_use]
-    pub fn stop_doors(&self) -> Vec<String> {
+    pub fn stop_procs_files(&self) -> Vec<String> {
         let braked = self.places.iter().filter(|p| p.braked);
         braked
             .map(|p| format!("{}/cgroup.procs", p.stop_dir()))
@@ -490,12 +490,19 @@ fn enter_if(
         return Ok(0);
     }
     writer.journal.record_all(&entries)?;
-    let door = format!("{to}/cgroup.procs");
+    let procs_file = format!("{to}/cgroup.procs");
     for task in &moving {
-        match writer.files.write(&door, &task.pid.to_string()) {
+        match writer.files.write(&procs_file, &task.pid.to_string()) {
             Ok(()) => fault::boundary(),
             Err(e) if gone(&e) => {}
-            Err(e) => return Err(Error::file("write", &door, Some(&task.pid.to_string()), e)),
+            Err(e) => {
+                return Err(Error::file(
+                    "write",
+                    &procs_file,
+                    Some(&task.pid.to_string()),
+                    e,
+                ));
+            }
         }
     }
     Ok(moving.len())

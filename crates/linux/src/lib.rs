@@ -1,7 +1,7 @@
 //! The Linux backend: what a plan sets and reverts on this machine, the brakes, and the journal
 //! with its watchdog.
 
-pub mod above;
+pub mod ancestor_limits;
 pub mod backend;
 pub mod bpf;
 pub mod brake;

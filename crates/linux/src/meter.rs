@@ -345,12 +345,12 @@ impl Meter for EventMeter {
 
 /// Hardware events of each direction on one CPU.
 #[derive(Debug)]
-pub struct ApartMeter {
+pub struct DirectionsMeter {
     reads: EventMeter,
     writes: EventMeter,
 }
 
-impl ApartMeter {
+impl DirectionsMeter {
     /// Counts in `scope` lines that come in by the sum of `reads`, and lines that are written back
     /// by the sum of `writes`.
     ///
@@ -371,7 +371,7 @@ impl ApartMeter {
     }
 }
 
-impl Meter for ApartMeter {
+impl Meter for DirectionsMeter {
     fn arm(&mut self, lines: LineCounts) -> io::Result<()> {
         self.reads.arm(lines.lines.into())?;
         self.writes.arm(lines.writes.into())

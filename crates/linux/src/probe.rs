@@ -220,17 +220,10 @@ pub fn probe(
         brake_in_place: brake_in_place(cgroups),
         cpu_max: root && cgroups.of(Controller::Cpu).is_some(),
         counter_users: topology::counter_users(files)?,
-        memory: memory(files, cgroups, root, (immunity, lock)),
+        memory: memory(files, cgroups, root, immunity, lock),
     };
     let virtual_machine = shape.identity.hypervisor.is_some();
-    let mechanisms = mechanisms(
-        files,
-        cgroups,
-        &means,
-        &cpus,
-        root,
-        (virtual_machine, &offer),
-    );
+    let mechanisms = mechanisms(files, cgroups, &means, &cpus, root, virtual_machine, &offer);
     let inventory = Inventory {
         identity: shape.identity,
         cpus: shape.cpus,
@@ -333,7 +326,8 @@ fn mechanisms(
     means: &Means,
     cpus: &CpuSet,
     root: bool,
-    (virtual_machine, offer): (bool, &std::result::Result<Offer, String>),
+    virtual_machine: bool,
+    offer: &std::result::Result<Offer, String>,
 ) -> BTreeMap<Mechanism, Availability> {
     let unprivileged = || Availability::No {
         why: "changing the machine needs root (CAP_SYS_ADMIN), outside of a container".to_owned(),
@@ -455,17 +449,15 @@ fn memory(
     files: &dyn Files,
     cgroups: &Cgroups,
     root: bool,
-    (immunity, lock): (
-        std::result::Result<(), String>,
-        std::result::Result<(), String>,
-    ),
+    immunity: std::result::Result<(), String>,
+    lock: std::result::Result<(), String>,
 ) -> MemoryMeans {
     let control = match cgroups.of(Controller::Memory).map(|h| h.version) {
         Some(Version::V2) if root => MemoryControl::V2,
         Some(Version::V1) if root => MemoryControl::V1,
         _ => MemoryControl::None,
     };
-    let pressure = match psi::told(files) {
+    let pressure = match psi::is_reported(files) {
         true => Ok(()),
         false => Err(
             "this kernel has no pressure stall information, or it is off (psi=1 on its command line turns it on)".to_owned(),
@@ -491,22 +483,18 @@ fn memory_control(means: &MemoryMeans) -> Availability {
         (Ok(()), true) => "the kernel reports the pressure of every group",
         (Ok(()), false) => "the kernel reports the pressure of the machine only",
     };
-    match means.control {
-        MemoryControl::V2 => yes(
-            Level::Enforced,
-            format!("cgroup v2: memory.min, memory.high; {reported}"),
-        ),
-        MemoryControl::V1 => yes(
-            Level::Enforced,
-            format!("cgroup v1: limits that kill, no protection; files are locked; {reported}"),
-        ),
-        MemoryControl::None => yes(
-            Level::Enforced,
-            format!(
-                "files are locked; no cgroup hierarchy carries the memory controller; {reported}"
-            ),
-        ),
-    }
+    let limits = match (&means.control, &means.immunity) {
+        (MemoryControl::V2, Ok(())) => "cgroup v2: memory.min, memory.high",
+        (MemoryControl::V2, Err(_)) => "cgroup v2: limits, no protection",
+        (MemoryControl::V1, _) => "cgroup v1: limits that kill, no protection",
+        (MemoryControl::None, _) => "no cgroup hierarchy carries the memory controller",
+    };
+    let kept = match (&means.immunity, &means.lock) {
+        (Ok(()), Ok(())) => "files are locked".to_owned(),
+        (Err(why), _) => format!("nothing is kept, as {why}"),
+        (Ok(()), Err(why)) => format!("files are not locked, as {why}"),
+    };
+    yes(Level::Enforced, format!("{limits}; {kept}; {reported}"))
 }
 
 fn cores(means: &Means) -> Availability {
@@ -569,7 +557,7 @@ mod tests {
 
     fn means(fake: &Fake, root: bool) -> MemoryMeans {
         let cgroups = Cgroups::discover(fake).unwrap();
-        memory(fake, &cgroups, root, (Ok(()), Ok(())))
+        memory(fake, &cgroups, root, Ok(()), Ok(()))
     }
 
     #[test]

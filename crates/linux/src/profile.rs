@@ -109,7 +109,7 @@ pub fn watch(
         .map_err(|e| Error::refused(format!("no file can be opened: {e}")))?;
     let mut follow = |mut subject: Option<Subject>, own| {
         let known = subject.as_mut();
-        let watched = look(
+        let watched = observe(
             files,
             options,
             known,
@@ -161,7 +161,7 @@ fn begin(options: &Options<'_>, session: &OwnedFd, signals: &OwnedFd) -> Result<
     let birth = Birth {
         command,
         env: vec![(VARIABLE.to_owned(), session.as_raw_fd().to_string())],
-        doors: Vec::new(),
+        procs_files: Vec::new(),
         cpus: options.cpus.clone(),
         generator: warmup.is_some(),
         capture: true,
@@ -203,7 +203,7 @@ struct Followed<'a> {
 
 impl Followed<'_> {
     /// Adds the processes that match now.
-    fn look(&mut self) -> Result<()> {
+    fn sample(&mut self) -> Result<()> {
         let assigned = assign(
             self.files,
             std::slice::from_ref(&self.matcher),
@@ -216,7 +216,7 @@ impl Followed<'_> {
 }
 
 #[expect(clippy::too_many_arguments, reason = "one caller, which has them all")]
-fn look(
+fn observe(
     files: &dyn Files,
     options: &Options<'_>,
     mut subject: Option<&mut Subject>,
@@ -240,7 +240,7 @@ fn look(
         matcher: Matcher::new(files, options.name, tables)?,
         known: BTreeSet::new(),
     };
-    followed.look()?;
+    followed.sample()?;
     let first = followed.known.clone();
     if first.is_empty() {
         return Err(Error::refused(format!(
@@ -296,7 +296,7 @@ fn look(
             let done = rt::now().since(begun).0 * 100 / options.span.0.max(1);
             progress(u32::try_from(done.min(100)).unwrap_or(100));
             // The process that was named is gone.
-            if followed.look().is_err() {
+            if followed.sample().is_err() {
                 break;
             }
             ended = subject.is_none() && followed.known.iter().all(|pid| gone(files, *pid));

@@ -53,7 +53,7 @@ pub fn percentile(windows: &[Window], peak: Rate) -> Option<Rate> {
 
 /// The CPU time in nanoseconds of every thread, by thread id. Processes in `members` and this
 /// process are left out. `None` where the kernel does not keep it (no CONFIG_SCHED_INFO).
-fn look(files: &dyn Files, members: &BTreeSet<u32>) -> Result<Option<BTreeMap<u32, u64>>> {
+fn sample(files: &dyn Files, members: &BTreeSet<u32>) -> Result<Option<BTreeMap<u32, u64>>> {
     let ourselves = std::process::id();
     let names = files
         .list("/proc")
@@ -95,13 +95,13 @@ pub fn windows(
     wait: &mut dyn FnMut() -> Nanos,
 ) -> Result<Option<Vec<Window>>> {
     let mut began = wait();
-    let Some(mut before) = look(files, members)? else {
+    let Some(mut before) = sample(files, members)? else {
         return Ok(None);
     };
     let mut all = Vec::new();
     for _ in 0..count {
         let ended = wait();
-        let Some(now) = look(files, members)? else {
+        let Some(now) = sample(files, members)? else {
             return Ok(None);
         };
         all.push(Window {

@@ -19,13 +19,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use quell_kernel::below::{door, tasks_in};
+use quell_kernel::cgroup_tree::{procs_file, tasks_in};
 use quell_kernel::procfs;
 use quell_kernel::resctrl::lock::{For, Lock, PATIENCE};
 use quell_kernel::resctrl::{Resctrl, Schemata, locked};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::value::{divided, only, same};
-use quell_kernel::{below, freezer, oom, pidfd};
+use quell_kernel::{cgroup_tree, freezer, oom, pidfd};
 use quell_record::backend::Undone;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::{Stopped, Undo};
@@ -333,7 +333,7 @@ impl<'a> Work<'a> {
 
     fn oom_score(&self, task: TaskId, old: i32, new: i32, dir: &str) -> Step {
         let mut heirs = vec![task.pid];
-        heirs.extend(below::tasks(self.files, dir));
+        heirs.extend(cgroup_tree::tasks(self.files, dir));
         let mut restored = false;
         for pid in heirs {
             if !self.inherits(pid, task, new) {
@@ -395,7 +395,7 @@ impl<'a> Work<'a> {
         }
         match self
             .files
-            .write(&door(self.files, from), &task.pid.to_string())
+            .write(&procs_file(self.files, from), &task.pid.to_string())
         {
             Ok(()) => {
                 for (dir, stays) in [(from, true), (to, false)] {
@@ -557,11 +557,11 @@ impl<'a> Work<'a> {
             let target = self.origin(entry, ours, tid).unwrap_or(heir);
             let moved = self
                 .files
-                .write(&door(self.files, target), &tid.to_string());
+                .write(&procs_file(self.files, target), &tid.to_string());
             let moved = match moved {
-                Err(e) if gone(&e) && target != heir => {
-                    self.files.write(&door(self.files, heir), &tid.to_string())
-                }
+                Err(e) if gone(&e) && target != heir => self
+                    .files
+                    .write(&procs_file(self.files, heir), &tid.to_string()),
                 other => other,
             };
             if let Err(e) = moved

@@ -85,7 +85,7 @@ pub fn spawn(
     let mut notes = Vec::new();
     // Other programs may freeze or kill a whole cgroup (freezer, v2). The cpuset keeps the watchdog
     // off the groups' CPUs.
-    let home = match GroupCgroups::internal(
+    let group_cgroups = match GroupCgroups::internal(
         writer,
         cgroups,
         "watchdog",
@@ -95,7 +95,7 @@ pub fn spawn(
             Controller::Cpuset,
         ],
     ) {
-        Ok(home) => home,
+        Ok(group_cgroups) => group_cgroups,
         Err(e) => {
             notes.push(format!("the watchdog has no cgroup of its own: {e}"));
             GroupCgroups::default()
@@ -117,10 +117,10 @@ pub fn spawn(
     let mut child = command
         .spawn()
         .map_err(|e| Error::file("start", &program, None, e))?;
-    for place in home.places.iter().filter(|p| p.ours) {
+    for place in group_cgroups.places.iter().filter(|p| p.ours) {
         // Its cgroup is in the journal, and the cgroup's heir takes the whole process at the end.
-        let door = format!("{}/cgroup.procs", place.dir);
-        if let Err(e) = writer.files.write(&door, &child.id().to_string()) {
+        let procs_file = format!("{}/cgroup.procs", place.dir);
+        if let Err(e) = writer.files.write(&procs_file, &child.id().to_string()) {
             notes.push(format!(
                 "the watchdog could not be moved to {}: {e}",
                 place.dir

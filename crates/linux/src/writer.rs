@@ -59,12 +59,12 @@ impl Mailbox {
 
 /// A file to write to, kept open where the root has descriptors. Its cgroup may be removed and made
 /// again.
-struct Door {
+struct LimitFile {
     path: String,
     file: Option<File>,
 }
 
-impl Door {
+impl LimitFile {
     fn open(files: &dyn Files, path: String) -> Result<Self> {
         let file = files
             .open(&path, Access::Write)
@@ -105,8 +105,8 @@ impl Door {
 struct Target {
     files: Arc<dyn Files>,
     memory: Memory,
-    limit: Door,
-    reclaim: Option<Door>,
+    limit: LimitFile,
+    reclaim: Option<LimitFile>,
     /// What the limit was before, as the file had it.
     old: String,
     lease: Arc<Lease>,
@@ -137,10 +137,10 @@ impl Writer {
         let mut target = Target {
             files: Arc::clone(files),
             memory: memory.clone(),
-            limit: Door::open(&**files, memory.steered())?,
+            limit: LimitFile::open(&**files, memory.steered())?,
             reclaim: files
                 .exists(&reclaim)
-                .then(|| Door::open(&**files, reclaim))
+                .then(|| LimitFile::open(&**files, reclaim))
                 .transpose()?,
             old,
             lease,
@@ -298,15 +298,15 @@ impl Target {
                 return Some((self.limit.path.clone(), e));
             }
         }
-        if let (Some(bytes), Some(door)) = (reclaim.filter(|_| !over()), &mut self.reclaim) {
+        if let (Some(bytes), Some(limit_file)) = (reclaim.filter(|_| !over()), &mut self.reclaim) {
             // There was less to reclaim, or the write was interrupted.
             let less = |e: &io::Error| {
                 matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) || gone(e)
             };
-            if let Err(e) = door.put(&*self.files, format_args!("{}\n", bytes.0), &over)
+            if let Err(e) = limit_file.put(&*self.files, format_args!("{}\n", bytes.0), &over)
                 && !less(&e)
             {
-                return Some((door.path.clone(), e));
+                return Some((limit_file.path.clone(), e));
             }
         }
         None
@@ -430,8 +430,8 @@ mod tests {
         let files: Arc<dyn Files> = Arc::new(Kernel::at(dir.path()));
         let memory = memory(Version::V2);
         let mut target = Target {
-            limit: Door::open(&*files, memory.steered()).unwrap(),
-            reclaim: Some(Door::open(&*files, memory.reclaim()).unwrap()),
+            limit: LimitFile::open(&*files, memory.steered()).unwrap(),
+            reclaim: Some(LimitFile::open(&*files, memory.reclaim()).unwrap()),
             files,
             memory,
             old: "1234567".to_owned(),

@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use common::{Guard, Picture, Program, eventually, machine, set};
-use quell_kernel::below::door;
 use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::cgroup_tree::procs_file;
 use quell_kernel::remaining::remaining_on;
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::tasks::{Matcher, assign};
@@ -42,15 +42,15 @@ fn gather(
     pid: u32,
     controllers: &[Controller],
 ) -> GroupCgroups {
-    let home = GroupCgroups::create(writer, cgroups, GROUP, controllers).unwrap();
+    let group_cgroups = GroupCgroups::create(writer, cgroups, GROUP, controllers).unwrap();
     let mut find = |files: &dyn Files| {
         let matcher = Matcher::new(files, GROUP, &[by_pid(pid)])?;
         Ok(assign(files, &[matcher], &BTreeSet::new())?
             .remove(GROUP)
             .unwrap_or_default())
     };
-    home.gather(writer, &mut find).unwrap();
-    home
+    group_cgroups.gather(writer, &mut find).unwrap();
+    group_cgroups
 }
 
 fn ends(kernel: &Kernel) -> (CpuSet, CpuSet) {
@@ -74,16 +74,25 @@ fn the_rest_is_kept_off_a_cpu_and_let_back() {
     let mut guard = Guard::new(&kernel);
     let cgroups = Cgroups::discover(&kernel).unwrap();
     let mut writer = JournaledWriter::new(&kernel, &mut guard.journal);
-    let home = gather(&mut writer, &cgroups, victim.pid(), &[Controller::Cpuset]);
+    let group_cgroups = gather(&mut writer, &cgroups, victim.pid(), &[Controller::Cpuset]);
     // Not a partition: in that case the kernel itself keeps all tasks off, and there is nothing to
     // narrow.
-    confine(&mut writer, &cgroups, &home, &first, &set("0"), false, &[]).unwrap();
+    confine(
+        &mut writer,
+        &cgroups,
+        &group_cgroups,
+        &first,
+        &set("0"),
+        false,
+        &[],
+    )
+    .unwrap();
     let mark = writer.journal.mark();
     for round in 0..3 {
         let mut writer = JournaledWriter::new(&kernel, &mut guard.journal);
         let started = Instant::now();
         let keep = Keep {
-            homes: &[&home],
+            homes: &[&group_cgroups],
             processes: &stay,
         };
         let notes = confine_rest(&mut writer, &cgroups, keep, &last).unwrap();
@@ -111,7 +120,7 @@ fn the_rest_is_kept_off_a_cpu_and_let_back() {
             cgroups.of(Controller::Cpuset).unwrap().mount
         );
         kernel
-            .write(&door(&kernel, &rest), &born.pid().to_string())
+            .write(&procs_file(&kernel, &rest), &born.pid().to_string())
             .unwrap();
         let left = remaining_on(&kernel, &first, &BTreeSet::from([victim.pid()])).unwrap();
         assert!(left.user.is_empty(), "{:?}", left.user);
@@ -156,16 +165,16 @@ fn a_group_of_ours_is_killed_whole() {
     let cgroups = Cgroups::discover(&kernel).unwrap();
     let mut writer = JournaledWriter::new(&kernel, &mut guard.journal);
     // Once by `cgroup.kill` and once process by process, as far as this machine has both versions.
-    let home = gather(
+    let group_cgroups = gather(
         &mut writer,
         &cgroups,
         program.pid(),
         &[Controller::Cpu, Controller::PerfEvent],
     );
-    for place in &home.places {
+    for place in &group_cgroups.places {
         assert!(cgroup::populated(&kernel, &place.dir).unwrap());
     }
-    for place in &home.places {
+    for place in &group_cgroups.places {
         // The shell is reaped here and leaves its cgroup. init reaps its children.
         assert!(
             cgroup::kill(&kernel, &place.dir, Duration::from_secs(5)).unwrap(),

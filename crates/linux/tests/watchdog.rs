@@ -190,7 +190,7 @@ fn change(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, subject: u32, wit
     let first = CpuSet::from_iter(online.first());
     let others = online.difference(&first);
     let controllers = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
-    let home = GroupCgroups::create(writer, cgroups, "quell-test", &controllers).unwrap();
+    let group_cgroups = GroupCgroups::create(writer, cgroups, "quell-test", &controllers).unwrap();
     let mut find = |files: &dyn Files| {
         let keys = TaskMatch {
             pid: Some(subject),
@@ -201,11 +201,11 @@ fn change(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, subject: u32, wit
             .remove("quell-test")
             .unwrap_or_default())
     };
-    home.gather(writer, &mut find).unwrap();
+    group_cgroups.gather(writer, &mut find).unwrap();
     confine(
         writer,
         cgroups,
-        &home,
+        &group_cgroups,
         &first,
         &"0".parse().unwrap(),
         true,
@@ -215,7 +215,7 @@ fn change(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, subject: u32, wit
     cpumax::limit(
         writer,
         cgroups,
-        &home,
+        &group_cgroups,
         Share::percent(30),
         Nanos::millis(10),
     )
@@ -225,7 +225,7 @@ fn change(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, subject: u32, wit
     if with_rest {
         let processes = BTreeSet::from([std::process::id()]);
         let keep = Keep {
-            homes: &[&home],
+            homes: &[&group_cgroups],
             processes: &processes,
         };
         confine_rest(writer, cgroups, keep, &others).unwrap();

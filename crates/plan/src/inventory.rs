@@ -388,8 +388,8 @@ impl Inventory {
         let guest = self.identity.hypervisor.is_some();
         let nodes = self.nodes.iter().filter(|_| !guest);
         let memory = nodes.map(|n| (n.id, n.memory)).collect();
-        let parts = (self.cpus.as_slice(), self.caches.as_slice());
-        Fingerprint::of(&self.identity, parts, memory, boot.filter(|_| guest))
+        let boot = boot.filter(|_| guest);
+        Fingerprint::of(&self.identity, &self.cpus, &self.caches, memory, boot)
     }
 
     /// The CPUs that Quell may use.

@@ -135,18 +135,26 @@ pub enum Setting {
     },
     /// Mount resctrl so that code and data of the caches of these levels have separate masks (CDP).
     /// It was not mounted before, and is unmounted at the end.
-    MountApart {
+    #[serde(rename = "mount-apart")]
+    MountCodeData {
         /// The cache levels: 2, 3 or both.
         levels: Vec<u32>,
     },
     /// Let the group fill some ways of the caches of a level with code, and other ways with data.
-    WaysApart {
+    #[serde(rename = "ways-apart")]
+    WaysCodeData {
         /// The cache level: 2 or 3.
         level: u32,
         /// The ways for instructions.
         code: Mask,
         /// The ways for data.
         data: Mask,
+    },
+    /// Let kernel work and interrupts on the group's own CPUs fill the group's ways, not those of
+    /// all other tasks.
+    WaysCpus {
+        /// The CPUs that the group has to itself.
+        cpus: CpuSet,
     },
     /// Give the group page frames of these colours only (pages of 4 KiB). Every choice must hold.
     Colour {

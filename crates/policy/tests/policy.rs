@@ -234,7 +234,7 @@ period = "5us"
         [
             "policy.toml:3:12: on-drift: 'fix' is not one of repair, report, stop",
             "policy.toml:5:8: group.a.role: 'critcal' is not one of critical, best-effort, exempt; did you mean 'critical'?",
-            "policy.toml:9:21: group.b.reserve.bandwidth: '600MB' is not a rate such as 600MB/s, a share such as 20%, or a table such as { read = \"500MB/s\", write = \"100MB/s\" }",
+            "policy.toml:9:21: group.b.reserve.bandwidth: '600MB' is not a rate such as 600MB/s, a share such as 20%, or a table such as { read = \"500MB/s\", write = \"100MB/s\" }; an amount of memory is reserve.memory or limit.memory",
             "policy.toml:11:1: group.b.cpus: a table is not a number of CPUs, a list such as \"0,2-3\", or one of \"auto\", \"remaining\", \"any\"",
             "policy.toml:12:16: group.b.limit.memory: integer '6' is not a size such as 64KiB, 3MiB or 2GB",
             "policy.toml:8:18: group.b.match[0].exe: 'b' is not a path from the root: it must start with '/'",

@@ -5,7 +5,7 @@ use crate::measurement::Measurement;
 use std::collections::BTreeMap;
 
 use quell_control::deadline::Unit;
-use quell_control::pressure::{Act, Look};
+use quell_control::pressure::{Act, Sample};
 use quell_plan::inventory::Inventory;
 use quell_plan::{Plan, Pressured, Step};
 use quell_policy::workload::Workload;
@@ -199,7 +199,7 @@ pub trait Backend {
     }
     /// Samples memory into `_look`, which the caller reuses. `_processes`: include the neighbours'
     /// processes.
-    fn memory(&mut self, _processes: bool, _look: &mut Look) -> Result<(), BackendError> {
+    fn memory(&mut self, _processes: bool, _look: &mut Sample) -> Result<(), BackendError> {
         Err(BackendError("memory is not watched".to_owned()))
     }
     /// What Quell's own process has taken, for the record. `None` on a machine without such an

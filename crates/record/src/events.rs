@@ -456,7 +456,7 @@ pub struct Span {
 
 /// What the units of work of one subject met in memory in one round.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Course {
+pub struct MemorySeries {
     /// Name of the configuration.
     pub configuration: String,
     /// Name of the subject.
@@ -464,12 +464,12 @@ pub struct Course {
     /// Number of the round, from 0.
     pub round: u32,
     /// A point at the end of each unit, in order of time.
-    pub points: Vec<Met>,
+    pub points: Vec<MemoryPoint>,
 }
 
 /// What one unit of work met in memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Met {
+pub struct MemoryPoint {
     /// When the unit ended, in nanoseconds since the run began.
     pub at_ns: u64,
     /// Resident memory of its process, in 10^6 bytes.
@@ -513,7 +513,7 @@ pub struct Record {
     /// The windows of every subject in every cell.
     pub spans: Vec<Span>,
     /// What subjects met in memory, of those that report it.
-    pub courses: Vec<Course>,
+    pub courses: Vec<MemorySeries>,
     /// All events, in order of time.
     pub events: Vec<Stamped>,
     /// When regulators kept CPUs stopped, in order of time.

@@ -11,7 +11,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
 
 use crate::deep;
-use crate::parts;
+use crate::partitions;
 use crate::plan::tone;
 use crate::text::{Style, Tone, count, list, size};
 
@@ -95,7 +95,7 @@ pub fn doctor_text(machine: &Inventory, show: Measurements, style: Style) -> Str
     for one in &missing {
         out.push_str(&unavailable(one, style));
     }
-    let parts = parts::lines(machine);
+    let parts = partitions::lines(machine);
     if !parts.is_empty() {
         out.push('\n');
         out.push_str(&style.paint(Tone::Title, "Parts"));
@@ -339,10 +339,11 @@ fn verdict(machine: &Inventory) -> String {
     let mut can: Vec<(Level, Vec<String>)> = Vec::new();
     let mut cannot: Vec<String> = Vec::new();
     for (what, mechanisms) in PROMISES {
-        // A memory controller of cgroup v1 limits, and protects nothing.
-        let limits_only =
-            mechanisms == [Mechanism::Memory] && machine.means.memory.control == MemoryControl::V1;
-        let what = match limits_only {
+        // A memory controller of cgroup v1 limits, and protects nothing. A program that is not
+        // immune from the OOM killer is not protected either: it would be killed first.
+        let memory = &machine.means.memory;
+        let limits_only = memory.control == MemoryControl::V1 || memory.immunity.is_err();
+        let what = match limits_only && mechanisms == [Mechanism::Memory] {
             true => "limits on its neighbours' memory",
             false => what,
         };

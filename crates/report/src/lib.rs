@@ -18,7 +18,7 @@ mod lost;
 mod matrix;
 mod memory;
 mod outcome;
-mod parts;
+mod partitions;
 mod perfetto;
 mod plan;
 mod profile;

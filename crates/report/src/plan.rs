@@ -8,10 +8,10 @@ use quell_types::ids::REST;
 use quell_types::ids::StepId;
 use quell_types::mechanism::Level;
 use quell_types::options::CpuWeight;
-use quell_types::partition::ColourChoice;
 use quell_types::task::TaskMatch;
 use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
+use crate::partitions;
 use crate::text::{Style, Table, TableCell, Tone, list};
 
 /// The plan for a terminal of the style's width: what is promised, which groups pay what for it,
@@ -175,8 +175,11 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             cpus,
             exclusive: false,
             ..
+        } => format!("runs on {} only", on(cpus)),
+        // Also what a person forgets: the clients of a server that is protected.
+        Setting::ConfineRest { cpus } => {
+            format!("runs on {} only, clients of the groups included", on(cpus))
         }
-        | Setting::ConfineRest { cpus } => format!("runs on {} only", on(cpus)),
         Setting::Weight {
             weight: CpuWeight::Of(100..),
         } => return None,
@@ -186,7 +189,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
         Setting::Weight { .. } | Setting::LimitMemory { .. } => describe(&step.set),
         Setting::Regulate(regulation) if regulation.is_capped() => {
             let lines = match regulation.meter {
-                Meter::Apart { writes } => Lines(regulation.budget.0 + writes.0),
+                Meter::Directions { writes } => Lines(regulation.budget.0 + writes.0),
                 _ => regulation.budget,
             };
             let each = if regulation.cpus.len() > 1 {
@@ -204,7 +207,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             format!("at most {share} of one CPU's time in each {period}")
         }
         Setting::IoMax(rates) => format!("at most {rates}"),
-        Setting::Ways { .. } | Setting::WaysApart { .. } | Setting::Colour { .. }
+        Setting::Ways { .. } | Setting::WaysCodeData { .. } | Setting::Colour { .. }
             if !plan.promises.iter().any(given) =>
         {
             describe(&step.set)
@@ -213,7 +216,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
         | Setting::Swappiness { .. }
         | Setting::BoundMemory { .. }
         | Setting::Sysctls { .. }
-        | Setting::MountApart { .. }
+        | Setting::MountCodeData { .. }
         | Setting::Mba { .. }
         | Setting::MbaRate { .. } => describe(&step.set),
         _ => return None,
@@ -254,7 +257,7 @@ pub(crate) fn tone(level: Level) -> Tone {
     }
 }
 
-fn on(cpus: &CpuSet) -> String {
+pub(crate) fn on(cpus: &CpuSet) -> String {
     if cpus.len() == 1 {
         format!("CPU {cpus}")
     } else {
@@ -298,22 +301,12 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::IoWeight { weight } => {
             format!("weigh {weight} against 100 of any other cgroup on each disk")
         }
-        Setting::Ways { level, mask } => {
-            let ways = if mask.count() == 1 { "way" } else { "ways" };
-            format!("fill {} {ways} of L{level} only: {mask}", mask.count())
-        }
-        Setting::MountApart { levels } => {
-            let levels: Vec<String> = levels.iter().map(|l| format!("L{l}")).collect();
-            let levels = levels.join(" and ");
-            format!("mount resctrl, with code and data apart in {levels}")
-        }
-        Setting::WaysApart { level, code, data } => {
-            format!("fill of L{level} only {code} with code and {data} with data")
-        }
-        Setting::Colour { choices, spill } => coloured(choices, *spill),
-        Setting::Lock { level, mask, size } => {
-            format!("lock {size} of its memory in L{level}, in ways {mask}")
-        }
+        Setting::Ways { .. }
+        | Setting::MountCodeData { .. }
+        | Setting::WaysCodeData { .. }
+        | Setting::WaysCpus { .. }
+        | Setting::Colour { .. }
+        | Setting::Lock { .. } => partitions::described(set),
         Setting::OomImmune => "make it immune from the kernel's killing for memory".to_owned(),
         Setting::ProtectMemory { size: Some(size) } => {
             format!("keep {size} of its memory from being reclaimed")
@@ -397,7 +390,7 @@ fn regulated(regulation: &Regulation) -> String {
         Meter::Hardware | Meter::Time => format!("move {budget}"),
         Meter::Reads => format!("read {budget}"),
         Meter::Writes => format!("write back {budget}"),
-        Meter::Apart { writes } => {
+        Meter::Directions { writes } => {
             format!("read {budget} and write back {}", lines(writes))
         }
     };
@@ -415,22 +408,6 @@ fn regulated(regulation: &Regulation) -> String {
             ""
         }
     )
-}
-
-/// Page frames in words.
-fn coloured(choices: &[ColourChoice], spill: bool) -> String {
-    let each = choices.iter().map(|choice| {
-        let s = if choice.colours.len() == 1 { "" } else { "s" };
-        let (colours, of) = (choice.colours.brief(), choice.divides.of());
-        format!("colour{s} {colours} of {of}")
-    });
-    let each: Vec<String> = each.collect();
-    let after = if spill {
-        "; any other when these are used up, reported"
-    } else {
-        ""
-    };
-    format!("give it page frames of {} only{after}", each.join(" and "))
 }
 
 fn steered(allows: Allows, unswapped: bool) -> String {
@@ -562,7 +539,7 @@ mod tests {
         };
         let writes = Lines(500);
         assert_eq!(
-            said(Meter::Apart { writes }),
+            said(Meter::Directions { writes }),
             "let CPU 1 read 256MB/s (4000 cache lines per 1ms) and write back 32MB/s (500 cache lines per 1ms)"
         );
         assert_eq!(

@@ -133,14 +133,15 @@ pub struct WayPartition {
     #[serde(default, skip_serializing_if = "Mask::is_empty")]
     pub shareable: Mask,
     /// Whether code and data can have ways of their own.
-    #[serde(default, skip_serializing_if = "Apart::is_never")]
-    pub apart: Apart,
+    #[serde(default, rename = "apart", skip_serializing_if = "CodeData::is_never")]
+    pub code_data: CodeData,
 }
 
 /// Whether code and data of a group can have different ways (resctrl's `cdp`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Apart {
+#[schemars(rename = "Apart")]
+pub enum CodeData {
     /// The hardware cannot, or nothing is known of it.
     #[default]
     Never,
@@ -155,7 +156,7 @@ pub enum Apart {
     MountedWithout,
 }
 
-impl Apart {
+impl CodeData {
     fn is_never(&self) -> bool {
         *self == Self::Never
     }
@@ -354,9 +355,9 @@ mod tests {
             }],
             ..Partitions::default()
         };
-        let told = Some("so it is");
-        assert_eq!(machine.excluded(Mechanism::Ways, Mechanism::Sets), told);
-        assert_eq!(machine.excluded(Mechanism::Sets, Mechanism::Ways), told);
+        let reason = Some("so it is");
+        assert_eq!(machine.excluded(Mechanism::Ways, Mechanism::Sets), reason);
+        assert_eq!(machine.excluded(Mechanism::Sets, Mechanism::Ways), reason);
         assert_eq!(machine.excluded(Mechanism::Banks, Mechanism::Sets), None);
     }
 }

@@ -435,7 +435,7 @@ pub fn place_of(text: &str, key: &str) -> Option<(usize, usize)> {
 
 /// The text as a terminal may show it: control characters but line breaks and tabs are `?`. Names
 /// of processes, programs and cgroups are their owners', and could move the cursor or clear the
-/// screen of whoever looks at them.
+/// screen of the reader.
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     let controls = |c: char| c.is_control() && c != '\n' && c != '\t';

@@ -1,6 +1,6 @@
 //! Values over short windows of one measured span.
 //!
-//! The windows lie on a fixed grid from the span's begin. The clock is sampled at *looks*, which
+//! The windows lie on a fixed grid from the span's begin. The clock is read at *samples*, which
 //! seldom fall on a boundary. What then counts depends on the kind of value ([`Cut`]). In either
 //! case a stall of five windows (the thread did not run) is entered for each of them. It counts
 //! five times in a percentile.
@@ -24,20 +24,20 @@
 //! A window in which memory was slow is different: the load ran, and it is entered as it was.
 //!
 //! The module is pure. The generators, on Linux and on the simulated machine, bring the times of
-//! their looks.
+//! their samples.
 
-/// The intended time between two looks at the clock, in nanoseconds.
-pub const LOOK_NS: u64 = 10_000;
+/// The intended time between two samples of the clock, in nanoseconds.
+pub const SAMPLE_NS: u64 = 10_000;
 /// Twenty times as long is not due to memory: the CPU stood still.
-const STALL_NS: u64 = 20 * LOOK_NS;
-/// The most time that a gap between two looks shows the load to have run. The rest may be a stall,
-/// or memory that has just become slower, which the next looks will show.
-const RAN_NS: u64 = 2 * LOOK_NS;
-/// The least units of work behind an entry made at a look. With fewer, windows as short as a look
-/// would show single accesses.
+const STALL_NS: u64 = 20 * SAMPLE_NS;
+/// The most time that a gap between two samples shows the load to have run. The rest may be a
+/// stall, or memory that has just become slower, which the next samples will show.
+const RAN_NS: u64 = 2 * SAMPLE_NS;
+/// The least units of work behind an entry made at a sample. With fewer, windows as short as the
+/// time between two samples would show single accesses.
 const FEWEST: u64 = 32;
 
-/// How work between two looks is divided if a boundary lies between them.
+/// How work between two samples is divided if a boundary lies between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// For rates: the work is taken as even, and the boundary divides it. Each entry stands for
@@ -45,26 +45,26 @@ pub enum Cut {
     /// may catch up in the short rest of a window after a stall. That rest must not count as a
     /// whole window.
     Evenly,
-    /// For times per access: an entry is made at the first look after a boundary that has enough
+    /// For times per access: an entry is made at the first sample after a boundary that has enough
     /// work behind it (see the module's header). It uses the time and accesses since the last
     /// entry. Divided evenly, a stalled window would have a fraction of an access, and a value that
-    /// depends on the looks, not on memory.
-    AtLook,
+    /// depends on the samples, not on memory.
+    AtSample,
 }
 
 /// The longest batch, in steps. It ends the growth where a step costs next to nothing.
 pub const LONGEST_BATCH: u64 = 1 << 16;
 
-/// The steps until the next look, after a batch of `steps` that took `elapsed` nanoseconds. It
+/// The steps until the next sample, after a batch of `steps` that took `elapsed` nanoseconds. It
 /// shrinks at once as far as necessary, and at most doubles.
 #[must_use]
 pub fn next_batch(steps: u64, elapsed: u64) -> u64 {
-    let fits = u128::from(steps) * u128::from(LOOK_NS) / u128::from(elapsed.max(1));
+    let fits = u128::from(steps) * u128::from(SAMPLE_NS) / u128::from(elapsed.max(1));
     let longest = (steps * 2).min(LONGEST_BATCH);
     u64::try_from(fits).unwrap_or(longest).clamp(1, longest)
 }
 
-/// The entry that one look made ([`Cut::AtLook`]).
+/// The entry that one sample made ([`Cut::AtSample`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entered {
     /// Its begin, which is the end of the one before, in nanoseconds.
@@ -83,11 +83,11 @@ pub struct Windows {
     window: u64,
     cut: Cut,
     begin: u64,
-    /// The end of the last entry: its time (for [`Cut::AtLook`]; else it is a boundary), and the
+    /// The end of the last entry: its time (for [`Cut::AtSample`]; else it is a boundary), and the
     /// work's counter.
     entered_time: u64,
     entered_units: u64,
-    /// Time and work's counter at the last look.
+    /// Time and work's counter at the last sample.
     last_time: u64,
     last_units: u64,
     /// Nanoseconds for which the CPU stood still since the last entry.
@@ -145,16 +145,16 @@ impl Windows {
         self.rested(now);
     }
 
-    /// Excludes the time since the last look until `now` from all windows: the next entry begins at
-    /// `now`.
+    /// Excludes the time since the last sample until `now` from all windows: the next entry begins
+    /// at `now`.
     pub fn rested(&mut self, now: u64) {
         self.entered_time = now;
         self.last_time = now;
     }
 
-    /// Takes a look at the clock: enters `value(units, nanoseconds)` for each window that has
+    /// Takes a sample of the clock: enters `value(units, nanoseconds)` for each window that has
     /// passed.
-    pub fn look(
+    pub fn sample(
         &mut self,
         now: u64,
         units: u64,
@@ -179,7 +179,7 @@ impl Windows {
                     self.entered += 1;
                 }
             }
-            Cut::AtLook if passed > self.entered && self.enough(units) => {
+            Cut::AtSample if passed > self.entered && self.enough(units) => {
                 let from = self.entered_time;
                 let entry = value(units - self.entered_units, now.saturating_sub(from).max(1));
                 self.values[self.entered..passed].fill(entry);
@@ -193,7 +193,7 @@ impl Windows {
                 self.entered_units = units;
                 self.ran = 0;
             }
-            Cut::AtLook => {}
+            Cut::AtSample => {}
         }
         self.last_time = now;
         self.last_units = units;
@@ -211,7 +211,7 @@ impl Windows {
         self.entered < self.values.len()
     }
 
-    /// The work's counter at a boundary between the last look and this one, interpolated.
+    /// The work's counter at a boundary between the last sample and this one, interpolated.
     fn at(&self, boundary: u64, now: u64, units: u64) -> u64 {
         let done = units - self.last_units;
         let before = u128::from(boundary.saturating_sub(self.last_time));
@@ -273,7 +273,7 @@ mod tests {
             Self {
                 windows,
                 access_ns,
-                batch: LOOK_NS / access_ns,
+                batch: SAMPLE_NS / access_ns,
                 now: 0,
                 accesses: 0,
                 stalls: 0,
@@ -281,10 +281,10 @@ mod tests {
             }
         }
 
-        fn look(&mut self) {
+        fn sample(&mut self) {
             let seen = std::cell::Cell::new(None);
             let entered = self.windows.entered;
-            self.windows.look(self.now, self.accesses, |units, ns| {
+            self.windows.sample(self.now, self.accesses, |units, ns| {
                 seen.set(Some((ns, units)));
                 per_access(units, ns)
             });
@@ -306,7 +306,7 @@ mod tests {
                 self.now += batch * self.access_ns;
                 self.accesses += batch;
                 self.batch = next_batch(batch, batch * self.access_ns);
-                self.look();
+                self.sample();
             }
         }
 
@@ -321,7 +321,7 @@ mod tests {
             self.accesses += 1;
             self.stalls += 1;
             self.batch = next_batch(1, ns);
-            self.look();
+            self.sample();
         }
     }
 
@@ -329,22 +329,22 @@ mod tests {
     fn what_a_boundary_cuts_belongs_to_the_window_it_was_done_in() {
         let mut windows = Windows::new(3_000, 1_000, Cut::Evenly);
         windows.begin(10_000, 7);
-        windows.look(10_600, 13, rate);
+        windows.sample(10_600, 13, rate);
         // 16 units in 500 ns, of which 400 lie before the boundary.
-        windows.look(11_100, 29, rate);
-        windows.look(12_000, 38, rate);
-        windows.look(13_000, 48, rate);
+        windows.sample(11_100, 29, rate);
+        windows.sample(12_000, 38, rate);
+        windows.sample(13_000, 48, rate);
         assert_eq!(windows.into_values(), [0.018, 0.013, 0.010]);
     }
 
     #[test]
     fn a_time_is_entered_at_the_first_sample_after_a_boundary() {
-        let mut windows = Windows::new(60_000, 20_000, Cut::AtLook);
+        let mut windows = Windows::new(60_000, 20_000, Cut::AtSample);
         windows.begin(10_000, 7);
-        windows.look(22_000, 107, per_access);
-        windows.look(32_000, 207, per_access);
-        windows.look(50_000, 367, per_access);
-        windows.look(70_000, 567, per_access);
+        windows.sample(22_000, 107, per_access);
+        windows.sample(32_000, 207, per_access);
+        windows.sample(50_000, 367, per_access);
+        windows.sample(70_000, 567, per_access);
         assert_eq!(
             windows.into_values(),
             [22_000.0 / 200.0, 18_000.0 / 160.0, 20_000.0 / 200.0]
@@ -353,11 +353,11 @@ mod tests {
 
     #[test]
     fn a_stall_over_several_windows_is_entered_for_each_of_them() {
-        for cut in [Cut::Evenly, Cut::AtLook] {
+        for cut in [Cut::Evenly, Cut::AtSample] {
             let mut windows = Windows::new(50_000, 10_000, cut);
             windows.begin(0, 0);
-            windows.look(10_000, 100, rate);
-            windows.look(50_000, 140, rate);
+            windows.sample(10_000, 100, rate);
+            windows.sample(50_000, 140, rate);
             assert_eq!(windows.into_values(), [0.01, 0.001, 0.001, 0.001, 0.001]);
         }
     }
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn two_stalls_with_an_access_between_them_are_one_stall() {
         const MS: u64 = 1_000_000;
-        let mut windows = Windows::new(10 * MS, MS, Cut::AtLook);
+        let mut windows = Windows::new(10 * MS, MS, Cut::AtSample);
         let mut load = Simulated::begin(&mut windows, 100);
         load.run(MS);
         load.stall(4 * MS);
@@ -373,7 +373,7 @@ mod tests {
         load.stall(3 * MS);
         load.run(2 * MS);
         let values = windows.into_values();
-        // Eight windows of time until half a window had run, by the looks: not 4 and 3 ms for the
+        // Eight windows of time until half a window had run, by the samples: not 4 and 3 ms for the
         // one access between.
         let stalled = values[1];
         assert!((1_500.0..=1_650.0).contains(&stalled), "{values:?}");
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn a_window_in_which_memory_was_slow_is_entered_as_it_was() {
         const MS: u64 = 1_000_000;
-        let mut windows = Windows::new(5 * MS, MS, Cut::AtLook);
+        let mut windows = Windows::new(5 * MS, MS, Cut::AtSample);
         let mut load = Simulated::begin(&mut windows, 10);
         load.run(2 * MS);
         load.access_ns = 300;
@@ -401,12 +401,12 @@ mod tests {
     }
 
     #[test]
-    fn windows_shorter_than_a_look_do_not_tell_of_single_accesses() {
-        let mut windows = Windows::new(10_000, 1_000, Cut::AtLook);
+    fn windows_shorter_than_a_sample_do_not_tell_of_single_accesses() {
+        let mut windows = Windows::new(10_000, 1_000, Cut::AtSample);
         windows.begin(0, 0);
-        windows.look(2_000, FEWEST - 1, per_access);
-        windows.look(3_000, FEWEST, per_access);
-        windows.look(10_000, 2 * FEWEST, per_access);
+        windows.sample(2_000, FEWEST - 1, per_access);
+        windows.sample(3_000, FEWEST, per_access);
+        windows.sample(10_000, 2 * FEWEST, per_access);
         let values = windows.into_values();
         assert_eq!(values[..3], [3_000.0 / FEWEST as f64; 3]);
         assert_eq!(values[3..], [7_000.0 / FEWEST as f64; 7]);
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn a_span_that_ends_in_a_stall_is_open_until_enough_ran() {
         const MS: u64 = 1_000_000;
-        let mut windows = Windows::new(3 * MS, MS, Cut::AtLook);
+        let mut windows = Windows::new(3 * MS, MS, Cut::AtSample);
         let mut load = Simulated::begin(&mut windows, 100);
         load.run(MS);
         load.stall(2 * MS);
@@ -432,17 +432,17 @@ mod tests {
     fn catching_up_before_a_boundary_does_not_outweigh_the_stall() {
         let mut windows = Windows::new(6_000, 1_000, Cut::Evenly);
         windows.begin(0, 0);
-        windows.look(5_900, 0, rate);
-        windows.look(6_000, 600, rate);
+        windows.sample(5_900, 0, rate);
+        windows.sample(6_000, 600, rate);
         assert_eq!(windows.into_values(), [0.0, 0.0, 0.0, 0.0, 0.0, 0.6]);
     }
 
     #[test]
-    fn looks_after_the_span_enter_nothing() {
+    fn samples_after_the_span_enter_nothing() {
         let mut windows = Windows::new(1_000, 1_000, Cut::Evenly);
         windows.begin(0, 0);
-        windows.look(1_500, 3, rate);
-        windows.look(9_000, 9, rate);
+        windows.sample(1_500, 3, rate);
+        windows.sample(9_000, 9, rate);
         assert_eq!(windows.into_values(), [2.0 / 1_000.0]);
     }
 
@@ -460,7 +460,7 @@ mod tests {
             for (time, work) in &steps {
                 now += time;
                 units += work;
-                windows.look(now, units, rate);
+                windows.sample(now, units, rate);
             }
             let done = windows.entered_units as f64;
             let values = windows.into_values();
@@ -478,14 +478,14 @@ mod tests {
         ) {
             let span: u64 = parts.iter().map(|(r, s)| (r + s) * 1_000).sum();
             prop_assume!(span >= window);
-            let mut windows = Windows::new(span, window, Cut::AtLook);
+            let mut windows = Windows::new(span, window, Cut::AtSample);
             let mut load = Simulated::begin(&mut windows, access_ns);
             for (ran, stalled) in &parts {
                 load.run(ran * 1_000);
                 load.stall(stalled * 1_000);
             }
             while load.windows.open() {
-                load.run(LOOK_NS);
+                load.run(SAMPLE_NS);
             }
             let (now, accesses, entries) = (load.now, load.accesses, load.entries);
             let (time, units) = (windows.entered_time, windows.entered_units);
@@ -511,12 +511,12 @@ mod tests {
         ) {
             const MS: u64 = 1_000_000;
             let (begin, length) = (begin * 1_000, length * 1_000);
-            let mut windows = Windows::new(20 * MS, MS, Cut::AtLook);
+            let mut windows = Windows::new(20 * MS, MS, Cut::AtSample);
             let mut load = Simulated::begin(&mut windows, 100);
             load.run(begin);
             load.stall(length);
             while load.windows.open() {
-                load.run(LOOK_NS);
+                load.run(SAMPLE_NS);
             }
             let values = windows.into_values();
             let shown: Vec<usize> = (0..values.len()).filter(|i| values[*i] > 110.0).collect();

@@ -156,7 +156,7 @@ impl Load {
     /// How its windows are cut.
     pub(crate) fn cut(&self) -> Cut {
         match self.accesses() {
-            Some(_) => Cut::AtLook,
+            Some(_) => Cut::AtSample,
             None => Cut::Evenly,
         }
     }

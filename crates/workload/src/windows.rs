@@ -25,13 +25,14 @@ impl<'s> Windows<'s> {
     }
 
     /// Accounts for every unit, where that does not disturb the measurement. The readings happen
-    /// between units. So units end where the clocks are read, for rates as well ([`Cut::AtLook`]).
+    /// between units. So units end where the clocks are read, for rates as well
+    /// ([`Cut::AtSample`]).
     /// It is not for streams that keep a pace.
     #[must_use]
     pub fn accounted(mut self, sampler: &'s mut Sampler) -> Self {
         if sampler.prepare(self.windows.count(), self.windows.length()) {
             self.sampler = Some(sampler);
-            self.windows = self.windows.cut(Cut::AtLook);
+            self.windows = self.windows.cut(Cut::AtSample);
         }
         self
     }
@@ -47,7 +48,7 @@ impl<'s> Windows<'s> {
     /// Takes in a reading of the clock: enters `value(units, nanoseconds)` for every window that
     /// has passed.
     pub fn look(&mut self, now: u64, units: u64, value: impl Fn(u64, u64) -> f64) {
-        let entered = self.windows.look(now, units, value);
+        let entered = self.windows.sample(now, units, value);
         if let (Some(entered), Some(sampler)) = (entered, &mut self.sampler) {
             let after = sampler.end(entered.from, now, entered.windows, entered.stalled);
             self.windows.rested(after);

@@ -17,7 +17,7 @@ const SOME: u32 = 4;
 
 /// One look at a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct Pass {
     /// Whether Quell takes part: a first look at what rarely hurts leaves it out.
     pub quell: bool,
     /// Rounds.
@@ -42,7 +42,7 @@ pub const fn expected(resource: Resource) -> Duration {
 
 /// The first look at a resource: with Quell at once where neighbours hurt everywhere, and where it
 /// is the only one (`alone`); else without. `None`: there is no time for it.
-pub fn first(resource: Resource, alone: bool, quell: bool, left: Duration) -> Option<Look> {
+pub fn first(resource: Resource, alone: bool, quell: bool, left: Duration) -> Option<Pass> {
     let (sure, cell) = (sure(resource), expected(resource));
     let wanted = match (alone, sure) {
         (true, _) => MOST,
@@ -52,7 +52,7 @@ pub fn first(resource: Resource, alone: bool, quell: bool, left: Duration) -> Op
     };
     let quell = quell && (sure || alone);
     let rounds = fit(quell, cell, left)?.min(wanted);
-    Some(Look { quell, rounds })
+    Some(Pass { quell, rounds })
 }
 
 /// The rounds that fit, if they are enough.
@@ -92,15 +92,15 @@ mod tests {
 
     #[test]
     fn what_rarely_hurts_is_looked_at_without_quell_first() {
-        let look = |resource, alone, quell| {
-            let look = first(resource, alone, quell, SECOND * 100).unwrap();
-            (look.quell, look.rounds)
+        let rounds_of = |resource, alone, quell| {
+            let pass = first(resource, alone, quell, SECOND * 100).unwrap();
+            (pass.quell, pass.rounds)
         };
-        assert_eq!(look(Resource::Cpu, false, true), (true, SOME));
-        assert_eq!(look(Resource::Disk, false, true), (false, LEAST));
-        assert_eq!(look(Resource::Disk, true, true), (true, MOST));
+        assert_eq!(rounds_of(Resource::Cpu, false, true), (true, SOME));
+        assert_eq!(rounds_of(Resource::Disk, false, true), (false, LEAST));
+        assert_eq!(rounds_of(Resource::Disk, true, true), (true, MOST));
         // The control has no Quell.
-        assert_eq!(look(Resource::Cpu, false, false), (false, MOST));
+        assert_eq!(rounds_of(Resource::Cpu, false, false), (false, MOST));
         assert_eq!(first(Resource::Cpu, false, true, SECOND), None);
     }
 

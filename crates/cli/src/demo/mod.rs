@@ -23,7 +23,7 @@ use crate::exit::{Exit, Result, failed};
 use crate::machine;
 use crate::target::On;
 
-use budget::{Look, first, fit as rounds_that_fit, reserved, sure};
+use budget::{Pass, first, fit as rounds_that_fit, reserved, sure};
 use fit::Facts;
 use stage::{Came, With};
 
@@ -67,7 +67,7 @@ pub fn run(args: &Demo) -> Result {
     if !tour.root {
         say("not root: what hurts is measured; what Quell does about it needs sudo");
     }
-    tour.look()?;
+    tour.examine()?;
     let interrupted = tour.go()?;
     let mut resources = tour.found;
     rank(&mut resources);
@@ -213,7 +213,7 @@ impl<'a> Tour<'a> {
 
     /// Reads and measures the machine, decides what can be tried on it, and makes the record's
     /// folder.
-    fn look(&mut self) -> Result<()> {
+    fn examine(&mut self) -> Result<()> {
         crate::status::settle()?;
         let (mut target, mut machine) = On::Linux.measured(1, NonZeroUsize::MIN)?;
         let seen = [Resource::Cache, Resource::Bandwidth];
@@ -268,11 +268,11 @@ impl<'a> Tour<'a> {
             // Alone it is looked at in full.
             let alone = chosen.len() == 1;
             let full = sure(*resource) || alone;
-            let look = match self.args.rounds {
-                Some(rounds) => Some(Look { quell, rounds }),
+            let pass = match self.args.rounds {
+                Some(rounds) => Some(Pass { quell, rounds }),
                 None => first(*resource, alone, quell, left),
             };
-            let Some(look) = look else {
+            let Some(pass) = pass else {
                 self.leave_out(*resource, "no time was left for it; try --only".to_owned());
                 continue;
             };
@@ -283,7 +283,7 @@ impl<'a> Tour<'a> {
                 resource.name()
             ));
             let until = self.until(reserved(others, quell));
-            let (cell, interrupted) = self.take(*resource, look, until)?;
+            let (cell, interrupted) = self.take(*resource, pass, until)?;
             if interrupted.is_some() {
                 return Ok(interrupted);
             }
@@ -305,7 +305,7 @@ impl<'a> Tour<'a> {
             };
             say(&format!("{} hurts: once more, with Quell", resource.name()));
             let until = self.until(Duration::ZERO);
-            let (_, interrupted) = self.take(resource, Look { quell, rounds }, until)?;
+            let (_, interrupted) = self.take(resource, Pass { quell, rounds }, until)?;
             if interrupted.is_some() {
                 return Ok(interrupted);
             }
@@ -317,10 +317,10 @@ impl<'a> Tour<'a> {
     fn take(
         &mut self,
         resource: Resource,
-        look: Look,
+        pass: Pass,
         until: Option<Instant>,
     ) -> Result<(Duration, Option<String>)> {
-        let mut taken = self.once(resource, look, until)?;
+        let mut taken = self.once(resource, pass, until)?;
         // A disk that has filled up is no reason to measure nothing.
         if matches!(taken.0, Came::Nothing(_))
             && let Some(dir) = &self.record
@@ -328,7 +328,7 @@ impl<'a> Tour<'a> {
         {
             say(&format!("note: no record is kept from here on: {e}"));
             self.record = None;
-            taken = self.once(resource, look, until)?;
+            taken = self.once(resource, pass, until)?;
         }
         let (came, cell) = taken;
         let interrupted = match came {
@@ -353,7 +353,7 @@ impl<'a> Tour<'a> {
     fn once(
         &self,
         resource: Resource,
-        look: Look,
+        pass: Pass,
         until: Option<Instant>,
     ) -> Result<(Came, Duration)> {
         let with = With {
@@ -361,7 +361,7 @@ impl<'a> Tour<'a> {
             control: self.args.control,
             until,
         };
-        stage::look(resource, look, with)
+        stage::examine(resource, pass, with)
     }
 
     /// The newer look at a resource replaces the older one.

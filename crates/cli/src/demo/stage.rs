@@ -11,7 +11,7 @@ use crate::compare::{Wanted, carry_out};
 use crate::exit::{Exit, Failure, Result, failed};
 use crate::target::On;
 
-use super::budget::{LEAST, Look, cells};
+use super::budget::{LEAST, Pass, cells};
 
 /// What a look came to.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct With<'a> {
 }
 
 /// Takes a look. Also: how long a cell took.
-pub fn look(resource: Resource, look: Look, with: With<'_>) -> Result<(Came, Duration)> {
+pub fn examine(resource: Resource, pass: Pass, with: With<'_>) -> Result<(Came, Duration)> {
     let name = resource.experiment();
     let text = text(resource, with.control)?;
     let experiment = Experiment::parse(&text, name).map_err(|all| {
@@ -44,9 +44,9 @@ pub fn look(resource: Resource, look: Look, with: With<'_>) -> Result<(Came, Dur
         failed(lines.join("\n"))
     })?;
     let all = CONFIGURATIONS.map(str::to_owned);
-    let only = if look.quell { &all[..] } else { &all[..2] };
+    let only = if pass.quell { &all[..] } else { &all[..2] };
     let wanted = Wanted {
-        rounds: Some(look.rounds),
+        rounds: Some(pass.rounds),
         only,
         out: with.out,
         quiet: true,
@@ -59,10 +59,10 @@ pub fn look(resource: Resource, look: Look, with: With<'_>) -> Result<(Came, Dur
     let begun = Instant::now();
     let done = measured.and_then(|(target, machine)| carry_out(&wanted, &on, target, machine));
     let took = begun.elapsed();
-    let cell = |rounds: u32| took / (cells(look.quell) * rounds).max(1);
+    let cell = |rounds: u32| took / (cells(pass.quell) * rounds).max(1);
     let comparison = match done {
         Ok(comparison) => comparison,
-        Err(failure) => return stopped(failure).map(|came| (came, cell(look.rounds))),
+        Err(failure) => return stopped(failure).map(|came| (came, cell(pass.rounds))),
     };
     let cell = cell(comparison.result.rounds);
     let record = comparison.folder.as_ref().and_then(|f| f.file_name());

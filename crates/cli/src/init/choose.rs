@@ -80,6 +80,9 @@ pub struct Setup {
     pub limit: Option<Rate>,
     /// Whether the memory that it works on is kept.
     pub memory: bool,
+    /// Whether its neighbours are held back while it waits for memory. It comes where memory cannot
+    /// be kept.
+    pub pressure: bool,
 }
 
 impl Setup {
@@ -97,6 +100,10 @@ impl Setup {
                 memory: false,
                 ..self
             },
+            Part::Pressure => Self {
+                pressure: false,
+                ..self
+            },
         }
     }
 }
@@ -104,6 +111,8 @@ impl Setup {
 /// A part of a setup that can be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
+    /// `[pressure]`, with `allow` of the neighbours.
+    Pressure,
     /// `reserve.memory`.
     Memory,
     /// `limit.bandwidth`.
@@ -118,7 +127,9 @@ impl Part {
         let last = |end: &str| key.ends_with(end);
         if last(".cpus") || last(".smt") {
             Some(Self::Cores)
-        } else if key.starts_with("pressure") || key.contains(".reserve.") || last(".allow") {
+        } else if key.starts_with("pressure") || last(".allow") {
+            Some(Self::Pressure)
+        } else if key.contains(".reserve.") {
             Some(Self::Memory)
         } else if key.contains(".limit.") || key.starts_with("regulator") {
             Some(Self::Limit)
@@ -160,7 +171,7 @@ impl Written {
 /// # Errors
 /// What the planner refuses even of the policy that asks for nothing.
 pub fn write(situation: &Situation<'_>) -> Result<Written, Vec<Refusal>> {
-    let (mut setup, reasons, mut left_out) = wanted(situation);
+    let (mut setup, mut reasons, mut left_out) = wanted(situation);
     loop {
         let file = |plan| text::policy(situation, setup, &reasons, &left_out, plan);
         match planned(situation, &file(None)) {
@@ -187,7 +198,7 @@ pub fn write(situation: &Situation<'_>) -> Result<Written, Vec<Refusal>> {
                         }
                     }
                 }
-                let strongest = [Part::Memory, Part::Limit, Part::Cores];
+                let strongest = [Part::Pressure, Part::Memory, Part::Limit, Part::Cores];
                 let strongest = strongest.into_iter().find(|p| setup != setup.without(*p));
                 if let (true, Some(part)) = (dropped.is_empty(), strongest) {
                     let first = refusals.first();
@@ -197,6 +208,10 @@ pub fn write(situation: &Situation<'_>) -> Result<Written, Vec<Refusal>> {
                 }
                 if dropped.is_empty() {
                     return Err(refusals);
+                }
+                if dropped.contains(&Part::Memory) && !situation.neighbours.is_empty() {
+                    setup.pressure = true;
+                    reasons.push(instead_of_memory(&situation.critical));
                 }
                 setup = dropped
                     .into_iter()
@@ -255,19 +270,38 @@ fn wanted(situation: &Situation<'_>) -> (Setup, Vec<Reason>, Vec<Reason>) {
             reasons.push(Reason { part, why });
         }
     }
-    let span_s = Nanos(critical.figures.span_ns.max(1)).as_secs_f64();
-    let faults = critical.figures.major_faults as f64 / span_s;
-    if faults >= FAULTS {
+    if faults(critical) >= FAULTS {
         setup.memory = true;
-        let why = format!(
-            "While it was watched it had {faults:.0} page faults a second that waited for a disk. Its memory is kept."
-        );
+        let why = format!("{} Its memory is kept.", faulted(critical));
         reasons.push(Reason {
             part: Part::Memory,
             why,
         });
     }
     (setup, reasons, left_out)
+}
+
+/// Page faults per second that waited for a disk.
+fn faults(critical: &Chosen) -> f64 {
+    let span_s = Nanos(critical.figures.span_ns.max(1)).as_secs_f64();
+    critical.figures.major_faults as f64 / span_s
+}
+
+fn faulted(critical: &Chosen) -> String {
+    let faults = faults(critical);
+    format!("While it was watched it had {faults:.0} page faults a second that waited for a disk.")
+}
+
+fn instead_of_memory(critical: &Chosen) -> Reason {
+    let why = format!(
+        "{} Its memory cannot be kept here. So its neighbours are held back while it waits for memory: \
+         limited, then frozen.",
+        faulted(critical)
+    );
+    Reason {
+        part: Part::Pressure,
+        why,
+    }
 }
 
 /// Why a weight is not enough, if it is not; and whether whole cores have to be its own.

@@ -326,6 +326,28 @@ fn what_the_planner_refuses_is_left_out_with_the_reason() {
     );
 }
 
+#[test]
+fn where_memory_cannot_be_kept_its_neighbours_are_held_back() {
+    let vm = of("small-vm");
+    let mut critical = group("comm=redis-server", 1);
+    critical.figures.major_faults = 50;
+    let asked = Situation {
+        critical,
+        ..situation(&vm)
+    };
+    let written = choose::write(&asked).unwrap();
+    assert!(!written.setup.memory && written.setup.pressure);
+    let (policy, plan) = planned(&written, &vm);
+    assert!(policy.pressure.is_some());
+    assert!(plan.loops.pressure.is_some(), "{}", written.text);
+    // Nobody is named who could be.
+    let alone = Situation {
+        neighbours: vec![],
+        ..asked
+    };
+    assert!(!choose::write(&alone).unwrap().setup.pressure);
+}
+
 fn candidates() -> Vec<Candidate> {
     let one = |name: &str, matching: &str| Candidate {
         name: name.to_owned(),

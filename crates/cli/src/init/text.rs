@@ -110,6 +110,14 @@ pub fn policy(
             let groups = situation.neighbours.len() as u64;
             limited(&mut out, limit, groups, because(reasons, Part::Limit));
         }
+        if setup.pressure {
+            out.push_str("allow = [\"throttle\", \"limit-memory\", \"freeze\"]\n");
+        }
+    }
+    if setup.pressure {
+        out.push('\n');
+        comment(&mut out, because(reasons, Part::Pressure));
+        out.push_str("[pressure]\n");
     }
     out.push('\n');
     not_chosen(&mut out, situation, setup, left_out);
@@ -229,6 +237,7 @@ fn not_chosen(out: &mut String, situation: &Situation<'_>, setup: Setup, left_ou
             Part::Cores => "CPUs of its own",
             Part::Limit => "A limit of memory bandwidth",
             Part::Memory => "Memory that is kept",
+            Part::Pressure => "Neighbours held back while it waits for memory",
         };
         all.push(format!("{what}. {}", reason.why));
     }

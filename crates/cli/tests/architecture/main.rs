@@ -191,7 +191,7 @@ const PRINT: [(&str, &str); 8] = [
     ("conformance/src/lib.rs", "a test says what it skips"),
     ("conformance/src/bodies.rs", "a test says what it skips"),
     (
-        "conformance/src/bodies/beside.rs",
+        "conformance/src/bodies/next_to.rs",
         "a test says what it found",
     ),
     (

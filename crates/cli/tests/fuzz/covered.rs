@@ -90,13 +90,13 @@ const COVERED: &[(&str, &[&str])] = &[
     (
         "kernel_file",
         &[
-            "kernel/src/below.rs",
+            "kernel/src/cgroup_tree.rs",
             "kernel/src/cached_file.rs",
             "kernel/src/cgroup.rs",
             "kernel/src/io.rs",
             "kernel/src/irq.rs",
             "kernel/src/memory.rs",
-            "kernel/src/own.rs",
+            "kernel/src/self_usage.rs",
             "kernel/src/procfs.rs",
             "kernel/src/psi.rs",
             "kernel/src/resctrl/groups.rs",

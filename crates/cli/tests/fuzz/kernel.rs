@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::io;
 
 use quell_kernel::cgroup::{self, Cgroups, Controller, Hierarchy, Version};
+use quell_kernel::cpu_accounting::Ledger;
 use quell_kernel::cpuinfo::Cpuinfo;
 use quell_kernel::memory::{self, Memory};
 use quell_kernel::resctrl::{Resctrl, Schemata, groups, info, locked, processor, schemata};
 use quell_kernel::root::{Files, parse_mask};
-use quell_kernel::spent::Ledger;
 use quell_kernel::tasks::{self, Matcher};
 use quell_kernel::{
-    below, cached_file, cpuset, fair, freezer, io as io_files, irq, oom, own, pmu, procfs, psi,
-    remaining, sysctl, topology, value, vm, workqueue,
+    cached_file, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, oom, pmu, procfs, psi,
+    remaining, self_usage, sysctl, topology, value, vm, workqueue,
 };
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
@@ -119,10 +119,10 @@ fn processes(files: &Everywhere) {
     let _ = procfs::ancestry(files, 1);
     let _ = oom::score(files, 1);
     let _ = oom::adjustment(files, 1);
-    let _ = own::own(files);
+    let _ = self_usage::own(files);
     let _ = fair::exempt(files, &["/sys/fs/cgroup/a".into()]);
     let _ = fair::replaced_by(files);
-    let _ = Ledger::new(0).look(files, &["/sys/fs/cgroup/a".into()]);
+    let _ = Ledger::new(0).sample(files, &["/sys/fs/cgroup/a".into()]);
     let cpus: CpuSet = "0-1".parse().unwrap();
     if let Ok(left) = remaining::remaining_on(files, &cpus, &BTreeSet::new()) {
         let _ = left.sentences(&cpus);
@@ -164,7 +164,7 @@ fn machine(files: &Everywhere, says: &str) {
     let _ = vm::paging(says);
     let _ = psi::read(files, "/proc/pressure/memory");
     let _ = psi::totals("/x", says);
-    let _ = psi::told(files);
+    let _ = psi::is_reported(files);
     let _ = says.parse::<CpuSet>();
     let _ = parse_mask(says);
 }
@@ -186,8 +186,8 @@ fn cgroups(files: &Everywhere, says: &str) {
     let _ = io_files::moved("/x", says);
     let _ = freezer::is_frozen(says);
     let _ = cached_file::keyed(says, "anon");
-    let _ = below::listed(says).count();
-    let _ = below::tasks(files, "/sys/fs/cgroup/a").len();
+    let _ = cgroup_tree::listed(says).count();
+    let _ = cgroup_tree::tasks(files, "/sys/fs/cgroup/a").len();
     for path in [
         "/a/io.max",
         "/a/cpuset.cpus",
@@ -224,7 +224,7 @@ fn divided(files: &Everywhere) {
         let _ = group.data(files);
     }
     if let Ok(mut looker) = Looker::new(files, false) {
-        let _ = looker.look(files);
+        let _ = looker.sample(files);
     }
 }
 

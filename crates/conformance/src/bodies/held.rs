@@ -29,8 +29,8 @@ pub fn a_promise_lost_while_held_is_told_by_its_number(arm: &mut dyn Arm) {
     let end = arm.backend().now().plus(duration);
     let mut seen = Vec::new();
     while arm.backend().wait(end, &mut seen).unwrap() < end {}
-    let told = |one: &Seen| matches!(one, Seen::Event(Event::Promise { .. }));
-    assert!(!seen.iter().any(told), "{seen:?}");
+    let promises = |one: &Seen| matches!(one, Seen::Event(Event::Promise { .. }));
+    assert!(!seen.iter().any(promises), "{seen:?}");
     arm.break_promise();
     let event = until(arm, |one| match one {
         Seen::Event(event @ Event::Promise { .. }) => Some(event.clone()),

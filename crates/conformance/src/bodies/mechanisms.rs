@@ -64,8 +64,8 @@ pub fn a_group_with_settings_of_disks_runs_on(arm: &mut dyn Arm) {
         if !offers(arm, mechanism) {
             continue;
         }
-        let of_nobody = step("b", mechanism, set.clone());
-        assert!(arm.backend().apply(&of_nobody).is_err(), "{mechanism}");
+        let of_no_group = step("b", mechanism, set.clone());
+        assert!(arm.backend().apply(&of_no_group).is_err(), "{mechanism}");
         gather(arm, "a");
         confine(arm, "a", &first, false);
         arm.backend().apply(&step("a", mechanism, set)).unwrap();

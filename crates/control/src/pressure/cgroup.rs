@@ -17,7 +17,7 @@ use quell_types::units::{Bytes, Nanos, Share};
 
 use super::latd::Stopper;
 use super::stall::{Difference, Stall, disks_used};
-use super::{Act, Decision, Look, Rules, Why};
+use super::{Act, Decision, Rules, Sample, Why};
 
 /// The first limit, as a divisor of the machine's memory.
 const FIRST: u64 = 8;
@@ -31,7 +31,7 @@ const EVERY: Nanos = Nanos::secs(1);
 pub struct Cgroup {
     rules: Rules,
     stopper: Stopper,
-    looked: Nanos,
+    sampled: Nanos,
     critical: Vec<Stall>,
     moved: Vec<Difference>,
     waited: Vec<Difference>,
@@ -46,7 +46,7 @@ impl Cgroup {
         Self {
             rules: rules.clone(),
             stopper: Stopper::new(&rules.allows),
-            looked: now,
+            sampled: now,
             critical: vec![Stall::default(); rules.measured.len()],
             moved: vec![Difference::default(); neighbours],
             waited: vec![Difference::default(); neighbours],
@@ -57,24 +57,24 @@ impl Cgroup {
     /// When the next sample is due.
     #[must_use]
     pub fn next(&self) -> Nanos {
-        self.looked.plus(EVERY)
+        self.sampled.plus(EVERY)
     }
 
     /// Decides by one sample. Appends to `decisions`.
-    pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
-        let span = now.since(self.looked);
-        self.looked = now;
-        let others = disks_used(&mut self.moved, &look.neighbours);
-        let shares = self.critical.iter_mut().zip(&look.critical);
+    pub fn step(&mut self, now: Nanos, sample: &Sample, decisions: &mut Vec<Decision>) {
+        let span = now.since(self.sampled);
+        self.sampled = now;
+        let others = disks_used(&mut self.moved, &sample.neighbours);
+        let shares = self.critical.iter_mut().zip(&sample.critical);
         let share = shares
-            .map(|(stall, group)| stall.share(group, span, (true, others)))
+            .map(|(stall, group)| stall.share(group, span, true, others))
             .max();
         let calm = share.is_none_or(|share| share <= self.rules.release);
-        let total = look.machine.total.0;
+        let total = sample.machine.total.0;
         let step = total / STEP;
-        let kept: u64 = look.critical.iter().map(|c| c.file.0).sum();
-        let mut spare = look.machine.available.0.saturating_sub(kept);
-        for (i, neighbour) in look.neighbours.iter().enumerate() {
+        let kept: u64 = sample.critical.iter().map(|c| c.file.0).sum();
+        let mut spare = sample.machine.available.0.saturating_sub(kept);
+        for (i, neighbour) in sample.neighbours.iter().enumerate() {
             let waited = Difference::of(&mut self.waited[i], neighbour.stall.unwrap_or_default().0);
             let wants = Share::ratio(waited, span.0);
             if !self.rules.allows[i].limit {
@@ -100,7 +100,7 @@ impl Cgroup {
                 why,
             });
         }
-        self.stopper.step(look, decisions);
+        self.stopper.step(sample, decisions);
     }
 
     /// Resumes the stopped process once samples have failed for too long.

@@ -21,7 +21,7 @@
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
-use super::{Act, Decision, LONGEST_FREEZE, Look, Process, Rules, Why};
+use super::{Act, Decision, LONGEST_FREEZE, Process, Rules, Sample, Why};
 use crate::config::Allows;
 
 /// `avg10` above this is high.
@@ -62,20 +62,20 @@ impl Stopper {
         }
     }
 
-    fn worst(&self, look: &Look, may: impl Fn(&Allows) -> bool) -> Option<TaskId> {
+    fn worst(&self, sample: &Sample, may: impl Fn(&Allows) -> bool) -> Option<TaskId> {
         let allowed = |p: &&Process| self.allows.get(p.neighbour).is_some_and(&may);
-        let of = look.processes.iter().filter(allowed);
+        let of = sample.processes.iter().filter(allowed);
         of.max_by_key(|p| (p.oom_score, std::cmp::Reverse(p.task)))
             .map(|p| p.task)
     }
 
-    pub fn step(&mut self, look: &Look, decisions: &mut Vec<Decision>) {
+    pub fn step(&mut self, sample: &Sample, decisions: &mut Vec<Decision>) {
         self.blind = None;
-        let machine = &look.machine;
+        let machine = &sample.machine;
         // A process that left the group may not be stopped any more. One that ended is not harmed
         // by this.
         if let Some(task) = self.stopped
-            && !look.processes.iter().any(|p| p.task == task)
+            && !sample.processes.iter().any(|p| p.task == task)
         {
             self.stopped = None;
             decisions.push(Decision {
@@ -84,7 +84,7 @@ impl Stopper {
             });
         }
         if machine.available <= Bytes(machine.total.0 / LEAST) {
-            if let Some(task) = self.worst(look, |a| a.kill) {
+            if let Some(task) = self.worst(sample, |a| a.kill) {
                 if self.stopped == Some(task) {
                     self.stopped = None;
                 }
@@ -101,7 +101,7 @@ impl Stopper {
         };
         match self.stopped {
             None if average > RISES => {
-                if let Some(task) = self.worst(look, |a| a.freeze) {
+                if let Some(task) = self.worst(sample, |a| a.freeze) {
                     self.stopped = Some(task);
                     let why = Why::Pressure(average);
                     decisions.push(Decision {
@@ -146,9 +146,9 @@ impl Latd {
     }
 
     /// Decides by one sample. Appends to `decisions`.
-    pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
+    pub fn step(&mut self, now: Nanos, sample: &Sample, decisions: &mut Vec<Decision>) {
         self.next = now.plus(EVERY);
-        self.stopper.step(look, decisions);
+        self.stopper.step(sample, decisions);
     }
 
     /// Resumes the stopped process once samples have failed for too long.
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::pressure::Machine;
 
-    fn look(average: u64, available: u64) -> Look {
+    fn sample(average: u64, available: u64) -> Sample {
         let process = |pid, neighbour, oom_score| Process {
             task: TaskId { pid, start: 7 },
             neighbour,
@@ -171,7 +171,7 @@ mod tests {
             io: 0,
             major_faults: 0,
         };
-        Look {
+        Sample {
             machine: Machine {
                 total: Bytes(1_000_000),
                 available: Bytes(available),
@@ -179,13 +179,13 @@ mod tests {
                 ..Machine::default()
             },
             processes: vec![process(5, 0, 900), process(6, 1, 700), process(7, 1, 800)],
-            ..Look::default()
+            ..Sample::default()
         }
     }
 
-    fn acts(latd: &mut Latd, look: &Look) -> Vec<Act> {
+    fn acts(latd: &mut Latd, sample: &Sample) -> Vec<Act> {
         let mut decisions = Vec::new();
-        latd.step(Nanos::secs(1), look, &mut decisions);
+        latd.step(Nanos::secs(1), sample, &mut decisions);
         decisions.iter().map(|d| d.act).collect()
     }
 
@@ -207,17 +207,17 @@ mod tests {
         let mut latd = Latd::new(&rules, Nanos(0));
         let worst = TaskId { pid: 7, start: 7 };
         assert_eq!(latd.next(), Nanos::secs(1));
-        assert_eq!(acts(&mut latd, &look(10, 500_000)), []);
-        assert_eq!(acts(&mut latd, &look(11, 500_000)), [Act::Stop(worst)]);
-        assert_eq!(acts(&mut latd, &look(60, 500_000)), [], "one at a time");
-        assert_eq!(acts(&mut latd, &look(4, 500_000)), [Act::Continue(worst)]);
-        assert_eq!(acts(&mut latd, &look(60, 500_000)), [Act::Stop(worst)]);
-        let mut left = look(4, 500_000);
+        assert_eq!(acts(&mut latd, &sample(10, 500_000)), []);
+        assert_eq!(acts(&mut latd, &sample(11, 500_000)), [Act::Stop(worst)]);
+        assert_eq!(acts(&mut latd, &sample(60, 500_000)), [], "one at a time");
+        assert_eq!(acts(&mut latd, &sample(4, 500_000)), [Act::Continue(worst)]);
+        assert_eq!(acts(&mut latd, &sample(60, 500_000)), [Act::Stop(worst)]);
+        let mut left = sample(4, 500_000);
         left.processes.pop();
         let gone = acts(&mut latd, &left);
         assert_eq!(gone, [Act::Continue(worst)], "it moved elsewhere");
         assert_eq!(acts(&mut latd, &left), []);
-        assert_eq!(acts(&mut latd, &look(4, 1_001)), []);
-        assert_eq!(acts(&mut latd, &look(4, 1_000)), [Act::Kill(worst)]);
+        assert_eq!(acts(&mut latd, &sample(4, 1_001)), []);
+        assert_eq!(acts(&mut latd, &sample(4, 1_000)), [Act::Kill(worst)]);
     }
 }

@@ -1,8 +1,8 @@
 //! The slow controllers of memory pressure (`[pressure]`): `quell` (this project's), `latd` and
-//! `cgroup` (both as Channabasappa and Ravindran describe them). They are pure: a [`Look`] at
+//! `cgroup` (both as Channabasappa and Ravindran describe them). They are pure: a [`Sample`] of
 //! memory goes in every interval, decisions come out.
 //!
-//! They may act on what [`Rules`] names: neighbours, by their number, and processes that a look
+//! They may act on what [`Rules`] names: neighbours, by their number, and processes that a sample
 //! shows to be in one. They cannot stop, limit or kill a critical group: the only [`Act`] that
 //! names one protects it.
 
@@ -32,7 +32,7 @@ pub use working::WorkingSet;
 /// A sample of memory at one moment. Times waited and counts are sums from an arbitrary beginning,
 /// so only their differences mean anything.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Look {
+pub struct Sample {
     /// The machine, or the limit above all groups.
     pub machine: Machine,
     /// The critical groups, in the order of the plan.
@@ -82,7 +82,7 @@ pub struct Critical {
     /// Pages of it that were reclaimed and came back soon, so far.
     pub refaults: u64,
     /// When a unit of its work last ended. `None`: units are not reported.
-    pub beat: Option<Nanos>,
+    pub unit_end: Option<Nanos>,
 }
 
 /// A group that may be acted upon, in a sample.
@@ -110,7 +110,7 @@ pub struct Neighbour {
 pub struct Process {
     /// The process: its PID and start time.
     pub task: TaskId,
-    /// The number of its neighbour in [`Look::neighbours`].
+    /// The number of its neighbour in [`Sample::neighbours`].
     pub neighbour: usize,
     /// The kernel's `oom_score`; higher is worse.
     pub oom_score: u32,
@@ -139,7 +139,7 @@ pub struct Rules {
     pub allows: Vec<Allows>,
 }
 
-/// An act. Neighbours and critical groups are named by their number in the [`Look`].
+/// An act. Neighbours and critical groups are named by their number in the [`Sample`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Protects memory of a critical group.
@@ -291,11 +291,11 @@ impl Controller {
     }
 
     /// Decides by one sample. Appends to `decisions`.
-    pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
+    pub fn step(&mut self, now: Nanos, sample: &Sample, decisions: &mut Vec<Decision>) {
         match self {
-            Self::Quell(c) => c.step(now, look, decisions),
-            Self::Latd(c) => c.step(now, look, decisions),
-            Self::Cgroup(c) => c.step(now, look, decisions),
+            Self::Quell(c) => c.step(now, sample, decisions),
+            Self::Latd(c) => c.step(now, sample, decisions),
+            Self::Cgroup(c) => c.step(now, sample, decisions),
         }
     }
 }

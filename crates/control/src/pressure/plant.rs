@@ -87,7 +87,7 @@ pub struct Plant {
     pub frames: Vec<(Nanos, Nanos)>,
     frame_due: Nanos,
     frame_late: u64,
-    beat: Option<Nanos>,
+    unit_end: Option<Nanos>,
     /// The kernel had to kill.
     pub out_of_memory: bool,
     pub worst_growth_at_kill: Option<u64>,
@@ -108,7 +108,7 @@ impl Plant {
             frames: Vec::new(),
             frame_due: FRAME,
             frame_late: 0,
-            beat: None,
+            unit_end: None,
             out_of_memory: false,
             worst_growth_at_kill: None,
         }
@@ -189,7 +189,7 @@ impl Plant {
     }
 
     /// Gives memory to a hog. What is missing is reclaimed from all groups.
-    fn take(&mut self, bytes: u64, who: usize) -> u64 {
+    fn take(&mut self, bytes: u64, hog: usize) -> u64 {
         let (low, _) = self.marks();
         let free = self.free();
         let missing = (bytes + low).saturating_sub(free);
@@ -211,11 +211,11 @@ impl Plant {
         if reclaimed < missing && free < bytes {
             // Nothing is left to reclaim: the kernel kills the largest.
             self.out_of_memory = true;
-            let own = self.hogs[who].own;
+            let own = self.hogs[hog].own;
             if self.hogs.iter().all(|h| h.own <= own) {
-                self.hogs[who].alive = false;
-                self.hogs[who].own = 0;
-                self.hogs[who].file = 0;
+                self.hogs[hog].alive = false;
+                self.hogs[hog].own = 0;
+                self.hogs[hog].file = 0;
             }
             return 0;
         }
@@ -242,7 +242,7 @@ impl Plant {
             self.frames.push((self.now, Nanos(self.frame_late)));
             self.frame_late = 0;
             self.frame_due = self.now.plus(FRAME);
-            self.beat = Some(self.now);
+            self.unit_end = Some(self.now);
         }
     }
 
@@ -255,7 +255,7 @@ impl Plant {
         }
     }
 
-    pub fn look(&self) -> Look {
+    pub fn sample(&self) -> Sample {
         let (low, high) = self.marks();
         let files: u64 = self.hogs.iter().map(|h| h.file).sum();
         let neighbour = |h: &Hog| Neighbour {
@@ -276,7 +276,7 @@ impl Plant {
             major_faults: h.refaults,
         };
         let alive = self.hogs.iter().enumerate().filter(|(_, h)| h.alive);
-        Look {
+        Sample {
             machine: Machine {
                 total: Bytes(self.total),
                 available: Bytes(self.free() + self.there + files),
@@ -290,7 +290,7 @@ impl Plant {
                 usage: Bytes(self.there),
                 file: Bytes(self.there),
                 refaults: self.refaults,
-                beat: self.beat,
+                unit_end: self.unit_end,
                 ..Critical::default()
             }],
             neighbours: self.hogs.iter().map(neighbour).collect(),

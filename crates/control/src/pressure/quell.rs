@@ -30,7 +30,7 @@ use quell_types::units::{Bytes, Nanos, Share};
 use super::rank::{Blame, Suspects};
 use super::stall::{Difference, Stall, disks_used};
 use super::working::WorkingSet;
-use super::{Act, Critical, Decision, Look, Machine, Rules, Why};
+use super::{Act, Critical, Decision, Machine, Rules, Sample, Why};
 
 /// The longest that a group is kept frozen at a time.
 pub const LONGEST_FREEZE: Nanos = Nanos::secs(8);
@@ -87,20 +87,20 @@ struct Held {
 
 /// When units of a critical group end: the last end, and the average distance.
 #[derive(Clone, Copy, Debug, Default)]
-struct Beat {
+struct UnitEnds {
     last: Option<Nanos>,
     gap: Nanos,
 }
 
-impl Beat {
-    fn see(&mut self, beat: Option<Nanos>) {
-        if let (Some(last), Some(beat)) = (self.last, beat)
-            && beat > last
+impl UnitEnds {
+    fn see(&mut self, unit_end: Option<Nanos>) {
+        if let (Some(last), Some(unit_end)) = (self.last, unit_end)
+            && unit_end > last
         {
-            let gap = beat.since(last);
+            let gap = unit_end.since(last);
             self.gap = Nanos(self.gap.0.max(1) - self.gap.0 / 8 + gap.0 / 8);
         }
-        self.last = beat.or(self.last);
+        self.last = unit_end.or(self.last);
     }
 
     fn overdue(&self, now: Nanos) -> bool {
@@ -114,11 +114,11 @@ impl Beat {
 #[derive(Clone, Debug)]
 pub struct Quell {
     rules: Rules,
-    looked: Option<Nanos>,
+    sampled: Option<Nanos>,
     next: Nanos,
     critical: Vec<Stall>,
     sets: Vec<WorkingSet>,
-    beats: Vec<Beat>,
+    unit_ends: Vec<UnitEnds>,
     moved: Vec<Difference>,
     blame: Blame,
     suspects: Suspects,
@@ -147,11 +147,11 @@ impl Quell {
         let (critical, neighbours) = (rules.measured.len(), rules.allows.len());
         Self {
             rules: rules.clone(),
-            looked: None,
+            sampled: None,
             next: now.plus(rules.interval),
             critical: vec![Stall::default(); critical],
             sets: vec![WorkingSet::new(now); critical],
-            beats: vec![Beat::default(); critical],
+            unit_ends: vec![UnitEnds::default(); critical],
             moved: vec![Difference::default(); neighbours],
             blame: Blame::new(neighbours),
             suspects: Suspects::new(),
@@ -182,39 +182,39 @@ impl Quell {
     }
 
     /// Decides by one sample. Appends to `decisions`.
-    pub fn step(&mut self, now: Nanos, look: &Look, decisions: &mut Vec<Decision>) {
+    pub fn step(&mut self, now: Nanos, sample: &Sample, decisions: &mut Vec<Decision>) {
         self.next = now.plus(self.rules.interval);
-        let anew = self.held.iter_mut().zip(&look.neighbours);
+        let anew = self.held.iter_mut().zip(&sample.neighbours);
         anew.filter(|(_, neighbour)| neighbour.thawed)
             .for_each(|(held, _)| held.frozen = None);
-        let before = self.looked.replace(now);
+        let before = self.sampled.replace(now);
         let span = before.map_or(self.rules.interval, |before| now.since(before));
         if span == Nanos(0) {
             return;
         }
-        let left = self.left(look);
-        let near = left < 2 * reserve(&look.machine).0;
-        let others = disks_used(&mut self.moved, &look.neighbours);
-        let shares = self.critical.iter_mut().zip(&look.critical);
+        let left = self.left(sample);
+        let near = left < 2 * reserve(&sample.machine).0;
+        let others = disks_used(&mut self.moved, &sample.neighbours);
+        let shares = self.critical.iter_mut().zip(&sample.critical);
         let share = shares
-            .map(|(stall, group)| stall.share(group, span, (near, others)))
+            .map(|(stall, group)| stall.share(group, span, near, others))
             .fold(Share(0), Share::max);
-        self.blame.see(&look.neighbours, span);
-        if !look.processes.is_empty() {
-            self.suspects.see(&look.processes);
+        self.blame.see(&sample.neighbours, span);
+        if !sample.processes.is_empty() {
+            self.suspects.see(&sample.processes);
         }
-        for (beat, group) in self.beats.iter_mut().zip(&look.critical) {
-            beat.see(group.beat);
+        for (unit_end, group) in self.unit_ends.iter_mut().zip(&sample.critical) {
+            unit_end.see(group.unit_end);
         }
         self.judge(now, share);
-        self.protect(now, &look.critical, decisions);
+        self.protect(now, &sample.critical, decisions);
         self.thaw(now, share, decisions);
-        self.limit(now, share, (look, left), decisions);
-        self.escalate(now, share, look, decisions);
+        self.limit(now, share, sample, left, decisions);
+        self.escalate(now, share, sample, decisions);
         // Processes are read only to choose one to kill, and none is killed while more than this is
         // left. A growing process is found within few samples.
         let kills = self.rules.allows.iter().any(|a| a.kill);
-        self.processes = kills && self.spare(look) < 2 * reserve(&look.machine).0;
+        self.processes = kills && self.spare(sample) < 2 * reserve(&sample.machine).0;
     }
 
     /// To be called when a sample fails. Resumes groups that have been frozen for as long as they
@@ -226,8 +226,8 @@ impl Quell {
 
     /// Pages of the critical groups' files that no other group gets: those that they use again and
     /// again, and whatever else is protected.
-    fn kept(&self, look: &Look) -> u64 {
-        let groups = look.critical.iter().zip(&self.sets);
+    fn kept(&self, sample: &Sample) -> u64 {
+        let groups = sample.critical.iter().zip(&self.sets);
         let kept = groups.map(|(group, set)| {
             let anonymous = group.anonymous.0;
             let all = group.usage.0.saturating_sub(anonymous);
@@ -239,16 +239,16 @@ impl Quell {
 
     /// What could be had without taking from the critical groups what they keep. No process is
     /// killed for what the kernel can reclaim.
-    fn spare(&self, look: &Look) -> u64 {
-        look.machine.available.0.saturating_sub(self.kept(look))
+    fn spare(&self, sample: &Sample) -> u64 {
+        sample.machine.available.0.saturating_sub(self.kept(sample))
     }
 
     /// What could be had without taking from any group what it uses. The kernel's estimate counts
     /// all groups' files as available.
-    fn left(&self, look: &Look) -> u64 {
-        let neighbours = look.neighbours.iter();
+    fn left(&self, sample: &Sample) -> u64 {
+        let neighbours = sample.neighbours.iter();
         let files = neighbours.map(|n| n.usage.0.saturating_sub(n.anonymous.0));
-        self.spare(look).saturating_sub(files.sum())
+        self.spare(sample).saturating_sub(files.sum())
     }
 
     /// Updates since when the stall is high, and since when it is calm.
@@ -284,24 +284,25 @@ impl Quell {
         }
     }
 
-    fn limitable(&self, look: &Look, i: usize) -> bool {
-        self.rules.allows[i].limit && look.neighbours[i].populated
+    fn limitable(&self, sample: &Sample, i: usize) -> bool {
+        self.rules.allows[i].limit && sample.neighbours[i].populated
     }
 
     fn limit(
         &mut self,
         now: Nanos,
         share: Share,
-        (look, left): (&Look, u64),
+        sample: &Sample,
+        left: u64,
         decisions: &mut Vec<Decision>,
     ) {
-        let (total, machine) = (look.machine.total.0, &look.machine);
-        let limited = || (0..look.neighbours.len()).filter(|i| self.limitable(look, *i));
+        let (total, machine) = (sample.machine.total.0, &sample.machine);
+        let limited = || (0..sample.neighbours.len()).filter(|i| self.limitable(sample, *i));
         let count = limited().count() as u64;
         if count == 0 {
             return;
         }
-        let used: u64 = limited().map(|i| look.neighbours[i].usage.0).sum();
+        let used: u64 = limited().map(|i| sample.neighbours[i].usage.0).sum();
         let least = (total / LEAST.0).clamp(LEAST.1, LEAST.2);
         let reserve = reserve(machine).0;
         // What there is for all of them: what they have, and what is left beyond the reserve.
@@ -348,9 +349,9 @@ impl Quell {
             .scarce_at
             .is_none_or(|at| now.since(at) >= self.rules.grace);
         let budget = known.min(ceiling);
-        let blamed = |i: usize| u128::from(self.blame.of(i, &look.neighbours[i]).max(1));
-        let blame: u128 = (0..look.neighbours.len())
-            .filter(|i| self.limitable(look, *i))
+        let blamed = |i: usize| u128::from(self.blame.of(i, &sample.neighbours[i]).max(1));
+        let blame: u128 = (0..sample.neighbours.len())
+            .filter(|i| self.limitable(sample, *i))
             .map(blamed)
             .sum();
         let why = if share >= self.rules.start {
@@ -360,11 +361,11 @@ impl Quell {
         } else {
             Why::Spare(Bytes(left))
         };
-        for neighbour in 0..look.neighbours.len() {
-            if !self.limitable(look, neighbour) {
+        for neighbour in 0..sample.neighbours.len() {
+            if !self.limitable(sample, neighbour) {
                 continue;
             }
-            let own = look.neighbours[neighbour].usage.0;
+            let own = sample.neighbours[neighbour].usage.0;
             let to = if budget >= used {
                 own + (budget - used) / count
             } else {
@@ -436,7 +437,7 @@ impl Quell {
 
     fn thaw(&mut self, now: Nanos, share: Share, decisions: &mut Vec<Decision>) {
         let waits = share > self.rules.release;
-        let overdue = !waits && self.beats.iter().any(|b| b.overdue(now));
+        let overdue = !waits && self.unit_ends.iter().any(|b| b.overdue(now));
         for (neighbour, held) in self.held.iter_mut().enumerate() {
             let Some((since, until)) = held.frozen else {
                 continue;
@@ -459,44 +460,56 @@ impl Quell {
         }
     }
 
-    fn escalate(&mut self, now: Nanos, share: Share, look: &Look, decisions: &mut Vec<Decision>) {
+    fn escalate(
+        &mut self,
+        now: Nanos,
+        share: Share,
+        sample: &Sample,
+        decisions: &mut Vec<Decision>,
+    ) {
         let grace = self.rules.grace;
-        let spare = self.spare(look);
-        self.short = if spare < look.machine.high.0 {
+        let spare = self.spare(sample);
+        self.short = if spare < sample.machine.high.0 {
             self.short + 1
         } else {
             0
         };
         let waited = now.since(self.acted) >= grace;
-        if self.short >= SURE && waited && self.kill(look, Why::Spare(Bytes(spare)), decisions) {
+        if self.short >= SURE && waited && self.kill(sample, Why::Spare(Bytes(spare)), decisions) {
             self.acted = now;
             return;
         }
         let Some(since) = self.high_since.filter(|_| share >= self.rules.start) else {
             return;
         };
-        let limits = (0..look.neighbours.len()).any(|i| self.limitable(look, i));
+        let limits = (0..sample.neighbours.len()).any(|i| self.limitable(sample, i));
         let enough = !limits || now.since(since) >= grace;
         if !enough || !(waited || !limits && self.held.iter().all(|h| h.frozen.is_none())) {
             return;
         }
         let why = Why::Stalled(share);
-        let done = self.freeze(now, look, why, decisions)
-            || self.reclaim(look, decisions)
+        let done = self.freeze(now, sample, why, decisions)
+            || self.reclaim(sample, decisions)
             || (now.since(since) >= Nanos(grace.0.saturating_mul(4))
-                && spare < reserve(&look.machine).0
-                && self.kill(look, why, decisions));
+                && spare < reserve(&sample.machine).0
+                && self.kill(sample, why, decisions));
         if done {
             self.acted = now;
         }
     }
 
-    fn freeze(&mut self, now: Nanos, look: &Look, why: Why, decisions: &mut Vec<Decision>) -> bool {
+    fn freeze(
+        &mut self,
+        now: Nanos,
+        sample: &Sample,
+        why: Why,
+        decisions: &mut Vec<Decision>,
+    ) -> bool {
         let may = |i: usize| {
             let held = &self.held[i];
             self.rules.allows[i].freeze && held.frozen.is_none() && now >= held.shy
         };
-        let Some(neighbour) = self.blame.worst(&look.neighbours, may) else {
+        let Some(neighbour) = self.blame.worst(&sample.neighbours, may) else {
             return false;
         };
         let held = &mut self.held[neighbour];
@@ -518,16 +531,16 @@ impl Quell {
 
     /// Reclaims from a frozen group half of what can be had: pages of files, and its own memory as
     /// far as there is swap space.
-    fn reclaim(&self, look: &Look, decisions: &mut Vec<Decision>) -> bool {
+    fn reclaim(&self, sample: &Sample, decisions: &mut Vec<Decision>) -> bool {
         for (neighbour, held) in self.held.iter().enumerate() {
             if held.frozen.is_none() || !self.rules.allows[neighbour].reclaim {
                 continue;
             }
-            let has = &look.neighbours[neighbour];
+            let has = &sample.neighbours[neighbour];
             let files = has.usage.0.saturating_sub(has.anonymous.0);
-            let own = has.anonymous.0.min(look.machine.swap_free.0);
+            let own = has.anonymous.0.min(sample.machine.swap_free.0);
             let amount = files.saturating_add(own) / 2;
-            if amount >= look.machine.total.0 / STEP {
+            if amount >= sample.machine.total.0 / STEP {
                 decisions.push(Decision {
                     act: Act::Reclaim {
                         neighbour,
@@ -541,12 +554,12 @@ impl Quell {
         false
     }
 
-    fn kill(&self, look: &Look, why: Why, decisions: &mut Vec<Decision>) -> bool {
-        let small = look.machine.total.0 / STEP;
+    fn kill(&self, sample: &Sample, why: Why, decisions: &mut Vec<Decision>) -> bool {
+        let small = sample.machine.total.0 / STEP;
         // Killing a group without memory of its own frees nothing that could not be reclaimed.
-        let may = |i: usize| self.rules.allows[i].kill && look.neighbours[i].anonymous.0 >= small;
-        let worst = self.blame.worst(&look.neighbours, may);
-        let Some(task) = worst.and_then(|i| self.suspects.worst(i, &look.processes)) else {
+        let may = |i: usize| self.rules.allows[i].kill && sample.neighbours[i].anonymous.0 >= small;
+        let worst = self.blame.worst(&sample.neighbours, may);
+        let Some(task) = worst.and_then(|i| self.suspects.worst(i, &sample.processes)) else {
             return false;
         };
         decisions.push(Decision {

@@ -56,18 +56,18 @@ impl Blame {
     }
 
     /// How much a neighbour is to blame, in bytes per second. Zero where no process is in it.
-    pub fn of(&self, neighbour: usize, look: &Neighbour) -> u64 {
-        if !look.populated {
+    pub fn of(&self, neighbour: usize, sample: &Neighbour) -> u64 {
+        if !sample.populated {
             return 0;
         }
         let rate = self.accounts.get(neighbour).map_or(0, |a| a.rate);
-        rate.saturating_add(look.usage.0 / SIZE)
+        rate.saturating_add(sample.usage.0 / SIZE)
     }
 
     /// The neighbour most to blame of those that `may` be chosen.
-    pub fn worst(&self, looks: &[Neighbour], may: impl Fn(usize) -> bool) -> Option<usize> {
-        let chosen = (0..looks.len()).filter(|i| may(*i) && looks[*i].populated);
-        chosen.max_by_key(|i| (self.of(*i, &looks[*i]), std::cmp::Reverse(*i)))
+    pub fn worst(&self, samples: &[Neighbour], may: impl Fn(usize) -> bool) -> Option<usize> {
+        let chosen = (0..samples.len()).filter(|i| may(*i) && samples[*i].populated);
+        chosen.max_by_key(|i| (self.of(*i, &samples[*i]), std::cmp::Reverse(*i)))
     }
 }
 

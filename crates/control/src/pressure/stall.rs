@@ -40,7 +40,7 @@ impl Stall {
     /// that were taken and came back can explain it ([`COMES_BACK`] each). Where `others` is set
     /// all of it counts. A program that reads something for the first time waits, too, without
     /// fault of a neighbour.
-    pub fn share(&mut self, group: &Critical, span: Nanos, (short, others): (bool, bool)) -> Share {
+    pub fn share(&mut self, group: &Critical, span: Nanos, short: bool, others: bool) -> Share {
         let memory = self.memory.of(group.memory_stall.0);
         let io = self.io.of(group.io_stall.0);
         let refaults = self.refaults.of(group.refaults);
@@ -70,29 +70,37 @@ mod tests {
     #[test]
     fn first_reads_count_only_for_limited_groups() {
         let span = Nanos::millis(1000);
-        let look = |io, refaults| Critical {
+        let sample = |io, refaults| Critical {
             io_stall: Nanos::millis(io),
             refaults,
             ..Critical::default()
         };
         let share = |before, after, others| {
-            let others = (true, others);
             let mut stall = Stall::default();
-            stall.share(&before, span, others);
-            stall.share(&after, span, others)
+            stall.share(&before, span, true, others);
+            stall.share(&after, span, true, others)
         };
-        assert_eq!(share(look(0, 5), look(400, 5), false), Share(0));
-        assert_eq!(share(look(0, 5), look(400, 5), true), Share::percent(40));
-        assert_eq!(share(look(0, 5), look(400, 15), false), Share::percent(1));
-        assert_eq!(share(look(0, 5), look(400, 500), false), Share::percent(40));
+        assert_eq!(share(sample(0, 5), sample(400, 5), false), Share(0));
+        assert_eq!(
+            share(sample(0, 5), sample(400, 5), true),
+            Share::percent(40)
+        );
+        assert_eq!(
+            share(sample(0, 5), sample(400, 15), false),
+            Share::percent(1)
+        );
+        assert_eq!(
+            share(sample(0, 5), sample(400, 500), false),
+            Share::percent(40)
+        );
 
         let mut plenty = Stall::default();
-        plenty.share(&look(0, 5), span, (false, true));
+        plenty.share(&sample(0, 5), span, false, true);
         let waited = Critical {
             memory_stall: Nanos::millis(50),
-            ..look(400, 500)
+            ..sample(400, 500)
         };
-        let counted = plenty.share(&waited, span, (false, true));
+        let counted = plenty.share(&waited, span, false, true);
         assert_eq!(
             counted,
             Share::percent(5),

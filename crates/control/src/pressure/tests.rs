@@ -46,11 +46,11 @@ fn run(
         if plant.now < controller.next() {
             continue;
         }
-        let mut look = plant.look();
+        let mut sample = plant.sample();
         if !controller.wants_processes() {
-            look.processes.clear();
+            sample.processes.clear();
         }
-        controller.step(plant.now, &look, &mut decisions);
+        controller.step(plant.now, &sample, &mut decisions);
         for decision in decisions.drain(..) {
             plant.act(&decision.act);
             log.push((plant.now, decision));
@@ -149,7 +149,7 @@ fn an_anonymous_hog_may_have_most_of_it_before_it_is_killed() {
         &rules(&[ALL], true),
         Nanos::secs(60),
     );
-    let reserve = reserve(&plant.look().machine).0;
+    let reserve = reserve(&plant.sample().machine).0;
     let may = (plant.total - plant.works_on - reserve) * 9 / 10;
     let own = plant
         .worst_growth_at_kill
@@ -279,20 +279,20 @@ fn a_group_that_was_made_anew_is_not_taken_for_frozen() {
     };
     let mut quell = Quell::new(&rules(&[freeze], false), Nanos(0));
     let mut out = Vec::new();
-    let mut look = Plant::new(1024, 700, vec![anonymous(1, 1)]).look();
+    let mut sample = Plant::new(1024, 700, vec![anonymous(1, 1)]).sample();
     let mut frozen = 0;
     // It waits all the time.
     for i in 1..200 {
-        look.critical[0].memory_stall = MS(20 * i);
-        quell.step(MS(20 * i), &look, &mut out);
-        look.neighbours[0].thawed = false;
+        sample.critical[0].memory_stall = MS(20 * i);
+        quell.step(MS(20 * i), &sample, &mut out);
+        sample.neighbours[0].thawed = false;
         for decision in out.drain(..) {
             match decision.act {
                 Act::Freeze { .. } => {
                     frozen += 1;
-                    look.neighbours[0].thawed = true;
+                    sample.neighbours[0].thawed = true;
                 }
-                Act::Thaw { .. } => panic!("nobody is frozen: {:?}", decision.why),
+                Act::Thaw { .. } => panic!("no group is frozen: {:?}", decision.why),
                 _ => {}
             }
         }
@@ -304,14 +304,14 @@ fn a_group_that_was_made_anew_is_not_taken_for_frozen() {
 fn a_frozen_group_is_thawed_when_nothing_can_be_seen_any_more() {
     let rules = rules(&[ALL], false);
     let mut control = Controller::new(PressureController::Quell, &rules, Nanos(0)).unwrap();
-    let mut look = Plant::new(1024, 700, vec![anonymous(1, 1)]).look();
+    let mut sample = Plant::new(1024, 700, vec![anonymous(1, 1)]).sample();
     let (mut out, mut frozen) = (Vec::new(), None);
     for i in 1..1_000 {
         let now = MS(20 * i);
         match frozen {
             None => {
-                look.critical[0].memory_stall = now;
-                control.step(now, &look, &mut out);
+                sample.critical[0].memory_stall = now;
+                control.step(now, &sample, &mut out);
             }
             Some(_) => control.blind(now, &mut out),
         }
@@ -334,30 +334,30 @@ fn a_frozen_group_is_thawed_when_nothing_can_be_seen_any_more() {
 fn what_the_described_ones_stopped_goes_on_when_samples_fail() {
     for kind in [PressureController::Latd, PressureController::Cgroup] {
         let mut control = Controller::new(kind, &rules(&[ALL], false), Nanos(0)).unwrap();
-        let mut look = Plant::new(1024, 200, vec![anonymous(1, 1)]).look();
-        look.machine.average = Some(Share::percent(50));
+        let mut sample = Plant::new(1024, 200, vec![anonymous(1, 1)]).sample();
+        sample.machine.average = Some(Share::percent(50));
         let mut out = Vec::new();
-        let mut step = |at: u64, look: Option<&Look>| {
-            match look {
-                Some(look) => control.step(MS(at), look, &mut out),
+        let mut step = |at: u64, sample: Option<&Sample>| {
+            match sample {
+                Some(sample) => control.step(MS(at), sample, &mut out),
                 None => control.blind(MS(at), &mut out),
             }
             let acts = out.drain(..).map(|d| (d.act, d.why));
             let stops = |(act, _): &(Act, Why)| matches!(act, Act::Stop(_) | Act::Continue(_));
             acts.filter(stops).collect::<Vec<_>>()
         };
-        let [(Act::Stop(who), _)] = step(1_000, Some(&look))[..] else {
-            panic!("{kind:?} stops nobody");
+        let [(Act::Stop(task), _)] = step(1_000, Some(&sample))[..] else {
+            panic!("{kind:?} stops no process");
         };
         // A sample that succeeds in between: the time of failures begins anew.
         for at in (2_000..9_000).step_by(20) {
             assert_eq!(step(at, None), [], "{kind:?} {at}");
         }
-        assert_eq!(step(9_000, Some(&look)), []);
+        assert_eq!(step(9_000, Some(&sample)), []);
         for at in (10_000..18_000).step_by(20) {
             assert_eq!(step(at, None), [], "{kind:?} {at}");
         }
-        assert_eq!(step(18_000, None), [(Act::Continue(who), Why::Bound)]);
+        assert_eq!(step(18_000, None), [(Act::Continue(task), Why::Bound)]);
         assert_eq!(step(18_020, None), [], "once");
     }
 }
@@ -366,20 +366,21 @@ fn what_the_described_ones_stopped_goes_on_when_samples_fail() {
 fn a_group_that_may_hold_a_lock_goes_on() {
     let mut quell = Quell::new(&rules(&[ALL], false), Nanos(0));
     let mut out = Vec::new();
-    let mut look = Plant::new(1024, 512, vec![anonymous(1, 1)]).look();
-    look.machine.available = look.machine.total;
+    let mut sample = Plant::new(1024, 512, vec![anonymous(1, 1)]).sample();
+    sample.machine.available = sample.machine.total;
     let mut frozen = None;
     // Units end every 50 ms. From 1 s on it waits, until its neighbour is frozen. Then no unit ends
     // any more.
     for i in 1..200 {
         let now = MS(20 * i);
         if frozen.is_none() {
-            look.critical[0].beat = Some(MS(50 * (20 * i / 50)));
+            sample.critical[0].unit_end = Some(MS(50 * (20 * i / 50)));
             if now >= Nanos::secs(1) {
-                look.critical[0].memory_stall = Nanos(look.critical[0].memory_stall.0 + 10_000_000);
+                sample.critical[0].memory_stall =
+                    Nanos(sample.critical[0].memory_stall.0 + 10_000_000);
             }
         }
-        quell.step(now, &look, &mut out);
+        quell.step(now, &sample, &mut out);
         for decision in out.drain(..) {
             match decision.act {
                 Act::Freeze { .. } => frozen = Some(now),
@@ -398,25 +399,25 @@ fn a_group_that_may_hold_a_lock_goes_on() {
 #[test]
 fn a_group_waiting_for_its_own_first_reads_holds_nobody_back() {
     let mut quell = Quell::new(&rules(&[ALL], false), Nanos(0));
-    let mut look = Plant::new(1024, 512, vec![anonymous(1, 1)]).look();
-    look.machine.available = look.machine.total;
+    let mut sample = Plant::new(1024, 512, vec![anonymous(1, 1)]).sample();
+    sample.machine.available = sample.machine.total;
     let mut out = Vec::new();
     for i in 1..100 {
-        look.critical[0].io_stall = MS(15 * i);
-        quell.step(MS(20 * i), &look, &mut out);
+        sample.critical[0].io_stall = MS(15 * i);
+        quell.step(MS(20 * i), &sample, &mut out);
     }
     assert_eq!(out, []);
     // The same while a neighbour uses the disks: the group queues behind it. A memory limit would
     // change nothing, as long as there is enough for all.
     for i in 100..300 {
-        look.critical[0].io_stall = MS(15 * i);
-        look.neighbours[0].io += 1 << 20;
+        sample.critical[0].io_stall = MS(15 * i);
+        sample.neighbours[0].io += 1 << 20;
         if i == 200 {
             assert_eq!(out, []);
-            let files = look.critical[0].file.0;
-            look.machine.available = Bytes(files + reserve(&look.machine).0);
+            let files = sample.critical[0].file.0;
+            sample.machine.available = Bytes(files + reserve(&sample.machine).0);
         }
-        quell.step(MS(20 * i), &look, &mut out);
+        quell.step(MS(20 * i), &sample, &mut out);
     }
     assert!(
         out.iter().any(|d| matches!(d.act, Act::Limit { .. })),
@@ -425,7 +426,7 @@ fn a_group_waiting_for_its_own_first_reads_holds_nobody_back() {
 }
 
 #[test]
-fn processes_are_looked_at_only_while_there_is_little_to_be_had() {
+fn processes_are_read_only_while_there_is_little_to_be_had() {
     for (hog, wanted) in [
         (stream(300), false),
         (repeat(300, 3000), false),
@@ -434,24 +435,24 @@ fn processes_are_looked_at_only_while_there_is_little_to_be_had() {
         let mut plant = Plant::new(2048, 1024, vec![hog]);
         let rules = rules(&[ALL], true);
         let mut quell = Quell::new(&rules, Nanos(0));
-        let (mut looks, mut killed) = (0, false);
+        let (mut samples, mut killed) = (0, false);
         for i in 1..=1_500 {
             plant.run(MS(20));
-            let mut look = plant.look();
+            let mut sample = plant.sample();
             let asked = quell.wants_processes();
-            looks += u32::from(asked);
+            samples += u32::from(asked);
             if !asked {
-                look.processes.clear();
+                sample.processes.clear();
             }
             let mut out = Vec::new();
-            quell.step(MS(20 * i), &look, &mut out);
+            quell.step(MS(20 * i), &sample, &mut out);
             for decision in out {
                 killed |= matches!(decision.act, Act::Kill(_));
                 plant.act(&decision.act);
             }
         }
-        assert_eq!((looks > 0, killed), (wanted, wanted), "{:?}", hog.kind);
-        assert!(looks < 500, "{:?}: {looks} of 1500", hog.kind);
+        assert_eq!((samples > 0, killed), (wanted, wanted), "{:?}", hog.kind);
+        assert!(samples < 500, "{:?}: {samples} of 1500", hog.kind);
         assert!(!plant.out_of_memory, "{:?}", hog.kind);
     }
 }

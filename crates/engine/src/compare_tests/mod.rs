@@ -2,7 +2,7 @@
 //!
 //! - [`result`]: what is found and reported.
 //! - [`running`]: what is done, also after failures, and the record of it.
-//! - [`beside`]: several machines.
+//! - [`side_by_side`]: several machines.
 #![expect(clippy::cast_sign_loss, reason = "rates are positive")]
 
 use quell_control::config::Regulation;
@@ -18,9 +18,9 @@ use quell_types::units::{Lines, Nanos, Rate, Share};
 use super::*;
 use crate::fake::{Fake, Scene, machine};
 
-mod beside;
 mod result;
 mod running;
+mod side_by_side;
 
 const PEAK: f64 = 10e9;
 

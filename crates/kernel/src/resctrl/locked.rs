@@ -195,11 +195,11 @@ mod tests {
             cpu("GenuineIntel", model);
             assert_eq!(why(Some(&mounted)), "");
         }
-        let apart = Resctrl {
+        let code_data = Resctrl {
             cdp_l2: true,
             ..mounted.clone()
         };
-        assert!(why(Some(&apart)).contains("code and data apart"));
+        assert!(why(Some(&code_data)).contains("code and data apart"));
         put(&dir, "proc/devices", "Character devices:\n  1 mem\n");
         assert!(why(Some(&mounted)).contains("built without"));
         // resctrl is not mounted, so the device has no number yet.

@@ -51,7 +51,7 @@ impl Resctrl {
 
     /// Whether code and data of a level are separate.
     #[must_use]
-    pub const fn apart(&self, level: u32) -> bool {
+    pub const fn code_data(&self, level: u32) -> bool {
         match level {
             2 => self.cdp_l2,
             3 => self.cdp,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use quell_types::partition::{Apart, Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
+use quell_types::partition::{CodeData, Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
 
 use super::info::Bandwidth;
 use super::lock::{For, PATIENCE};
@@ -55,10 +55,10 @@ pub fn offer(
         let could = unmounted().unwrap_or_default();
         for ways in &mut partitions.ways {
             let same = could.ways.iter().find(|w| w.level == ways.level);
-            ways.apart = match same.map_or(Apart::Never, |w| w.apart) {
-                _ if resctrl.apart(ways.level) => Apart::Now,
-                Apart::Never => Apart::Never,
-                _ => Apart::MountedWithout,
+            ways.code_data = match same.map_or(CodeData::Never, |w| w.code_data) {
+                _ if resctrl.code_data(ways.level) => CodeData::Now,
+                CodeData::Never => CodeData::Never,
+                _ => CodeData::MountedWithout,
             };
         }
         // AMD counts in eighths of GB/s, and reports neither that nor the maximum.
@@ -126,7 +126,7 @@ fn partitions(info: &Info, mib_s: bool, others: u32) -> Partitions {
             classes,
             sparse: ways.sparse,
             shareable: ways.shareable,
-            apart: Apart::Never,
+            code_data: CodeData::Never,
         })
     });
     Partitions {
@@ -191,23 +191,23 @@ mod tests {
             rdt: Some(Rdt::icelake()),
             ..Spec::new(Flavour::V2)
         });
-        let can = Apart::OnceMounted { classes: 8 };
-        let processor = |apart| {
+        let can = CodeData::OnceMounted { classes: 8 };
+        let processor = |code_data| {
             let mut found = offer(&fake, || None).unwrap().unwrap().partitions;
-            found.ways[0].apart = apart;
+            found.ways[0].code_data = code_data;
             Some(found)
         };
-        let told = |apart| {
-            let found = offer(&fake, || processor(apart)).unwrap().unwrap();
-            found.partitions.ways[0].apart
+        let told = |code_data| {
+            let found = offer(&fake, || processor(code_data)).unwrap().unwrap();
+            found.partitions.ways[0].code_data
         };
-        assert_eq!(told(can), Apart::MountedWithout);
-        assert_eq!(told(Apart::Never), Apart::Never);
+        assert_eq!(told(can), CodeData::MountedWithout);
+        assert_eq!(told(CodeData::Never), CodeData::Never);
         fake.with(|m| {
             m.resctrl_mounted(None);
             m.resctrl_mounted(Some("cdp"));
         });
-        assert_eq!(told(can), Apart::Now);
+        assert_eq!(told(can), CodeData::Now);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub fn partitions(files: &dyn Files) -> Option<Partitions> {
 }
 
 fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> Option<Partitions> {
-    use quell_types::partition::{Apart, Mask, MbaBounds, MbaUnit, WayPartition};
+    use quell_types::partition::{CodeData, Mask, MbaBounds, MbaUnit, WayPartition};
 
     const ALLOCATION: u32 = 0x10;
     let [last, b, c, d] = cpuid(0, 0);
@@ -44,9 +44,9 @@ fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> 
             classes: (d & 0xffff) + 1,
             sparse: c & 1 << 3 != 0,
             shareable: Mask(u64::from(b)),
-            apart: match c & 1 << 2 {
-                0 => Apart::Never,
-                _ => Apart::OnceMounted {
+            code_data: match c & 1 << 2 {
+                0 => CodeData::Never,
+                _ => CodeData::OnceMounted {
                     classes: (d & 0xffff).div_ceil(2),
                 },
             },
@@ -68,7 +68,7 @@ fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> 
     let classes = all.chain(found.mba.iter().map(|m| m.classes)).min()?;
     for ways in &mut found.ways {
         ways.classes = classes;
-        if let Apart::OnceMounted { classes: then } = &mut ways.apart {
+        if let CodeData::OnceMounted { classes: then } = &mut ways.code_data {
             *then = classes.min(*then);
         }
     }
@@ -97,8 +97,8 @@ mod tests {
         assert_eq!((ways.level, ways.bits, ways.classes), (3, 11, 8));
         assert!(ways.sparse && ways.shareable.0 == 0x600 && found.ways.len() == 1);
         // Of twelve classes six are left where code and data are separate.
-        let apart = quell_types::partition::Apart::OnceMounted { classes: 6 };
-        assert_eq!(ways.apart, apart);
+        let code_data = quell_types::partition::CodeData::OnceMounted { classes: 6 };
+        assert_eq!(ways.code_data, code_data);
         let mba = found.mba.unwrap();
         assert_eq!((mba.least, mba.step, mba.classes), (10, 10, 8));
         // A feature that the kernel does not believe is left out.

@@ -60,7 +60,7 @@ pub struct Masks {
     /// number, and its code mask next to it. Else its one mask is at its number.
     pub registers: Vec<u64>,
     /// Whether code and data have separate masks.
-    pub apart: bool,
+    pub code_data: bool,
 }
 
 impl Masks {
@@ -68,14 +68,14 @@ impl Masks {
         let classes = shape.allocation.as_ref().map_or(1, |a| a.classes as usize);
         Self {
             registers: vec![shape.full(); classes],
-            apart: false,
+            code_data: false,
         }
     }
 
     /// The ways that a class may fill. A class without a register uses that of the last class.
     #[inline]
     fn of(&self, class: usize, fetch: bool) -> u64 {
-        let at = if self.apart {
+        let at = if self.code_data {
             2 * class + usize::from(fetch)
         } else {
             class
@@ -133,7 +133,7 @@ impl Shared {
 
     /// Looks a line up, and fills it in if it is not there. Returns whether it was there, and the
     /// modified line that left.
-    fn look(
+    fn lookup(
         &mut self,
         address: u64,
         class: usize,
@@ -286,7 +286,7 @@ impl Caches {
         let (found, out) = {
             let mut second = lock(self.second(core));
             let pushed = left.and_then(|line| second.take(line, 0));
-            let (found, victim) = second.look(address, class, kind, 0);
+            let (found, victim) = second.lookup(address, class, kind, 0);
             let out = [pushed, victim];
             if self.third.is_empty() {
                 second.account(class, 0, !found, out);
@@ -317,7 +317,7 @@ impl Caches {
             self.memory(None, out);
             return (Served::Second, Duration::ZERO);
         }
-        let (there, victim) = third.look(address, class, kind, id);
+        let (there, victim) = third.lookup(address, class, kind, id);
         third.account(class, id, !there, [victim, None]);
         let percent = third.delays.get(class).copied().unwrap_or(0);
         drop(third);

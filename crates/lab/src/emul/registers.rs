@@ -93,7 +93,7 @@ impl Machine {
                 })
             }
             L2_QOS_CFG if l2.is_some_and(|a| a.cdp) => {
-                Some(u64::from(lock(self.caches.second(core)).masks.apart))
+                Some(u64::from(lock(self.caches.second(core)).masks.code_data))
             }
             L2_MASKS..DELAYS if l2.is_some() => {
                 mask(&lock(self.caches.second(core)).masks, register - L2_MASKS)
@@ -104,7 +104,7 @@ impl Machine {
                 match register {
                     DELAYS.. => third.delays.get(self.delay_number(register)?).copied(),
                     L3_QOS_CFG => {
-                        (shape.allocation.as_ref()?.cdp).then_some(u64::from(third.masks.apart))
+                        (shape.allocation.as_ref()?.cdp).then_some(u64::from(third.masks.code_data))
                     }
                     _ => mask(&third.masks, register - L3_MASKS)
                         .filter(|_| shape.allocation.is_some()),
@@ -176,7 +176,7 @@ fn mask(masks: &Masks, n: u32) -> Option<u64> {
 fn set(cache: &mut Shared, shape: &Shape, n: Option<u32>, value: u64) -> bool {
     let Some(n) = n else {
         if value <= 1 {
-            cache.masks.apart = value == 1;
+            cache.masks.code_data = value == 1;
         }
         return value <= 1;
     };

@@ -8,9 +8,9 @@ mod watch;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use quell_control::pressure::Look;
+use quell_control::pressure::Sample;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::{oom, own, procfs, rt, signals};
+use quell_kernel::{oom, procfs, rt, self_usage, signals};
 use quell_plan::inventory::{Inventory, Measured};
 use quell_plan::{Plan, Pressured, Step};
 use quell_record::backend::{
@@ -182,13 +182,13 @@ impl Backend for Linux {
         Ok(self.enforcers.pressure.begin(&mut self.host, pressure)?)
     }
 
-    fn memory(&mut self, processes: bool, look: &mut Look) -> Answer<()> {
+    fn memory(&mut self, processes: bool, look: &mut Sample) -> Answer<()> {
         let pressure = &mut self.enforcers.pressure;
         Ok(pressure.read(&mut self.host, processes, look)?)
     }
 
     fn own(&mut self) -> Answer<Option<Own>> {
-        Ok(Some(own::own(&self.host.files)?))
+        Ok(Some(self_usage::own(&self.host.files)?))
     }
 
     fn act(&mut self, action: &Action) -> Answer<()> {

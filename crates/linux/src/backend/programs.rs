@@ -90,8 +90,8 @@ impl Programs {
         let groups = &host.groups;
         let group = groups.of.get(&subject.group);
         let usual = group.map(|g| &g.cpus).or(groups.rest.as_ref());
-        let home = group.map(|g| &g.home);
-        let home = home.or(groups.bound.as_ref().map(|b| &b.loose));
+        let group_cgroups = group.map(|g| &g.cgroups);
+        let group_cgroups = group_cgroups.or(groups.bound.as_ref().map(|b| &b.loose));
         let id = SubjectId(u32::try_from(self.subjects.len()).unwrap_or(u32::MAX));
         let units = match self.observed.get(&subject.group) {
             Some(observed) => Units::new(id, &subject.group, observed)?,
@@ -104,7 +104,9 @@ impl Programs {
             group: &subject.group,
             id,
             subjects: &self.subjects,
-            doors: home.map(GroupCgroups::doors).unwrap_or_default(),
+            procs_files: group_cgroups
+                .map(GroupCgroups::procs_files)
+                .unwrap_or_default(),
             env,
             files: Vec::new(),
         };
@@ -114,7 +116,7 @@ impl Programs {
         let birth = Birth {
             command: &command,
             env: launch.env,
-            doors: launch.doors,
+            procs_files: launch.procs_files,
             cpus: subject.cpus.as_ref().or(usual).unwrap_or(&all).clone(),
             generator: matches!(subject.program, Program::Generator(_)),
             capture: subject.capture,
@@ -231,7 +233,7 @@ impl Programs {
             matchers.push(Matcher::new(&host.files, name, &observed.matching)?);
         }
         let homes = host.groups.of.iter().flat_map(|(name, group)| {
-            let places = group.home.places.iter().cloned();
+            let places = group.cgroups.places.iter().cloned();
             places.map(|place| (name.clone(), place))
         });
         Ok(Membership {

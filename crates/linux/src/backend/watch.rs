@@ -33,10 +33,10 @@ impl Linux {
     }
 
     /// The slow duties of a hold: newborn tasks, drift, brakes that ended.
-    fn look(&mut self, seen: &mut Observation) {
+    fn check(&mut self, seen: &mut Observation) {
         self.enforcers.brakes.account(seen);
-        self.host.tell_spent(seen);
-        self.enforcers.look(&mut self.host, seen);
+        self.host.report_spent(seen);
+        self.enforcers.check(&mut self.host, seen);
         let Some(session) = &self.host.session else {
             return;
         };
@@ -44,7 +44,7 @@ impl Linux {
         if !held() {
             return;
         }
-        for drift in drift::look(&self.host.files, session.changes(), self.on_drift, &held) {
+        for drift in drift::find(&self.host.files, session.changes(), self.on_drift, &held) {
             let about = About::Drift { path: drift.path };
             seen.push(finding(about, drift.what, None));
             if self.on_drift == OnDrift::Stop {
@@ -99,7 +99,7 @@ impl Linux {
             }
             if self.host.session.is_some() && !self.revoked && rt::now() >= self.next_look {
                 self.next_look = rt::now().plus(LOOK);
-                self.look(seen);
+                self.check(seen);
             }
             if !seen.is_empty() || rt::now() >= until {
                 if seen
@@ -112,7 +112,7 @@ impl Linux {
                     .iter()
                     .any(|s| matches!(s, Seen::Exited(..) | Seen::Stop(_)))
                 {
-                    self.host.tell_spent(seen);
+                    self.host.report_spent(seen);
                 }
                 return Ok(());
             }

@@ -157,7 +157,7 @@ impl Decides {
     #[must_use]
     pub fn needs_the_thread(regulation: &Regulation) -> bool {
         regulation.pooling.is_some()
-            || matches!(regulation.meter, Wanted::Apart { .. })
+            || matches!(regulation.meter, Wanted::Directions { .. })
             || regulation.split == Split::Demand
     }
 }
@@ -175,7 +175,7 @@ pub struct Brake {
     /// The CPU that it regulates.
     pub cpu: CpuId,
     /// Whether reads and writes have a budget each.
-    pub apart: bool,
+    pub directions: bool,
     /// Where it is decided whether a budget lasted a period.
     pub decides: Decides,
     pooled: bool,
@@ -195,13 +195,13 @@ impl fmt::Debug for Brake {
 
 impl Brake {
     /// Starts regulating `cpu`. Before this returns, the brake has entered its cgroup through
-    /// `doors` and was seen on its CPU.
+    /// `procs_files` and was seen on its CPU.
     pub fn start(
         cpu: CpuId,
         regulation: &Regulation,
         mut meter: Box<dyn Meter>,
         permit: Permit,
-        doors: Vec<String>,
+        procs_files: Vec<String>,
         pool: &Arc<Pool>,
     ) -> io::Result<Self> {
         let decides = match Decides::needs_the_thread(regulation) || meter.load().is_err() {
@@ -217,7 +217,7 @@ impl Brake {
         let (ready, started) = mpsc::channel();
         let task = Task {
             cpu,
-            doors,
+            procs_files,
             regulator: Regulator::new(regulation, rt::now(), used),
             // Of several CPUs that share a budget by demand, what each draws has to be known.
             most: meter
@@ -250,7 +250,7 @@ impl Brake {
             .map_err(|_| io::Error::other("the brake was killed while it started"))?;
         let brake = Self {
             cpu,
-            apart: matches!(regulation.meter, Wanted::Apart { .. }),
+            directions: matches!(regulation.meter, Wanted::Directions { .. }),
             decides,
             pooled: regulation.pooling.is_some(),
             shared,

@@ -46,7 +46,7 @@ struct Stopped {
 pub(super) struct Task {
     pub(super) cpu: CpuId,
     /// Files of its cgroups. The thread writes `0` to them to enter.
-    pub(super) doors: Vec<String>,
+    pub(super) procs_files: Vec<String>,
     pub(super) regulator: Regulator,
     /// The most that the meter can count in a period. A budget of that much is no limit.
     pub(super) most: Option<Lines>,
@@ -81,8 +81,8 @@ impl Task {
     }
 
     fn prepare(&self) -> io::Result<()> {
-        for door in &self.doors {
-            std::fs::write(door, "0")?;
+        for path in &self.procs_files {
+            std::fs::write(path, "0")?;
         }
         rt::pin(self.cpu)?;
         if rt::current_cpu() != self.cpu {

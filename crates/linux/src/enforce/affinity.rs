@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use quell_kernel::below::tasks;
+use quell_kernel::cgroup_tree::tasks;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::procfs;
 use quell_kernel::root::{Files, gone};

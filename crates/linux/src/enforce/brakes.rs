@@ -11,8 +11,8 @@ use quell_control::config::Meter as MeterKind;
 use quell_control::config::Regulation;
 use quell_control::pooled::Pooled;
 use quell_control::split::ByDemand;
-use quell_kernel::below::listed;
 use quell_kernel::cgroup::Controller;
+use quell_kernel::cgroup_tree::listed;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::perf::{self, Scope};
 use quell_kernel::pmu::Counting;
@@ -32,7 +32,7 @@ use super::{Applied, Enforcer, cores, weight};
 use crate::brake::{Brake, Decides, Lost};
 use crate::group_cgroups::CgroupDir;
 use crate::host::{Group, Host, finding, limits};
-use crate::meter::{ApartMeter, EventMeter, Meter, TimeMeter};
+use crate::meter::{DirectionsMeter, EventMeter, Meter, TimeMeter};
 use crate::pool::Pool;
 use crate::session::Session;
 
@@ -164,7 +164,7 @@ impl Enforcer for Brakes {
         };
         let of_group = |r: &&Regulated| r.group == *group && cpus.contains(r.brake.cpu);
         let brakes = || self.brakes.iter().filter(of_group).map(|r| &r.brake);
-        if let Some(one) = brakes().find(|t| t.apart) {
+        if let Some(one) = brakes().find(|t| t.directions) {
             return Err(Error::refused(format!(
                 "CPU {} has a budget of reads and one of writes: neither is moved by one for both",
                 one.cpu
@@ -180,7 +180,7 @@ impl Enforcer for Brakes {
         Ok(())
     }
 
-    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         self.replace_ended(host, seen);
         self.leave_vacant(host, seen);
         self.brake_again(host, seen);
@@ -205,17 +205,17 @@ impl Brakes {
         regulation: &Regulation,
     ) -> Result<Option<String>> {
         host.inventory()?;
-        let home = &host.groups.one(name)?.home;
-        fair::required(&host.files, name, &home.tasks_dirs())?;
+        let group_cgroups = &host.groups.one(name)?.cgroups;
+        fair::required(&host.files, name, &group_cgroups.tasks_dirs())?;
         if regulation.is_capped() {
-            if home.stop_doors().is_empty() {
+            if group_cgroups.stop_procs_files().is_empty() {
                 return Err(Error::refused_with(
                     format!("group {name}: its cgroup has no room for a brake"),
                     "hold its limit by cpu.max (mechanisms.bandwidth = \"none\")",
                 ));
             }
             let (mut writer, _, group) = host.of(name)?;
-            weight::under_the_brake(&mut writer, &group.home)?;
+            weight::under_the_brake(&mut writer, &group.cgroups)?;
         }
         for cpu in regulation.cpus.iter() {
             self.throttle(host, name, regulation, cpu)?;
@@ -243,9 +243,15 @@ impl Brakes {
     ) -> Result<()> {
         let on = CpuSet::from_iter([cpu]);
         let (mut writer, cgroups, group) = host.of(name)?;
-        let home = &group.home;
-        let doors = cores::doors(&mut writer, cgroups, home, regulation.is_capped(), &on)?;
-        let dirs: Vec<String> = home
+        let group_cgroups = &group.cgroups;
+        let procs_files = cores::procs_files(
+            &mut writer,
+            cgroups,
+            group_cgroups,
+            regulation.is_capped(),
+            &on,
+        )?;
+        let dirs: Vec<String> = group_cgroups
             .dirs(cgroups, Controller::PerfEvent)
             .map(CgroupDir::tasks_dir)
             .collect();
@@ -281,7 +287,7 @@ impl Brakes {
         let pool = self.pool(host)?;
         let lease = Arc::clone(host.session()?.0.lease());
         let permit = Arc::new(move |now| lease.is_held(now));
-        let brake = Brake::start(cpu, regulation, meter, permit, doors, &pool)
+        let brake = Brake::start(cpu, regulation, meter, permit, procs_files, &pool)
             .map_err(|e| failed("no brake", e))?;
         host.brakes.extend(brake.pid());
         self.brakes.push(Regulated {
@@ -455,7 +461,7 @@ impl Brakes {
     /// Whether no program is left in a group that is braked in a cgroup that Quell did not make.
     fn is_vacant(&self, files: &dyn Files, group: &Group) -> bool {
         let brakes: BTreeSet<u32> = self.brakes.iter().filter_map(|r| r.brake.pid()).collect();
-        let mut theirs = group.home.places.iter().filter(|p| p.braked && !p.ours);
+        let mut theirs = group.cgroups.places.iter().filter(|p| p.braked && !p.ours);
         theirs.any(|place| {
             // For a domain with threaded children this file lists the processes of all of them.
             let all = files.read(&format!("{}/cgroup.procs", place.dir));
@@ -496,10 +502,12 @@ fn event_meter(
     scope: Scope<'_>,
     counting: Option<&Counting>,
 ) -> std::io::Result<Box<dyn Meter>> {
-    let [reads, writes] = counting.map(Counting::codes_apart).unwrap_or_default();
+    let [reads, writes] = counting
+        .map(Counting::codes_by_direction)
+        .unwrap_or_default();
     let meter = match wanted {
-        MeterKind::Apart { .. } => {
-            return Ok(Box::new(ApartMeter::open(&reads, &writes, scope)?));
+        MeterKind::Directions { .. } => {
+            return Ok(Box::new(DirectionsMeter::open(&reads, &writes, scope)?));
         }
         MeterKind::Reads => EventMeter::open(&reads, scope),
         MeterKind::Writes => EventMeter::open(&writes, scope),

@@ -12,6 +12,7 @@ use quell_kernel::resctrl::locked::Region;
 use quell_kernel::resctrl::mount::USUAL;
 use quell_kernel::resctrl::{Group, Info, Kind, Mode, Resctrl, Schemata, masks};
 use quell_kernel::root::{Files, gone};
+use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
 
 use crate::change::JournaledWriter;
@@ -148,6 +149,44 @@ pub fn widen(
     Ok(())
 }
 
+/// The CPUs that were put into a control group.
+pub struct GivenCpus {
+    /// Those that are in it now.
+    pub cpus: CpuSet,
+    /// Those that another program has put into another control group, by its name. They stay there.
+    pub taken: BTreeMap<String, CpuSet>,
+}
+
+/// Puts CPUs of the default group into a control group. Tasks of the default group fill its ways
+/// while they run there.
+///
+/// # Errors
+/// [`Error::File`] with the kernel's words.
+pub fn give_cpus(
+    writer: &mut JournaledWriter<'_>,
+    resctrl: &Resctrl,
+    group: &Group,
+    cpus: &CpuSet,
+) -> Result<GivenCpus> {
+    let files = writer.files;
+    let mut given = GivenCpus {
+        cpus: cpus.clone(),
+        taken: BTreeMap::new(),
+    };
+    for other in resctrl.groups(files)? {
+        let theirs = other.cpus(files)?.intersection(cpus);
+        if !other.name.is_empty() && other != *group && !theirs.is_empty() {
+            given.cpus = given.cpus.difference(&theirs);
+            given.taken.insert(other.name, theirs);
+        }
+    }
+    if !given.cpus.is_empty() {
+        let path = group.file("cpus_list");
+        resctrl.explained(files, || writer.set(&path, &given.cpus.to_string()))?;
+    }
+    Ok(given)
+}
+
 /// Makes a group's ways shareable or exclusive. Returns whether something was changed.
 ///
 /// # Errors
@@ -224,11 +263,11 @@ fn enter(
         moving.push(*tid);
     }
     writer.journal.record_all(&entries)?;
-    let door = group.file("tasks");
+    let procs_file = group.file("tasks");
     let mut entered = 0;
     for tid in &moving {
         let text = tid.to_string();
-        match writer.files.write(&door, &text) {
+        match writer.files.write(&procs_file, &text) {
             Ok(()) => {
                 entered += 1;
                 fault::boundary();
@@ -242,7 +281,7 @@ fn enter(
                 ));
             }
             Err(e) => {
-                let failed = Error::file("write", &door, Some(&text), e);
+                let failed = Error::file("write", &procs_file, Some(&text), e);
                 return resctrl.explained(writer.files, || Err(failed));
             }
         }

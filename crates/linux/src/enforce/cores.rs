@@ -13,11 +13,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_kernel::below::{door, tasks_in};
 use quell_kernel::cgroup::{Cgroups, Controller, Version, effective_cpus, effective_mems};
+use quell_kernel::cgroup_tree::{procs_file, tasks_in};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::root::{Files, gone};
-use quell_kernel::{below, procfs, remaining};
+use quell_kernel::{cgroup_tree, procfs, remaining};
 use quell_plan::Setting;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
@@ -55,8 +55,16 @@ impl Enforcer for Cores {
                         .collect(),
                 };
                 let (mut writer, cgroups, group) = host.of(group)?;
-                let home = &group.home;
-                let confined = confine(&mut writer, cgroups, home, cpus, mems, *exclusive, &pids)?;
+                let group_cgroups = &group.cgroups;
+                let confined = confine(
+                    &mut writer,
+                    cgroups,
+                    group_cgroups,
+                    cpus,
+                    mems,
+                    *exclusive,
+                    &pids,
+                )?;
                 group.cpus.clone_from(cpus);
                 Ok(Some(confined.notes))
             }
@@ -70,7 +78,7 @@ impl Enforcer for Cores {
 fn keep_off(host: &mut Host, cpus: &CpuSet) -> Result<Vec<String>> {
     let mut processes: BTreeSet<u32> = [std::process::id()].into();
     let (mut writer, cgroups, groups) = host.changes()?;
-    let homes: Vec<&GroupCgroups> = groups.of.values().map(|g| &g.home).collect();
+    let homes: Vec<&GroupCgroups> = groups.of.values().map(|g| &g.cgroups).collect();
     let keep = Keep {
         homes: &homes,
         processes: &processes,
@@ -83,8 +91,8 @@ fn keep_off(host: &mut Host, cpus: &CpuSet) -> Result<Vec<String>> {
     }
     let quiet = host.all_cpus()?.difference(cpus);
     // Tasks of groups are there on purpose.
-    for place in host.groups.of.values().flat_map(|g| &g.home.places) {
-        processes.extend(below::tasks(&host.files, &place.dir));
+    for place in host.groups.of.values().flat_map(|g| &g.cgroups.places) {
+        processes.extend(cgroup_tree::tasks(&host.files, &place.dir));
     }
     notes.extend(remaining::remaining_on(&host.files, &quiet, &processes)?.sentences(&quiet));
     Ok(notes)
@@ -107,7 +115,7 @@ pub struct Confined {
 pub fn confine(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &GroupCgroups,
+    group_cgroups: &GroupCgroups,
     cpus: &CpuSet,
     mems: &CpuSet,
     exclusive: bool,
@@ -118,11 +126,14 @@ pub fn confine(
         confined.notes = affinity::confine(writer, tasks, cpus)?;
         confined.notes.push(format!(
             "group {}: no cpuset hierarchy is mounted, so its tasks are pinned one by one, and can undo that themselves",
-            home.group
+            group_cgroups.group
         ));
         return Ok(confined);
     }
-    let places: Vec<CgroupDir> = home.dirs(cgroups, Controller::Cpuset).cloned().collect();
+    let places: Vec<CgroupDir> = group_cgroups
+        .dirs(cgroups, Controller::Cpuset)
+        .cloned()
+        .collect();
     let mut partitions = 0;
     for place in &places {
         if place.hierarchy.version == Version::V1 && !place.ours {
@@ -140,7 +151,7 @@ pub fn confine(
                 Err(why) => confined.notes.push(format!(
                     "group {}: the kernel does not make CPUs {cpus} a partition of its own ({why}); everybody else is \
                      narrowed instead",
-                    home.group
+                    group_cgroups.group
                 )),
             }
         }
@@ -228,33 +239,40 @@ fn ancestors(mount: &str, dir: &str) -> Vec<String> {
 /// # Errors
 /// [`Error::File`]; [`Error::Refused`] when not even the root cgroup has them: they belong to
 /// another program's partition.
-pub fn doors(
+pub fn procs_files(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &GroupCgroups,
+    group_cgroups: &GroupCgroups,
     stops: bool,
     cpus: &CpuSet,
 ) -> Result<Vec<String>> {
-    let doors = if stops { home.stop_doors() } else { Vec::new() };
+    let procs_files = if stops {
+        group_cgroups.stop_procs_files()
+    } else {
+        Vec::new()
+    };
     let Some(hierarchy) = cgroups.of(Controller::Cpuset) else {
-        return Ok(doors);
+        return Ok(procs_files);
     };
     let has = |files: &dyn Files, dir: &str| -> Result<bool> {
         let effective = effective_cpus(files, hierarchy, dir)?;
         Ok(effective.is_none_or(|all| cpus.is_subset(&all)))
     };
-    for place in home.dirs(cgroups, Controller::Cpuset) {
+    for place in group_cgroups.dirs(cgroups, Controller::Cpuset) {
         if stops && place.braked && has(writer.files, &place.stop_dir())? {
-            return Ok(doors);
+            return Ok(procs_files);
         }
     }
     let pid = std::process::id();
     match hierarchy.dir_of(writer.files, pid)? {
         Some(own) if !has(writer.files, &own)? => {}
-        _ => return Ok(doors),
+        _ => return Ok(procs_files),
     }
     if !has(writer.files, &hierarchy.mount)? {
-        for place in home.dirs(cgroups, Controller::Cpuset).filter(|p| p.ours) {
+        for place in group_cgroups
+            .dirs(cgroups, Controller::Cpuset)
+            .filter(|p| p.ours)
+        {
             if !stops && has(writer.files, &place.dir)? {
                 return Ok(vec![format!("{}/cgroup.procs", place.tasks_dir())]);
             }
@@ -266,12 +284,12 @@ pub fn doors(
     }
     let main = GroupCgroups::internal(writer, cgroups, "main", &[Controller::Cpuset])?;
     let Some(stat) = procfs::stat(writer.files, pid)? else {
-        return Ok(doors);
+        return Ok(procs_files);
     };
     for place in &main.places {
         group_cgroups::enter(writer, place, std::slice::from_ref(&stat))?;
     }
-    Ok(doors)
+    Ok(procs_files)
 }
 
 /// Keeps all tasks that are in no group on `cpus`. Returns notes for a person.
@@ -412,7 +430,7 @@ fn movable(
     let mut batch = Batch::default();
     let mut moves = Vec::new();
     let whole = format!("{}/cgroup.procs", rest.dir);
-    let single = door(files, &rest.dir);
+    let single = procs_file(files, &rest.dir);
     for pid in processes
         .into_iter()
         .filter(|p| *p != 0 && !stay.contains(p) && !unmovable.contains_key(p))

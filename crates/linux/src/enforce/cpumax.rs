@@ -25,7 +25,7 @@ impl Enforcer for CpuMax {
             return Ok(None);
         };
         let (mut writer, cgroups, group) = host.of(group)?;
-        limit(&mut writer, cgroups, &group.home, *share, *period).map(Some)
+        limit(&mut writer, cgroups, &group.cgroups, *share, *period).map(Some)
     }
 }
 
@@ -77,18 +77,18 @@ pub fn quota(share: Share, period: Nanos) -> Result<Quota> {
 pub fn limit(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &GroupCgroups,
+    group_cgroups: &GroupCgroups,
     share: Share,
     period: Nanos,
 ) -> Result<Vec<String>> {
-    let places: Vec<&CgroupDir> = home.dirs(cgroups, Controller::Cpu).collect();
+    let places: Vec<&CgroupDir> = group_cgroups.dirs(cgroups, Controller::Cpu).collect();
     let place = match places.as_slice() {
         [one] => *one,
         [] => {
             return Err(Error::refused_with(
                 format!(
                     "group {}: no cgroup with the cpu controller can be had",
-                    home.group
+                    group_cgroups.group
                 ),
                 "mount one (v2, or v1 with -o cpu), or enable it in cgroup.subtree_control",
             ));
@@ -98,7 +98,7 @@ pub fn limit(
             return Err(Error::refused_with(
                 format!(
                     "group {}: it lives in {} cgroups ({}), whose quotas would add up",
-                    home.group,
+                    group_cgroups.group,
                     dirs.len(),
                     dirs.join(", ")
                 ),
@@ -106,7 +106,11 @@ pub fn limit(
             ));
         }
     };
-    fair::required(writer.files, &home.group, &home.tasks_dirs())?;
+    fair::required(
+        writer.files,
+        &group_cgroups.group,
+        &group_cgroups.tasks_dirs(),
+    )?;
     let quota = quota(share, period)?;
     match place.hierarchy.version {
         Version::V2 => {
@@ -133,7 +137,7 @@ pub fn limit(
     }
     Ok(vec![format!(
         "group {}: the quota's period is {} instead of {period}: the kernel takes no quota below 1 ms",
-        home.group,
+        group_cgroups.group,
         Nanos::micros(quota.period_us)
     )])
 }

@@ -20,7 +20,7 @@ impl Enforcer for Exempt {
         Ok(None)
     }
 
-    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         let steps = host.plan.iter().flat_map(|plan| &plan.steps);
         let limited = steps.filter(|s| limits(&s.set));
         let mut limited: Vec<GroupId> = limited.filter_map(|s| s.group.clone()).collect();
@@ -37,11 +37,11 @@ impl Enforcer for Exempt {
                 Some(scheduler) => Cause::Exempt {
                     task: format!("the sched_ext scheduler '{scheduler}' was loaded"),
                 },
-                None => match fair::exempt(&host.files, &group.home.tasks_dirs()) {
+                None => match fair::exempt(&host.files, &group.cgroups.tasks_dirs()) {
                     Some(task) => Cause::Exempt {
                         task: task.to_string(),
                     },
-                    None => match threaded::lost(&host.files, &group.home) {
+                    None => match threaded::lost(&host.files, &group.cgroups) {
                         Some(why) => Cause::Loose { why },
                         None => continue,
                     },

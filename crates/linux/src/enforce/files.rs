@@ -26,12 +26,12 @@ impl Enforcer for LockedFiles {
         host.extend(group, &[Controller::Memory])?;
         // Also into cgroups that are changed in place: pages are charged to the cgroup that touches
         // them.
-        let places = &host.groups.one(group)?.home.places;
-        let doors: Vec<String> = places
+        let places = &host.groups.one(group)?.cgroups.places;
+        let procs_files: Vec<String> = places
             .iter()
             .map(|p| format!("{}/cgroup.procs", p.tasks_dir()))
             .collect();
-        let keeper = Keeper::start(&host.tools.keeper, files, &doors, &mut host.heart())?;
+        let keeper = Keeper::start(&host.tools.keeper, files, &procs_files, &mut host.heart())?;
         let note = format!(
             "group {group}: {} of files are locked in memory",
             keeper.bytes
@@ -40,7 +40,7 @@ impl Enforcer for LockedFiles {
         Ok(Some(vec![note]))
     }
 
-    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         self.keepers.retain(|group, keeper| {
             let Some(how) = keeper.ended() else {
                 return true;

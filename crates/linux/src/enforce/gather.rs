@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use quell_kernel::cgroup::{Controller, Version};
+use quell_kernel::cpu_accounting::Ledger;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::spent::Ledger;
 use quell_kernel::{rt, tasks};
 use quell_plan::Setting;
 use quell_record::about::About;
@@ -38,7 +38,7 @@ impl Enforcer for Gather {
         gather(host, group, matching, layout).map(Some)
     }
 
-    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         let groups = host.groups.of.iter();
         let matched = groups.filter(|(_, g)| !g.matching.is_empty());
         let matched: Vec<String> = matched.map(|(name, _)| name.clone()).collect();
@@ -65,8 +65,8 @@ fn gather(
     let cpus = host.all_cpus()?;
     let mut notes = Vec::new();
     let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
-    let home = if in_place.is_empty() {
-        host.home(name, &controllers, layout)?
+    let group_cgroups = if in_place.is_empty() {
+        host.make_cgroups(name, &controllers, layout)?
     } else {
         GroupCgroups {
             group: name.to_owned(),
@@ -74,9 +74,10 @@ fn gather(
         }
     };
     let group = Group {
-        home,
+        cgroups: group_cgroups,
         layout,
         matching: matching.to_vec(),
+        tried: BTreeSet::new(),
         cpus,
         limit_most: Level::Enforced,
         ledger: Some(Ledger::new(rt::ticks_since_boot())),
@@ -94,11 +95,12 @@ fn gather(
     let (mut writer, cgroups, group) = host.of(name)?;
     for cgroup in named {
         group
-            .home
+            .cgroups
             .adopt(&mut writer, cgroups, &cgroup, &controllers)?;
+        group.tried.insert(cgroup);
     }
     if within {
-        threaded::divide(&mut writer, cgroups, &mut group.home)?;
+        threaded::divide(&mut writer, cgroups, &mut group.cgroups)?;
     }
     if found.is_empty() {
         notes.push(format!(

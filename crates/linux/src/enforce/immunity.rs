@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use quell_kernel::error::Result;
-use quell_kernel::{below, oom, procfs};
+use quell_kernel::{cgroup_tree, oom, procfs};
 use quell_plan::Setting;
 use quell_record::about::About;
 use quell_record::backend::Observation;
@@ -25,7 +25,7 @@ impl Immunity {
         let Some(group) = host.groups.of.get(name).filter(|_| self.of.contains(name)) else {
             return Ok(());
         };
-        let dirs = group.home.tasks_dirs();
+        let dirs = group.cgroups.tasks_dirs();
         let Some(dir) = dirs.first().cloned() else {
             return Ok(());
         };
@@ -33,7 +33,7 @@ impl Immunity {
         // to.
         let mut inside = Vec::new();
         for dir in &dirs {
-            below::processes(&host.files, dir, |pid| inside.push(pid));
+            cgroup_tree::processes(&host.files, dir, |pid| inside.push(pid));
         }
         inside.sort_unstable();
         inside.dedup();
@@ -58,7 +58,7 @@ impl Enforcer for Immunity {
         Ok(Some(Vec::new()))
     }
 
-    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         for group in &self.of {
             if let Err(e) = self.immunise(host, group) {
                 let about = About::Mechanism {

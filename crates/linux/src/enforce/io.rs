@@ -27,7 +27,7 @@ impl Enforcer for Io {
         }
         host.extend(group, &[Controller::Io])?;
         let (mut writer, cgroups, group) = host.of(group)?;
-        self::set(&mut writer, cgroups, &group.home, set)?;
+        self::set(&mut writer, cgroups, &group.cgroups, set)?;
         Ok(Some(Vec::new()))
     }
 }
@@ -44,26 +44,26 @@ pub(super) const fn is_own(set: &Setting) -> bool {
 pub(super) fn set(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &GroupCgroups,
+    group_cgroups: &GroupCgroups,
     set: &Setting,
 ) -> Result<()> {
     match set {
-        Setting::IoMax(rates) => limit(writer, cgroups, home, rates),
-        Setting::IoLatency { target: longest } => target(writer, cgroups, home, *longest),
-        Setting::IoWeight { weight } => weigh(writer, cgroups, home, *weight),
+        Setting::IoMax(rates) => limit(writer, cgroups, group_cgroups, rates),
+        Setting::IoLatency { target: longest } => target(writer, cgroups, group_cgroups, *longest),
+        Setting::IoWeight { weight } => weigh(writer, cgroups, group_cgroups, *weight),
         _ => Ok(()),
     }
 }
 
 /// The group's cgroup in the hierarchy of the io controller.
-fn place(cgroups: &Cgroups, home: &GroupCgroups) -> Result<CgroupDir> {
-    let mut places = home.dirs(cgroups, Controller::Io);
+fn place(cgroups: &Cgroups, group_cgroups: &GroupCgroups) -> Result<CgroupDir> {
+    let mut places = group_cgroups.dirs(cgroups, Controller::Io);
     match (places.next(), places.next()) {
         (Some(one), None) if one.hierarchy.version == Version::V2 => Ok(one.clone()),
         _ => Err(Error::refused_with(
             format!(
                 "group {}: its disks are not set in one cgroup (v2)",
-                home.group
+                group_cgroups.group
             ),
             "select it by one cgroup, or by its tasks",
         )),
@@ -77,10 +77,10 @@ fn place(cgroups: &Cgroups, home: &GroupCgroups) -> Result<CgroupDir> {
 pub fn limit(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &GroupCgroups,
+    group_cgroups: &GroupCgroups,
     rates: &DiskRates,
 ) -> Result<()> {
-    let place = place(cgroups, home)?;
+    let place = place(cgroups, group_cgroups)?;
     let path = format!("{}/io.max", place.dir);
     let wanted = [
         ("rbps", rates.read.map(|r| r.0)),
@@ -135,10 +135,10 @@ fn ours(place: &CgroupDir) -> Vec<String> {
 pub fn target(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &GroupCgroups,
+    group_cgroups: &GroupCgroups,
     target: Nanos,
 ) -> Result<()> {
-    let place = place(cgroups, home)?;
+    let place = place(cgroups, group_cgroups)?;
     for dir in ours(&place) {
         let path = format!("{dir}/io.latency");
         for Disk { number, .. } in disks(writer.files) {
@@ -162,10 +162,10 @@ pub fn target(
 pub fn weigh(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &GroupCgroups,
+    group_cgroups: &GroupCgroups,
     weight: u32,
 ) -> Result<()> {
-    let place = place(cgroups, home)?;
+    let place = place(cgroups, group_cgroups)?;
     for dir in ours(&place) {
         for (file, most) in [("io.bfq.weight", BFQ_HIGHEST), ("io.weight", u32::MAX)] {
             let path = format!("{dir}/{file}");

@@ -1,8 +1,6 @@
 //! Cgroups named by a group's match tables that appear while the group is held: a unit that is
 //! started, a container that comes.
 
-use std::collections::BTreeSet;
-
 use quell_kernel::cgroup::Controller;
 use quell_kernel::error::Result;
 use quell_kernel::tasks;
@@ -28,15 +26,9 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
     if in_place.is_empty() || group.layout.braked {
         return Ok(());
     }
-    let known: BTreeSet<String> = group.home.places.iter().map(|p| p.dir.clone()).collect();
-    let is_known = |cgroup: &String| {
-        let of = GATHERED.iter().filter_map(|c| host.cgroups.of(*c));
-        of.filter_map(|h| h.dir(cgroup))
-            .any(|dir| known.contains(&dir))
-    };
     let found = host.assigned()?.remove(name).unwrap_or_default();
     let mut named = tasks::cgroups_of(&host.files, &in_place, &found)?;
-    named.retain(|cgroup| !is_known(cgroup));
+    named.retain(|cgroup| !group.tried.contains(cgroup));
     if named.is_empty() {
         return Ok(());
     }
@@ -48,12 +40,15 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
     let steps = steps.filter(|step| step.group.as_deref() == Some(name));
     let steps: Vec<Step> = steps.cloned().collect();
     let (mut writer, cgroups, group) = host.of(name)?;
+    // Before anything can fail, so that a failure is reported once, not every second.
+    group.tried.extend(named.iter().cloned());
     for cgroup in &named {
         late.adopt(&mut writer, cgroups, cgroup, &GATHERED)?;
     }
-    late.places.retain(|place| !known.contains(&place.dir));
-    // Added before anything can fail, so that a failure is reported once, not every second.
-    group.home.places.extend(late.places.iter().cloned());
+    let known = &group.cgroups.places;
+    late.places
+        .retain(|place| known.iter().all(|p| p.dir != place.dir));
+    group.cgroups.places.extend(late.places.iter().cloned());
     let mut without = Vec::new();
     let mut notes = Vec::new();
     for step in steps {

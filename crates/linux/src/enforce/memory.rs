@@ -68,14 +68,17 @@ fn account(host: &mut Host, group: &str) -> Result<Memory> {
 /// Puts a limit around all groups that are gathered from now on, and around programs in no group.
 fn around(host: &mut Host, most: Bytes) -> Result<()> {
     let (mut writer, cgroups, groups) = host.changes()?;
-    let home = GroupCgroups::internal(&mut writer, cgroups, "bound", &BOUND)?;
-    let Some(place) = home.dirs(cgroups, Controller::Memory).next() else {
+    let group_cgroups = GroupCgroups::internal(&mut writer, cgroups, "bound", &BOUND)?;
+    let Some(place) = group_cgroups.dirs(cgroups, Controller::Memory).next() else {
         return Err(Error::refused("no hierarchy carries the memory controller"));
     };
     bound(&mut writer, &Memory::of(&place.hierarchy, &place.dir), most)?;
-    let (above, layout) = (Some(&home), Layout::default());
+    let (above, layout) = (Some(&group_cgroups), Layout::default());
     let loose = GroupCgroups::create_as(&mut writer, cgroups, above, REST, &BOUND, layout)?;
-    groups.bound = Some(Bound { home, loose });
+    groups.bound = Some(Bound {
+        cgroups: group_cgroups,
+        loose,
+    });
     Ok(())
 }
 

@@ -48,7 +48,7 @@ pub(crate) trait Enforcer {
     }
 
     /// The slow duties, once a second: newborn tasks, and changes by other programs.
-    fn look(&mut self, _: &mut Host, _: &mut Observation) {}
+    fn check(&mut self, _: &mut Host, _: &mut Observation) {}
 
     /// Called before a program is launched in a group.
     fn launch(&mut self, _: &mut Launch<'_>) -> Result<()> {
@@ -70,7 +70,7 @@ pub(crate) struct Launch<'a> {
     /// The programs launched before it.
     pub subjects: &'a [Subject],
     /// The files through which it enters its group's cgroups before it executes.
-    pub doors: Vec<String>,
+    pub procs_files: Vec<String>,
     pub env: Vec<(String, String)>,
     /// Open files that it inherits.
     pub files: Vec<File>,
@@ -131,10 +131,10 @@ impl Enforcers {
     }
 
     /// The slow duties of a hold, as long as the run still holds the machine.
-    pub fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+    pub fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         for enforcer in self.each() {
             if host.still_held() {
-                enforcer.look(host, seen);
+                enforcer.check(host, seen);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Narrows the cpusets of all tasks that are in no group, in place.
 
-use quell_kernel::below::tasks_in;
 use quell_kernel::cgroup::{Hierarchy, Version};
+use quell_kernel::cgroup_tree::tasks_in;
 use quell_kernel::error::Result;
 use quell_kernel::root::Files;
 use quell_types::cpuset::CpuSet;

@@ -45,7 +45,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(in crate::enforce) fn home(group: &str, dir: &str) -> GroupCgroups {
+    pub(in crate::enforce) fn group_cgroups(group: &str, dir: &str) -> GroupCgroups {
         let hierarchy = Hierarchy {
             version: Version::V2,
             mount: "/cg".into(),
@@ -66,8 +66,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_critical_group_below_a_neighbour_is_refused() {
-        let neighbour = home("others", "/cg/system.slice");
-        let below = home("app", "/cg/system.slice/app.service");
+        let neighbour = group_cgroups("others", "/cg/system.slice");
+        let below = group_cgroups("app", "/cg/system.slice/app.service");
         let why = apart(&neighbour, &below).unwrap_err().to_string();
         for needed in [
             "others",
@@ -78,6 +78,6 @@ pub(super) mod tests {
             assert!(why.contains(needed), "{why}");
         }
         apart(&below, &neighbour).unwrap();
-        apart(&neighbour, &home("app", "/cg/system.slice2")).unwrap();
+        apart(&neighbour, &group_cgroups("app", "/cg/system.slice2")).unwrap();
     }
 }

@@ -7,14 +7,14 @@ mod account;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use quell_control::pressure::{Act, Critical, Look, Machine, Neighbour, Process};
+use quell_control::pressure::{Act, Critical, Machine, Neighbour, Process, Sample};
 use quell_kernel::cached_file::{CachedFile, keyed};
 use quell_kernel::cgroup::Controller;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::psi::Resource;
 use quell_kernel::root::{Files, gone};
 use quell_kernel::vm::{self, Watermarks};
-use quell_kernel::{below, io, oom, procfs, rt};
+use quell_kernel::{cgroup_tree, io, oom, procfs, rt};
 use quell_plan::{Pressured, Setting, Steered, Watched};
 use quell_record::backend::Action;
 use quell_types::cpuset::CpuSet;
@@ -26,7 +26,7 @@ use quell_types::units::Bytes;
 use super::freezer::Freezer;
 use super::nesting::{apart, not_ours};
 use super::{Applied, Enforcer, memory as accounts, stop};
-use crate::above::{self, Above};
+use crate::ancestor_limits::{self, Above};
 use crate::change::JournaledWriter;
 use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::Host;
@@ -115,8 +115,8 @@ impl Pressure {
     /// Opens the files of all groups of a plan, for sampling from now on.
     pub fn begin(&mut self, host: &mut Host, plan: &Pressured) -> Result<()> {
         let member = |name: &String| {
-            let home = host.groups.one(name)?.home.clone();
-            Ok((home, host.memory_place(name)?.cloned()))
+            let group_cgroups = host.groups.one(name)?.cgroups.clone();
+            Ok((group_cgroups, host.memory_place(name)?.cloned()))
         };
         let of = |names: Vec<&String>| names.into_iter().map(member).collect::<Result<Vec<_>>>();
         let members = Members {
@@ -133,14 +133,14 @@ impl Pressure {
     }
 
     /// Takes a sample, with the processes of best-effort groups if `processes`.
-    pub fn read(&mut self, host: &mut Host, processes: bool, look: &mut Look) -> Result<()> {
+    pub fn read(&mut self, host: &mut Host, processes: bool, sample: &mut Sample) -> Result<()> {
         // The watchdog must never be stopped or killed. Quell itself is known by its process id.
         let watchdog = host.session.as_ref().and_then(Session::watchdog_pid);
         let (Some(watch), Ok(mut journaled)) = (self.watch.as_mut(), host.writer()) else {
             return Err(Error::refused("memory is not watched"));
         };
         let files = journaled.files;
-        watch.look(&mut journaled, files, watchdog, processes, look)
+        watch.sample(&mut journaled, files, watchdog, processes, sample)
     }
 }
 
@@ -190,8 +190,10 @@ impl Watch {
         let meminfo = CachedFile::open(files, vm::MEMINFO)?.ok_or_else(|| missing(vm::MEMINFO))?;
         let mut critical = Vec::new();
         let (mut places, mut told) = (Vec::new(), Vec::new());
-        for (Watched { group, .. }, (home, memory)) in plan.critical.iter().zip(&members.critical) {
-            let account = Account::open(files, group, home, memory.as_ref())?;
+        for (Watched { group, .. }, (group_cgroups, memory)) in
+            plan.critical.iter().zip(&members.critical)
+        {
+            let account = Account::open(files, group, group_cgroups, memory.as_ref())?;
             // The planner has seen that pressure is reported. It may be switched off for this
             // cgroup.
             if account.memory_stall.is_none() && plan.controller != PressureController::Latd {
@@ -202,28 +204,31 @@ impl Watch {
             }
             critical.push(account);
             places.extend(memory.clone());
-            told.extend(v2_place(home).cloned());
+            told.extend(v2_place(group_cgroups).cloned());
         }
         let mut neighbours = Vec::new();
-        for (Steered { group, allows }, (home, memory)) in
+        for (Steered { group, allows }, (group_cgroups, memory)) in
             plan.neighbours.iter().zip(&members.neighbours)
         {
-            let account = Account::open(files, group, home, memory.as_ref())?;
+            let account = Account::open(files, group, group_cgroups, memory.as_ref())?;
             places.extend(memory.clone());
-            let v2 = v2_place(home);
+            let v2 = v2_place(group_cgroups);
             told.extend(v2.cloned());
             let kept = |name: &str| match v2 {
                 Some(place) => CachedFile::open(files, &format!("{}/{name}", place.dir)),
                 None => Ok(None),
             };
             let tasks = v2.or(memory.as_ref()).map(CgroupDir::tasks_dir);
-            for place in &home.places {
+            for place in &group_cgroups.places {
                 not_ours(files, group, place)?;
             }
             for (critical, _) in &members.critical {
-                apart(home, critical)?;
+                apart(group_cgroups, critical)?;
             }
-            let mut freezers = home.places.iter().filter_map(|p| Freezer::of(files, p));
+            let mut freezers = group_cgroups
+                .places
+                .iter()
+                .filter_map(|p| Freezer::of(files, p));
             let writer = match &account.memory {
                 Some(memory) if allows.limit || allows.reclaim => {
                     let path = memory.steered();
@@ -257,25 +262,25 @@ impl Watch {
         })
     }
 
-    fn look(
+    fn sample(
         &mut self,
         journaled: &mut JournaledWriter<'_>,
         files: &dyn Files,
         never: Option<u32>,
         processes: bool,
-        look: &mut Look,
+        sample: &mut Sample,
     ) -> Result<()> {
-        look.machine = self.machine(files)?;
-        look.critical.clear();
+        sample.machine = self.machine(files)?;
+        sample.critical.clear();
         for account in &mut self.critical {
             let stat = account.stat(files)?;
             let for_memory = waited(account.memory_stall.as_mut(), files)?;
             if for_memory.is_none() {
-                account.still_told(files)?;
+                account.check_reported(files)?;
             }
             let for_memory = for_memory.unwrap_or_default();
             let for_disks = waited(account.io_stall.as_mut(), files)?.unwrap_or_default();
-            look.critical.push(Critical {
+            sample.critical.push(Critical {
                 memory_stall: for_memory.some,
                 memory_full: for_memory.full,
                 io_stall: for_disks.some,
@@ -283,16 +288,16 @@ impl Watch {
                 anonymous: Bytes(stat.anonymous.0.saturating_add(stat.shared.0)),
                 file: stat.active_file.max(stat.mapped),
                 refaults: stat.refaults,
-                beat: None,
+                unit_end: None,
             });
         }
-        look.neighbours.clear();
-        look.processes.clear();
+        sample.neighbours.clear();
+        sample.processes.clear();
         for (number, hold) in self.neighbours.iter_mut().enumerate() {
-            let neighbour = hold.look(journaled, files)?;
-            look.neighbours.push(neighbour);
+            let neighbour = hold.sample(journaled, files)?;
+            sample.neighbours.push(neighbour);
             if processes {
-                hold.processes(files, number, never, &mut look.processes)?;
+                hold.processes(files, number, never, &mut sample.processes)?;
             }
         }
         Ok(())
@@ -302,7 +307,7 @@ impl Watch {
         let memory = vm::meminfo(self.meminfo.text(files)?.unwrap_or_default())?;
         let average = match self.average.as_mut() {
             None => None,
-            Some(kept) => above::average(kept, files)?,
+            Some(kept) => ancestor_limits::average(kept, files)?,
         };
         let machine = Machine {
             total: memory.total,
@@ -317,7 +322,7 @@ impl Watch {
 }
 
 impl Hold {
-    fn look(
+    fn sample(
         &mut self,
         journaled: &mut JournaledWriter<'_>,
         files: &dyn Files,
@@ -368,7 +373,7 @@ impl Hold {
             return Ok(());
         };
         let mut pids = Vec::new();
-        below::processes(files, dir, |pid| {
+        cgroup_tree::processes(files, dir, |pid| {
             if pids.len() < PROCESSES {
                 pids.push(pid);
             }
@@ -513,7 +518,7 @@ mod tests {
     use quell_types::journal::Undo;
 
     use super::*;
-    use crate::enforce::nesting::tests::home;
+    use crate::enforce::nesting::tests::group_cgroups;
     use crate::journal::Journal;
     use crate::journal::tests::header;
 
@@ -527,13 +532,13 @@ mod tests {
         let files = quell_kernel::root::Kernel::at(dir.path());
         let run = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(run.path(), header()).unwrap();
-        let home = home("a", "/cg/a");
+        let group_cgroups = group_cgroups("a", "/cg/a");
         let mut hold = Hold {
-            account: Account::open(&files, "a", &home, None).unwrap(),
+            account: Account::open(&files, "a", &group_cgroups, None).unwrap(),
             io: None,
             events: None,
             tasks: None,
-            freezer: Freezer::of(&files, &home.places[0]),
+            freezer: Freezer::of(&files, &group_cgroups.places[0]),
             frozen: false,
             writer: None,
         };

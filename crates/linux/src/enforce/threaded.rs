@@ -80,11 +80,11 @@ pub fn check(files: &dyn Files, group: &str, dir: &str) -> Result<()> {
 pub fn divide(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &mut GroupCgroups,
+    group_cgroups: &mut GroupCgroups,
 ) -> Result<()> {
     let cpu = cgroups.of(Controller::Cpu);
     let in_place = |p: &&mut CgroupDir| !p.ours && Some(&p.hierarchy) == cpu;
-    for place in home.places.iter_mut().filter(in_place) {
+    for place in group_cgroups.places.iter_mut().filter(in_place) {
         writer.enable(&place.dir, Controller::Cpu.name())?;
         // What is left in them at the end goes back: programs to their cgroup, a brake to Quell's.
         for (child, heir) in [(WORK, place.dir.clone()), (STOP, place.hierarchy.own_dir())] {
@@ -105,8 +105,8 @@ pub fn divide(
 /// Why the brakes of a group do not hold it any more, where its cgroups were changed. `None` while
 /// they do.
 #[must_use]
-pub fn lost(files: &dyn Files, home: &GroupCgroups) -> Option<String> {
-    let mut braked = home.places.iter().filter(|p| p.braked);
+pub fn lost(files: &dyn Files, group_cgroups: &GroupCgroups) -> Option<String> {
+    let mut braked = group_cgroups.places.iter().filter(|p| p.braked);
     braked.find_map(|place| {
         let path = format!("{}/{WORK}/cpu.idle", place.dir);
         match files.optional(&path) {

@@ -32,7 +32,7 @@ impl Enforcer for Weight {
             return Ok(None);
         };
         let (mut writer, cgroups, group) = host.of(group)?;
-        give(&mut writer, cgroups, &group.home, *weight).map(Some)
+        give(&mut writer, cgroups, &group.cgroups, *weight).map(Some)
     }
 }
 
@@ -65,18 +65,22 @@ fn set(writer: &mut JournaledWriter<'_>, version: Version, dir: &str, weight: u3
 pub fn give(
     writer: &mut JournaledWriter<'_>,
     cgroups: &Cgroups,
-    home: &GroupCgroups,
+    group_cgroups: &GroupCgroups,
     weight: CpuWeight,
 ) -> Result<Vec<String>> {
-    let places: Vec<CgroupDir> = home.dirs(cgroups, Controller::Cpu).cloned().collect();
+    let places: Vec<CgroupDir> = group_cgroups
+        .dirs(cgroups, Controller::Cpu)
+        .cloned()
+        .collect();
     if places.is_empty() {
         return Ok(vec![format!(
             "group {}: its tasks are in no cgroup of the cpu controller, so that its weight stays as it is",
-            home.group
+            group_cgroups.group
         )]);
     }
-    let exempt = fair::exempt(writer.files, &home.tasks_dirs());
-    let exempt = exempt.map(|task| format!("group {}: {task}: no weight holds it", home.group));
+    let exempt = fair::exempt(writer.files, &group_cgroups.tasks_dirs());
+    let exempt =
+        exempt.map(|task| format!("group {}: {task}: no weight holds it", group_cgroups.group));
     let mut notes: Vec<String> = exempt.into_iter().collect();
     for place in &places {
         let (version, dir) = (place.hierarchy.version, &place.dir);
@@ -86,7 +90,7 @@ pub fn give(
         match weight {
             CpuWeight::Of(_) if !place.ours && is_idle(writer.files, dir)? => notes.push(format!(
                 "group {}: {dir} is idle already (cpu.idle), which is less than any weight: left as it is",
-                home.group
+                group_cgroups.group
             )),
             CpuWeight::Of(weight) => set(writer, version, dir, weight)?,
             CpuWeight::Idle if place.ours => idle(writer, dir)?,
@@ -94,7 +98,7 @@ pub fn give(
                 return Err(Error::refused_with(
                     format!(
                         "group {}: {dir} is not ours, and making it idle would lose the weight that it has",
-                        home.group
+                        group_cgroups.group
                     ),
                     "give it a number (cpu-weight = 1), or match its tasks by something else than their cgroup",
                 ));
@@ -156,8 +160,11 @@ fn idle(writer: &mut JournaledWriter<'_>, dir: &str) -> Result<()> {
 ///
 /// # Errors
 /// As [`give`].
-pub fn under_the_brake(writer: &mut JournaledWriter<'_>, home: &GroupCgroups) -> Result<()> {
-    for place in home.places.iter().filter(|p| p.braked) {
+pub fn under_the_brake(
+    writer: &mut JournaledWriter<'_>,
+    group_cgroups: &GroupCgroups,
+) -> Result<()> {
+    for place in group_cgroups.places.iter().filter(|p| p.braked) {
         set(writer, place.hierarchy.version, &place.stop_dir(), HIGHEST)?;
         idle(writer, &place.tasks_dir())?;
     }

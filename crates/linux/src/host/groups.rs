@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use quell_kernel::cgroup::Controller;
+use quell_kernel::cpu_accounting::Ledger;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::root::Files;
-use quell_kernel::spent::Ledger;
 use quell_kernel::tasks::{self, Matcher};
 use quell_record::about::About;
 use quell_record::backend::{Observation, Seen};
@@ -23,9 +23,11 @@ use crate::session::Session;
 pub const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
 
 pub struct Group {
-    pub home: GroupCgroups,
+    pub cgroups: GroupCgroups,
     pub layout: Layout,
     pub matching: Vec<TaskMatch>,
+    /// Cgroups named by `matching` that have been changed, or were tried to be.
+    pub tried: BTreeSet<String>,
     pub cpus: CpuSet,
     /// The highest level of its limit. Lower than planned once something was found that the limit
     /// does not hold.
@@ -36,8 +38,8 @@ pub struct Group {
 
 /// The cgroups with the limit around all groups and around programs of no group.
 pub struct Bound {
-    pub home: GroupCgroups,
-    /// Child of `home` for programs that are in no group.
+    pub cgroups: GroupCgroups,
+    /// Child of `cgroups` for programs that are in no group.
     pub loose: GroupCgroups,
 }
 
@@ -72,8 +74,8 @@ impl Host {
         let in_place = group.matching.iter().filter(|m| m.in_place());
         let in_place: Vec<TaskMatch> = in_place.cloned().collect();
         if in_place.is_empty() {
-            let more = self.home(name, controllers, group.layout)?;
-            let places = &mut self.groups.one_mut(name)?.home.places;
+            let more = self.make_cgroups(name, controllers, group.layout)?;
+            let places = &mut self.groups.one_mut(name)?.cgroups.places;
             for place in more.places {
                 if !places.contains(&place) {
                     places.push(place);
@@ -84,29 +86,51 @@ impl Host {
             for cgroup in tasks::cgroups_of(&self.files, &in_place, &found)? {
                 let (mut writer, cgroups, group) = self.of(name)?;
                 group
-                    .home
+                    .cgroups
                     .adopt(&mut writer, cgroups, &cgroup, controllers)?;
+                group.tried.insert(cgroup);
             }
+            self.complete(name, controllers)?;
         }
         self.collect(name)
     }
 
+    /// Makes a v2 cgroup, to see a group's pressure and to freeze it, where its own are all on v1.
+    /// Its tasks get no other share of anything there.
+    fn complete(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
+        const V2: Controller = Controller::Pressure;
+        let group_cgroups = &self.groups.one(name)?.cgroups;
+        let is_there = group_cgroups.dirs(&self.cgroups, V2).next().is_some();
+        if !controllers.contains(&V2) || group_cgroups.places.is_empty() || is_there {
+            return Ok(());
+        }
+        let more = self.make_cgroups(name, &[V2], Layout::default())?;
+        self.groups
+            .one_mut(name)?
+            .cgroups
+            .places
+            .extend(more.places);
+        Ok(())
+    }
+
     /// Makes cgroups for a group, below the limit around all groups if there is one.
-    pub fn home(
+    pub fn make_cgroups(
         &mut self,
         name: &str,
         controllers: &[Controller],
         layout: Layout,
     ) -> Result<GroupCgroups> {
         let (mut writer, cgroups, groups) = self.changes()?;
-        let above = groups.bound.as_ref().map(|b| &b.home);
+        let above = groups.bound.as_ref().map(|b| &b.cgroups);
         GroupCgroups::create_as(&mut writer, cgroups, above, name, controllers, layout)
     }
 
     /// The group's one cgroup with the memory controller. `None` where no hierarchy has that.
     pub fn memory_place(&self, name: &str) -> Result<Option<&CgroupDir>> {
-        let home = &self.groups.one(name)?.home;
-        let places: Vec<&CgroupDir> = home.dirs(&self.cgroups, Controller::Memory).collect();
+        let group_cgroups = &self.groups.one(name)?.cgroups;
+        let places: Vec<&CgroupDir> = group_cgroups
+            .dirs(&self.cgroups, Controller::Memory)
+            .collect();
         match places.as_slice() {
             [] => Ok(None),
             [one] => Ok(Some(one)),
@@ -139,8 +163,8 @@ impl Host {
 
     /// Moves the tasks of a group that are still outside into its cgroups.
     pub fn collect(&mut self, name: &str) -> Result<()> {
-        let home = &self.groups.one(name)?.home;
-        if !home.places.iter().any(CgroupDir::collects) {
+        let group_cgroups = &self.groups.one(name)?.cgroups;
+        if !group_cgroups.places.iter().any(CgroupDir::collects) {
             return Ok(());
         }
         let (matchers, never) = (self.matchers()?, self.never());
@@ -150,18 +174,18 @@ impl Host {
                 .unwrap_or_default())
         };
         let (mut writer, _, group) = self.of(name)?;
-        group.home.gather(&mut writer, &mut find)?;
+        group.cgroups.gather(&mut writer, &mut find)?;
         Ok(())
     }
 
     /// Reports what the groups' threads have spent since the last time.
-    pub fn tell_spent(&mut self, seen: &mut Observation) {
+    pub fn report_spent(&mut self, seen: &mut Observation) {
         for (name, group) in &mut self.groups.of {
             let Some(ledger) = group.ledger.as_mut() else {
                 continue;
             };
-            let dirs = group.home.tasks_dirs();
-            match ledger.look(&self.files, &dirs) {
+            let dirs = group.cgroups.tasks_dirs();
+            match ledger.sample(&self.files, &dirs) {
                 // The group has no thread.
                 Ok(Some(spent)) if spent == Spent::default() => {}
                 Ok(Some(spent)) => {

@@ -78,7 +78,7 @@ impl Looker {
     ///
     /// # Errors
     /// When files cannot be read that have to be there. What ends meanwhile is no error.
-    pub fn look(&mut self, files: &dyn Files) -> Result<Snapshot> {
+    pub fn sample(&mut self, files: &dyn Files) -> Result<Snapshot> {
         let mut seen = Snapshot::default();
         let mut classes: BTreeMap<u32, String> = BTreeMap::new();
         for group in self.resctrl.groups(files)? {
@@ -95,7 +95,7 @@ impl Looker {
         }
         self.threads(files, &classes, &mut seen)?;
         if let Some(registers) = &mut self.registers {
-            seen.registers = registers.look(files, &self.resctrl, &seen)?;
+            seen.registers = registers.sample(files, &self.resctrl, &seen)?;
         }
         Ok(seen)
     }

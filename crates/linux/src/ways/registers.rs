@@ -83,13 +83,13 @@ impl Registers {
             };
             let classes = info.resources.iter().find(|r| r.name == resource)?.classes;
             // With code and data separate they alternate, data first.
-            let apart = *resource != cache.place.counted().resource;
+            let code_data = *resource != cache.place.counted().resource;
             Some(Masks {
                 place: cache.place.clone(),
                 cpu: cache.cpus.first()?,
                 classes,
                 first: first + u32::from(resource.ends_with("CODE")),
-                step: if apart { 2 } else { 1 },
+                step: if code_data { 2 } else { 1 },
             })
         });
         let percent = !resctrl.mib_s && info.bandwidth().is_some_and(|(_, b)| b.linear);
@@ -108,7 +108,7 @@ impl Registers {
     ///
     /// # Errors
     /// When they cannot be read.
-    pub fn look(
+    pub fn sample(
         &mut self,
         files: &dyn Files,
         resctrl: &Resctrl,

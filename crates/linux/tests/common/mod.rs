@@ -13,8 +13,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use quell_kernel::below::tasks_in;
 use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::cgroup_tree::tasks_in;
 use quell_kernel::procfs::{self, Membership};
 use quell_kernel::root::{Files, Kernel};
 use quell_linux::journal::{Header, Journal, VERSION};

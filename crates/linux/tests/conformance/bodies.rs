@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use quell_kernel::below::{door, tasks_in};
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::cgroup_tree::{procs_file, tasks_in};
 use quell_kernel::root::Files;
 use quell_kernel::tasks::{Matcher, assign};
 use quell_kernel::{cgroup, procfs, workqueue};
@@ -38,10 +38,11 @@ pub fn gather(
     pid: u32,
     controllers: &[Controller],
 ) -> GroupCgroups {
-    let home = GroupCgroups::create(writer, cgroups, GROUP, controllers).unwrap();
-    home.gather(writer, &mut |files| family(files, pid))
+    let group_cgroups = GroupCgroups::create(writer, cgroups, GROUP, controllers).unwrap();
+    group_cgroups
+        .gather(writer, &mut |files| family(files, pid))
         .unwrap();
-    home
+    group_cgroups
 }
 
 /// The same with its own journal.
@@ -53,8 +54,8 @@ pub fn gathered<'a>(
     let cgroups = Cgroups::discover(files).unwrap();
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let home = gather(&mut writer, &cgroups, pid, controllers);
-    (cgroups, held, home)
+    let group_cgroups = gather(&mut writer, &cgroups, pid, controllers);
+    (cgroups, held, group_cgroups)
 }
 
 pub fn family(files: &dyn Files, pid: u32) -> quell_kernel::error::Result<Vec<procfs::Stat>> {
@@ -77,20 +78,20 @@ pub fn a_group_with_children_is_gathered_confined_and_put_back(arm: &mut dyn Arm
     let pid = arm.start(2);
     arm.remember();
     let files = arm.files();
-    let (cgroups, mut held, home) = gathered(files, pid, &ALL);
+    let (cgroups, mut held, group_cgroups) = gathered(files, pid, &ALL);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let (_, last) = ends(files);
     let confined = confine(
         &mut writer,
         &cgroups,
-        &home,
+        &group_cgroups,
         &last,
         &"0".parse().unwrap(),
         true,
         &[],
     )
     .unwrap();
-    for place in &home.places {
+    for place in &group_cgroups.places {
         let inside = tasks_in(files, &place.dir).unwrap();
         assert_eq!(
             inside.len(),
@@ -156,9 +157,9 @@ pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
     let pid = arm.start(0);
     arm.remember();
     let files = arm.files();
-    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpu]);
+    let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Cpu]);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let dir = home.places[0].dir.clone();
+    let dir = group_cgroups.places[0].dir.clone();
     let read = || -> Vec<String> {
         let names = ["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"];
         let texts = names
@@ -171,14 +172,35 @@ pub fn a_quota_is_set_changed_and_taken_back(arm: &mut dyn Arm) {
     let fresh = read();
     let mark = writer.journal.mark();
     let ms = Nanos::millis;
-    let notes = cpumax::limit(&mut writer, &cgroups, &home, Share::percent(40), ms(100)).unwrap();
+    let notes = cpumax::limit(
+        &mut writer,
+        &cgroups,
+        &group_cgroups,
+        Share::percent(40),
+        ms(100),
+    )
+    .unwrap();
     assert_eq!(
         (read(), notes),
         (vec!["40000".to_owned(), "100000".to_owned()], none())
     );
     // A period that is ten times as long, and a far shorter one: no value in between is refused.
-    cpumax::limit(&mut writer, &cgroups, &home, Share::percent(10), ms(1000)).unwrap();
-    let notes = cpumax::limit(&mut writer, &cgroups, &home, Share::percent(10), ms(1)).unwrap();
+    cpumax::limit(
+        &mut writer,
+        &cgroups,
+        &group_cgroups,
+        Share::percent(10),
+        ms(1000),
+    )
+    .unwrap();
+    let notes = cpumax::limit(
+        &mut writer,
+        &cgroups,
+        &group_cgroups,
+        Share::percent(10),
+        ms(1),
+    )
+    .unwrap();
     assert_eq!(read(), ["1000", "10000"]);
     assert!(notes[0].contains("10ms instead of 1ms"), "{notes:?}");
     assert_eq!(held.journal.undo_to(files, mark).left, none());
@@ -215,11 +237,13 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
         low: true,
         braked: true,
     };
-    let home = GroupCgroups::create_as(&mut writer, &cgroups, None, GROUP, &ALL, layout).unwrap();
-    home.gather(&mut writer, &mut |files| family(files, pid))
+    let group_cgroups =
+        GroupCgroups::create_as(&mut writer, &cgroups, None, GROUP, &ALL, layout).unwrap();
+    group_cgroups
+        .gather(&mut writer, &mut |files| family(files, pid))
         .unwrap();
-    weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(5)).unwrap();
-    weight::under_the_brake(&mut writer, &home).unwrap();
+    weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Of(5)).unwrap();
+    weight::under_the_brake(&mut writer, &group_cgroups).unwrap();
     let slice = format!("{}/{LOW_SLICE}", cpu.mount);
     let group = format!("{slice}/{GROUP}");
     let (five, highest) = if v2 { ("5", "10000") } else { ("51", "262144") };
@@ -232,15 +256,18 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
     assert_eq!(weighs(files, &format!("{group}/work")).1, "1");
     let inside = tasks_in(files, &format!("{group}/work")).unwrap();
     assert!(inside.contains(&pid), "{inside:?}");
-    assert_eq!(home.stop_doors(), [format!("{group}/stop/cgroup.procs")]);
+    assert_eq!(
+        group_cgroups.stop_procs_files(),
+        [format!("{group}/stop/cgroup.procs")]
+    );
     // The slice takes over a larger weight of another group, but not a smaller one.
     for (other, weight, slices) in [
         ("a", 20, if v2 { "20" } else { "205" }),
         ("b", 2, if v2 { "20" } else { "205" }),
     ] {
-        let home =
+        let group_cgroups =
             GroupCgroups::create_as(&mut writer, &cgroups, None, other, &ALL, layout).unwrap();
-        weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(weight)).unwrap();
+        weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Of(weight)).unwrap();
         assert_eq!(weighs(files, &slice).0, slices);
     }
     held.journal.undo_all(files);
@@ -260,11 +287,11 @@ pub fn a_weight_of_disks_is_the_groups_and_its_slices_and_goes_back(arm: &mut dy
     };
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let home = gather(&mut writer, &cgroups, pid, &[controller]);
-    let given = io::weigh(&mut writer, &cgroups, &home, 700);
+    let group_cgroups = gather(&mut writer, &cgroups, pid, &[controller]);
+    let given = io::weigh(&mut writer, &cgroups, &group_cgroups, 700);
     if version == Some(Version::V2) {
         given.unwrap();
-        let dir = &home.places[0].dir;
+        let dir = &group_cgroups.places[0].dir;
         let weight = |dir: &str| files.read(&format!("{dir}/io.weight"));
         // A kernel without BFQ and without io.cost has no weights.
         if let Ok(text) = weight(dir) {
@@ -300,24 +327,25 @@ pub fn a_weight_in_place_goes_back_and_an_idle_cgroup_is_left(arm: &mut dyn Arm)
     let path = dir.strip_prefix(&cpu.mount).unwrap().to_owned();
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let mut home = GroupCgroups {
+    let mut group_cgroups = GroupCgroups {
         group: GROUP.to_owned(),
         places: Vec::new(),
     };
-    home.adopt(&mut writer, &cgroups, &path, &[Controller::Cpu])
+    group_cgroups
+        .adopt(&mut writer, &cgroups, &path, &[Controller::Cpu])
         .unwrap();
     let before = weighs(files, &dir);
-    weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(5)).unwrap();
+    weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Of(5)).unwrap();
     assert_ne!(weighs(files, &dir), before);
     // Making it idle would lose its weight.
-    let why = weight::give(&mut writer, &cgroups, &home, CpuWeight::Idle).unwrap_err();
+    let why = weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Idle).unwrap_err();
     assert!(why.to_string().contains("would lose the weight"), "{why}");
     held.journal.undo_all(files);
     assert_eq!(weighs(files, &dir), before);
     if files.exists(&format!("{dir}/cpu.idle")) {
         files.write(&format!("{dir}/cpu.idle"), "1").unwrap();
         let mut writer = JournaledWriter::new(files, &mut held.journal);
-        let notes = weight::give(&mut writer, &cgroups, &home, CpuWeight::Of(5)).unwrap();
+        let notes = weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Of(5)).unwrap();
         assert!(notes[0].contains("idle already"), "{notes:?}");
         assert_eq!(weighs(files, &dir).1, "1");
     }
@@ -361,13 +389,18 @@ pub fn a_task_moved_by_somebody_else_stays_there(arm: &mut dyn Arm) {
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     // Programs that were put into the group's cgroups are moved out with it. Programs that were
     // taken out are left alone.
-    let home = gather(
+    let group_cgroups = gather(
         &mut writer,
         &cgroups,
         pid,
         &[Controller::PerfEvent, Controller::Cpu],
     );
-    assert!(home.places.iter().any(|p| p.hierarchy == *hierarchy));
+    assert!(
+        group_cgroups
+            .places
+            .iter()
+            .any(|p| p.hierarchy == *hierarchy)
+    );
     files
         .write(&format!("{elsewhere}/cgroup.procs"), &pid.to_string())
         .unwrap();
@@ -388,8 +421,8 @@ pub fn a_group_of_ours_is_killed_whole(arm: &mut dyn Arm) {
     let Some(_) = cgroups.v2() else { return };
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let home = gather(&mut writer, &cgroups, pid, &[Controller::PerfEvent]);
-    let mut places = home
+    let group_cgroups = gather(&mut writer, &cgroups, pid, &[Controller::PerfEvent]);
+    let mut places = group_cgroups
         .places
         .iter()
         .filter(|p| p.hierarchy.version == Version::V2);
@@ -406,13 +439,13 @@ pub fn undoing_twice_changes_nothing(arm: &mut dyn Arm) {
     let pid = arm.start(1);
     arm.remember();
     let files = arm.files();
-    let (cgroups, mut held, home) = gathered(files, pid, &ALL);
+    let (cgroups, mut held, group_cgroups) = gathered(files, pid, &ALL);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let (_, last) = ends(files);
     confine(
         &mut writer,
         &cgroups,
-        &home,
+        &group_cgroups,
         &last,
         &"0".parse().unwrap(),
         false,
@@ -473,22 +506,22 @@ pub fn a_child_born_in_a_home_goes_where_its_parent_came_from(arm: &mut dyn Arm)
         .unwrap();
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let home =
+    let group_cgroups =
         GroupCgroups::create(&mut writer, &cgroups, GROUP, &[Controller::PerfEvent]).unwrap();
     let mut only = |files: &dyn Files| Ok(procfs::stat(files, pid)?.into_iter().collect());
-    home.gather(&mut writer, &mut only).unwrap();
+    group_cgroups.gather(&mut writer, &mut only).unwrap();
     let child = family(files, pid)
         .unwrap()
         .into_iter()
         .find(|s| s.parent == pid)
         .unwrap();
-    let nested = format!("{}/inner", home.places[0].dir);
+    let nested = format!("{}/inner", group_cgroups.places[0].dir);
     files.mkdir(&nested).unwrap();
     files
-        .write(&door(files, &nested), &child.id.pid.to_string())
+        .write(&procs_file(files, &nested), &child.id.pid.to_string())
         .unwrap();
     assert_eq!(held.journal.undo_all(files).left, none());
-    assert!(!files.exists(&home.places[0].dir));
+    assert!(!files.exists(&group_cgroups.places[0].dir));
     assert_eq!(hierarchy.dir_of(files, child.id.pid).unwrap(), Some(origin));
 }
 
@@ -531,19 +564,21 @@ pub fn a_cgroup_is_confined_in_place_and_nobody_is_moved(arm: &mut dyn Arm) {
     let inside = tasks_in(files, &place).unwrap();
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let mut home = GroupCgroups {
+    let mut group_cgroups = GroupCgroups {
         group: GROUP.into(),
         places: Vec::new(),
     };
-    home.adopt(
-        &mut writer,
-        &cgroups,
-        "/quell-test-service",
-        &[Controller::Cpuset],
-    )
-    .unwrap();
+    group_cgroups
+        .adopt(
+            &mut writer,
+            &cgroups,
+            "/quell-test-service",
+            &[Controller::Cpuset],
+        )
+        .unwrap();
     assert!(
-        home.adopt(&mut writer, &cgroups, "/", &[Controller::Cpuset])
+        group_cgroups
+            .adopt(&mut writer, &cgroups, "/", &[Controller::Cpuset])
             .is_err(),
         "the root is everybody's"
     );
@@ -551,7 +586,7 @@ pub fn a_cgroup_is_confined_in_place_and_nobody_is_moved(arm: &mut dyn Arm) {
     confine(
         &mut writer,
         &cgroups,
-        &home,
+        &group_cgroups,
         &first,
         &CpuSet::new(),
         false,

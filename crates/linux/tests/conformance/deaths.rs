@@ -81,12 +81,21 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
         .difference(&last);
     let cgroups = Cgroups::discover(files).unwrap();
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let home = gather(&mut writer, &cgroups, victim, &ALL);
+    let group_cgroups = gather(&mut writer, &cgroups, victim, &ALL);
     let mems: CpuSet = "0".parse().unwrap();
-    confine(&mut writer, &cgroups, &home, &last, &mems, exclusive, &[]).unwrap();
+    confine(
+        &mut writer,
+        &cgroups,
+        &group_cgroups,
+        &last,
+        &mems,
+        exclusive,
+        &[],
+    )
+    .unwrap();
     let stay = BTreeSet::from([std::process::id()]);
     let keep = Keep {
-        homes: &[&home],
+        homes: &[&group_cgroups],
         processes: &stay,
     };
     confine_rest(&mut writer, &cgroups, keep, &rest).unwrap();
@@ -95,7 +104,7 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     cpumax::limit(
         &mut writer,
         &cgroups,
-        &home,
+        &group_cgroups,
         Share::percent(40),
         Nanos::millis(100),
     )
@@ -161,13 +170,16 @@ fn lock(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, info: &Info) {
 /// Makes every change about memory. At the end one process is stopped, and another one was resumed.
 fn memory(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, victim: u32) {
     let files = writer.files;
-    let home = gather(
+    let group_cgroups = gather(
         writer,
         cgroups,
         victim,
         &[Controller::Memory, Controller::Freezer],
     );
-    let place = home.dirs(cgroups, Controller::Memory).next().unwrap();
+    let place = group_cgroups
+        .dirs(cgroups, Controller::Memory)
+        .next()
+        .unwrap();
     let memory = Memory::of(&place.hierarchy, &place.dir);
     if memory.version() == Version::V2 {
         enforce::memory::protect(writer, &memory, Bytes(0), Bytes(1 << 20), false).unwrap();
@@ -176,7 +188,7 @@ fn memory(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, victim: u32) {
     enforce::memory::sysctl(writer, "dirty_ratio", 5).unwrap();
     let task = procfs::stat(files, victim).unwrap().unwrap().id;
     enforce::memory::oom_score(writer, task, 300, &place.dir).unwrap();
-    let freezer = home
+    let freezer = group_cgroups
         .places
         .iter()
         .find_map(|p| Freezer::of(files, p))

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use quell_kernel::below::{self, tasks_in};
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::cgroup_tree::{self, tasks_in};
 use quell_kernel::fake::{Fake, Flavour, Spec};
 use quell_kernel::procfs;
 use quell_kernel::root::Files;
@@ -36,18 +36,21 @@ pub fn braked_in_place(
     cgroups: &Cgroups,
     cgroup: &str,
 ) -> GroupCgroups {
-    let mut home = GroupCgroups {
+    let mut group_cgroups = GroupCgroups {
         group: GROUP.into(),
         places: Vec::new(),
     };
     let controllers = [Controller::Cpu, Controller::PerfEvent];
-    home.adopt(writer, cgroups, cgroup, &controllers).unwrap();
-    threaded::check(writer.files, GROUP, &home.places[0].dir).unwrap();
-    threaded::divide(writer, cgroups, &mut home).unwrap();
-    home.gather(writer, &mut |files| residents(files, cgroup))
+    group_cgroups
+        .adopt(writer, cgroups, cgroup, &controllers)
         .unwrap();
-    weight::under_the_brake(writer, &home).unwrap();
-    home
+    threaded::check(writer.files, GROUP, &group_cgroups.places[0].dir).unwrap();
+    threaded::divide(writer, cgroups, &mut group_cgroups).unwrap();
+    group_cgroups
+        .gather(writer, &mut |files| residents(files, cgroup))
+        .unwrap();
+    weight::under_the_brake(writer, &group_cgroups).unwrap();
+    group_cgroups
 }
 
 pub fn a_cgroup_is_braked_in_place_and_put_back(arm: &mut dyn Arm) {
@@ -74,22 +77,26 @@ pub fn a_cgroup_is_braked_in_place_and_put_back(arm: &mut dyn Arm) {
     let elsewhere = cpu.dir_of(files, child).unwrap();
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let home = braked_in_place(&mut writer, &cgroups, name);
+    let group_cgroups = braked_in_place(&mut writer, &cgroups, name);
     assert_eq!(read("cgroup.type"), "domain threaded");
-    assert_eq!(home.stop_doors(), [format!("{service}/stop/cgroup.procs")]);
+    assert_eq!(
+        group_cgroups.stop_procs_files(),
+        [format!("{service}/stop/cgroup.procs")]
+    );
     let work = format!("{service}/work");
-    assert_eq!(home.tasks_dirs(), std::slice::from_ref(&work));
+    assert_eq!(group_cgroups.tasks_dirs(), std::slice::from_ref(&work));
     assert_eq!(weighs(files, &work).1, "1");
     assert_eq!(weighs(files, &format!("{service}/stop")).0, "10000");
     assert_eq!(tasks_in(files, &work).unwrap(), [pid]);
-    assert_eq!(threaded::lost(files, &home), None);
+    assert_eq!(threaded::lost(files, &group_cgroups), None);
     let mut processes = Vec::new();
-    below::processes(files, &work, |pid| processes.push(pid));
+    cgroup_tree::processes(files, &work, |pid| processes.push(pid));
     assert_eq!(processes, [pid]);
     // A program that enters it later lies next to `work`, and is moved there.
     enter(newcomer).unwrap();
     assert_eq!(cpu.dir_of(files, newcomer).unwrap(), Some(service.clone()));
-    home.gather(&mut writer, &mut |files| residents(files, name))
+    group_cgroups
+        .gather(&mut writer, &mut |files| residents(files, name))
         .unwrap();
     assert_eq!(cpu.dir_of(files, newcomer).unwrap(), Some(work));
     assert_eq!(cpu.dir_of(files, child).unwrap(), elsewhere);
@@ -169,7 +176,7 @@ fn an_owner_may_take_back_what_a_brake_in_its_cgroup_needs() {
         let cgroups = Cgroups::discover(files).unwrap();
         let mut held = Held::new(files);
         let mut writer = JournaledWriter::new(files, &mut held.journal);
-        let home = braked_in_place(&mut writer, &cgroups, "/service");
+        let group_cgroups = braked_in_place(&mut writer, &cgroups, "/service");
         assert_eq!(tasks_in(files, &format!("{dir}/work")).unwrap().len(), 2);
         if removed {
             fake.with(|m| {
@@ -184,9 +191,10 @@ fn an_owner_may_take_back_what_a_brake_in_its_cgroup_needs() {
                 .put(&format!("{dir}/cgroup.subtree_control"), "-cpu")
                 .unwrap();
         }
-        let lost = threaded::lost(files, &home).unwrap();
+        let lost = threaded::lost(files, &group_cgroups).unwrap();
         assert!(lost.contains("cpu.idle is gone"), "{lost}");
-        home.gather(&mut writer, &mut |f| residents(f, "/service"))
+        group_cgroups
+            .gather(&mut writer, &mut |f| residents(f, "/service"))
             .unwrap();
         assert_eq!(held.journal.undo_all(files).left, none());
         if !removed {

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use quell_kernel::below::tasks_in;
 use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::cgroup_tree::tasks_in;
 use quell_kernel::fake::{Fake, Flavour, Op, Spec};
 use quell_kernel::root::Files;
 use quell_kernel::{irq, workqueue};
@@ -44,10 +44,10 @@ fn children_born_while_their_parents_are_moved_are_collected() {
             }
         });
         let files: &dyn Files = &fake;
-        let (_, mut held, home) = gathered(files, pid, &ALL);
+        let (_, mut held, group_cgroups) = gathered(files, pid, &ALL);
         let born = births.load(Ordering::SeqCst);
         assert!(born > 0);
-        for place in &home.places {
+        for place in &group_cgroups.places {
             assert_eq!(
                 tasks_in(files, &place.dir).unwrap().len(),
                 1 + born as usize,
@@ -89,9 +89,9 @@ fn a_fork_bomb_is_given_up_on_and_taken_back() {
         let cgroups = Cgroups::discover(files).unwrap();
         let mut held = Held::new(files);
         let mut writer = JournaledWriter::new(files, &mut held.journal);
-        let home =
+        let group_cgroups =
             GroupCgroups::create(&mut writer, &cgroups, GROUP, &[Controller::Cpuset]).unwrap();
-        let error = home
+        let error = group_cgroups
             .gather(&mut writer, &mut |f| family(f, pid))
             .unwrap_err()
             .to_string();
@@ -117,8 +117,11 @@ fn a_task_that_ends_while_it_is_moved_is_no_error() {
             }
         });
         let files: &dyn Files = &fake;
-        let (_, mut held, home) = gathered(files, pid, &ALL);
-        assert_eq!(tasks_in(files, &home.places[0].dir).unwrap(), [pid]);
+        let (_, mut held, group_cgroups) = gathered(files, pid, &ALL);
+        assert_eq!(
+            tasks_in(files, &group_cgroups.places[0].dir).unwrap(),
+            [pid]
+        );
         assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
     }
 }
@@ -142,13 +145,25 @@ fn tasks_that_are_about_to_end_are_left_where_they_are() {
         let rest = quell_kernel::topology::online(files)
             .unwrap()
             .difference(&last);
-        let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
+        let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Cpuset]);
         let mut writer = JournaledWriter::new(files, &mut held.journal);
-        assert_eq!(tasks_in(files, &home.places[0].dir).unwrap(), [pid]);
+        assert_eq!(
+            tasks_in(files, &group_cgroups.places[0].dir).unwrap(),
+            [pid]
+        );
         let mems: CpuSet = "0".parse().unwrap();
-        confine(&mut writer, &cgroups, &home, &last, &mems, false, &[]).unwrap();
+        confine(
+            &mut writer,
+            &cgroups,
+            &group_cgroups,
+            &last,
+            &mems,
+            false,
+            &[],
+        )
+        .unwrap();
         let keep = Keep {
-            homes: &[&home],
+            homes: &[&group_cgroups],
             processes: &[std::process::id()].into(),
         };
         confine_rest(&mut writer, &cgroups, keep, &rest).unwrap();
@@ -274,7 +289,7 @@ fn refusals_name_path_reason_and_remedy() {
         let mut held = Held::new(files);
         let mut writer = JournaledWriter::new(files, &mut held.journal);
         let error = GroupCgroups::create(&mut writer, &cgroups, GROUP, &ALL)
-            .and_then(|home| home.gather(&mut writer, &mut |f| family(f, pid)))
+            .and_then(|group_cgroups| group_cgroups.gather(&mut writer, &mut |f| family(f, pid)))
             .unwrap_err()
             .to_string();
         let reason = std::io::Error::from_raw_os_error(errno).to_string();
@@ -302,10 +317,19 @@ fn a_partition_the_kernel_refuses_leaves_nothing_and_says_why() {
         .write("/sys/fs/cgroup/other/cpuset.cpus", "3")
         .unwrap();
     let before = fake.dump();
-    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
+    let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Cpuset]);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let mems: CpuSet = "0".parse().unwrap();
-    let confined = confine(&mut writer, &cgroups, &home, &last, &mems, true, &[]).unwrap();
+    let confined = confine(
+        &mut writer,
+        &cgroups,
+        &group_cgroups,
+        &last,
+        &mems,
+        true,
+        &[],
+    )
+    .unwrap();
     assert!(!confined.partition);
     assert!(
         confined.notes[0].contains("narrowed instead"),
@@ -327,16 +351,24 @@ fn a_cpuset_whose_parent_lacks_the_cpus_is_refused() {
     let fake = machine(Flavour::V2);
     let files: &dyn Files = &fake;
     let pid = fake.with(|m| m.spawn("victim"));
-    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
+    let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Cpuset]);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     files
         .write("/sys/fs/cgroup/quell.slice/cpuset.cpus", "0-1")
         .unwrap();
     let (_, last) = ends(files);
     let mems: CpuSet = "0".parse().unwrap();
-    let error = confine(&mut writer, &cgroups, &home, &last, &mems, false, &[])
-        .unwrap_err()
-        .to_string();
+    let error = confine(
+        &mut writer,
+        &cgroups,
+        &group_cgroups,
+        &last,
+        &mems,
+        false,
+        &[],
+    )
+    .unwrap_err()
+    .to_string();
     assert!(error.contains("got CPUs 0-1, not 3"), "{error}");
     assert!(
         error.contains("give the cgroups above it these CPUs"),
@@ -355,10 +387,19 @@ fn newborns_of_the_root_are_kept_off_bound_kernel_threads_stay() {
         let rest = quell_kernel::topology::online(files)
             .unwrap()
             .difference(&last);
-        let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
+        let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Cpuset]);
         let mut writer = JournaledWriter::new(files, &mut held.journal);
         let mems: CpuSet = "0".parse().unwrap();
-        confine(&mut writer, &cgroups, &home, &last, &mems, false, &[]).unwrap();
+        confine(
+            &mut writer,
+            &cgroups,
+            &group_cgroups,
+            &last,
+            &mems,
+            false,
+            &[],
+        )
+        .unwrap();
         let born = Arc::new(AtomicU32::new(0));
         let child = Arc::clone(&born);
         fake.meanwhile(move |m, _, path, _| {
@@ -368,7 +409,7 @@ fn newborns_of_the_root_are_kept_off_bound_kernel_threads_stay() {
         });
         let stay = [std::process::id()].into();
         let keep = Keep {
-            homes: &[&home],
+            homes: &[&group_cgroups],
             processes: &stay,
         };
         confine_rest(&mut writer, &cgroups, keep, &rest).unwrap();
@@ -399,10 +440,19 @@ fn an_invalidated_partition_gives_its_cpus_back() {
     let pid = fake.with(|m| m.spawn("victim"));
     let before = fake.dump();
     let (_, last) = ends(files);
-    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Cpuset]);
+    let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Cpuset]);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let mems: CpuSet = "0".parse().unwrap();
-    let confined = confine(&mut writer, &cgroups, &home, &last, &mems, true, &[]).unwrap();
+    let confined = confine(
+        &mut writer,
+        &cgroups,
+        &group_cgroups,
+        &last,
+        &mems,
+        true,
+        &[],
+    )
+    .unwrap();
     assert!(confined.partition);
     let slice = "/sys/fs/cgroup/quell.slice";
     files.mkdir(&format!("{slice}/somebody")).unwrap();
@@ -410,7 +460,10 @@ fn an_invalidated_partition_gives_its_cpus_back() {
         .write(&format!("{slice}/somebody/cpuset.cpus"), "2-3")
         .unwrap();
     let state = files
-        .text(&format!("{}/cpuset.cpus.partition", home.places[0].dir))
+        .text(&format!(
+            "{}/cpuset.cpus.partition",
+            group_cgroups.places[0].dir
+        ))
         .unwrap();
     assert_eq!(state, "root invalid");
     let top = "/sys/fs/cgroup/cpuset.cpus.effective";
@@ -479,8 +532,8 @@ fn a_real_time_program_that_cannot_enter_is_told_why() {
     let cgroups = Cgroups::discover(files).unwrap();
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let home = GroupCgroups::create(&mut writer, &cgroups, GROUP, &ALL).unwrap();
-    let error = home
+    let group_cgroups = GroupCgroups::create(&mut writer, &cgroups, GROUP, &ALL).unwrap();
+    let error = group_cgroups
         .gather(&mut writer, &mut |f| family(f, pid))
         .unwrap_err()
         .to_string();

@@ -11,6 +11,7 @@
 
 mod arms;
 mod bodies;
+mod classes;
 #[path = "../common/mod.rs"]
 mod common;
 mod deaths;
@@ -22,7 +23,6 @@ mod memory;
 mod model;
 mod model_memory;
 mod partitions;
-mod parts;
 mod resctrl;
 
 /// Makes a body a test for each arm.

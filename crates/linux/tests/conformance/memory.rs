@@ -34,8 +34,11 @@ fn becomes(files: &dyn Files, pid: u32, stopped: bool) {
     });
 }
 
-fn memory_of(cgroups: &Cgroups, home: &GroupCgroups) -> Option<(CgroupDir, Memory)> {
-    let place = home.dirs(cgroups, Controller::Memory).next()?.clone();
+fn memory_of(cgroups: &Cgroups, group_cgroups: &GroupCgroups) -> Option<(CgroupDir, Memory)> {
+    let place = group_cgroups
+        .dirs(cgroups, Controller::Memory)
+        .next()?
+        .clone();
     let memory = Memory::of(&place.hierarchy, &place.dir);
     Some((place, memory))
 }
@@ -44,8 +47,8 @@ pub fn a_group_is_limited_in_memory_and_let_back(arm: &mut dyn Arm) {
     let pid = arm.start(0);
     arm.remember();
     let files = arm.files();
-    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Memory]);
-    let Some((_, memory)) = memory_of(&cgroups, &home) else {
+    let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Memory]);
+    let Some((_, memory)) = memory_of(&cgroups, &group_cgroups) else {
         return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
     };
     let mut writer = JournaledWriter::new(files, &mut held.journal);
@@ -104,8 +107,8 @@ pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
     let pid = arm.start(0);
     arm.remember();
     let files = arm.files();
-    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Memory]);
-    let Some((place, memory)) = memory_of(&cgroups, &home) else {
+    let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Memory]);
+    let Some((place, memory)) = memory_of(&cgroups, &group_cgroups) else {
         return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
     };
     let mut writer = JournaledWriter::new(files, &mut held.journal);
@@ -150,18 +153,19 @@ pub fn a_moved_limit_goes_back_whatever_it_reads(arm: &mut dyn Arm) {
     writer.make(&service, &hierarchy.mount).unwrap();
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let mut home = GroupCgroups {
+    let mut group_cgroups = GroupCgroups {
         group: GROUP.into(),
         places: Vec::new(),
     };
-    home.adopt(
-        &mut writer,
-        &cgroups,
-        "/quell-test-service",
-        &[Controller::Memory],
-    )
-    .unwrap();
-    let (_, memory) = memory_of(&cgroups, &home).unwrap();
+    group_cgroups
+        .adopt(
+            &mut writer,
+            &cgroups,
+            "/quell-test-service",
+            &[Controller::Memory],
+        )
+        .unwrap();
+    let (_, memory) = memory_of(&cgroups, &group_cgroups).unwrap();
     let path = memory.steered();
     let old = files.text(&path).unwrap();
     for mib in [900, 800, 700] {
@@ -178,8 +182,9 @@ pub fn a_group_is_frozen_and_thawed_and_nobody_elses_is(arm: &mut dyn Arm) {
     let pid = arm.start(1);
     arm.remember();
     let files = arm.files();
-    let (_, mut held, home) = gathered(files, pid, &[Controller::PerfEvent, Controller::Freezer]);
-    let freezers: Vec<Freezer> = home
+    let (_, mut held, group_cgroups) =
+        gathered(files, pid, &[Controller::PerfEvent, Controller::Freezer]);
+    let freezers: Vec<Freezer> = group_cgroups
         .places
         .iter()
         .filter_map(|p| Freezer::of(files, p))
@@ -248,8 +253,8 @@ pub fn an_oom_score_comes_back_for_children_too(arm: &mut dyn Arm) {
     let pid = arm.start(2);
     arm.remember();
     let files = arm.files();
-    let (_, mut held, home) = gathered(files, pid, &[Controller::Cpu]);
-    let dir = home.places[0].dir.clone();
+    let (_, mut held, group_cgroups) = gathered(files, pid, &[Controller::Cpu]);
+    let dir = group_cgroups.places[0].dir.clone();
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let task = id(files, pid);
     let before = oom::adjustment(files, pid).unwrap().unwrap();
@@ -304,7 +309,7 @@ pub fn sysctls_of_memory_are_set_and_taken_back(arm: &mut dyn Arm) {
 pub fn pressure_is_told_of_the_machine_and_of_groups(arm: &mut dyn Arm) {
     let pid = arm.start(0);
     let files = arm.files();
-    let (_, mut held, home) = gathered(files, pid, &[Controller::PerfEvent]);
+    let (_, mut held, group_cgroups) = gathered(files, pid, &[Controller::PerfEvent]);
     for resource in [Resource::Memory, Resource::Io] {
         let Some(now) = psi::read(files, resource.system()).unwrap() else {
             return eprintln!("SKIPPED: this kernel has no pressure stall information");
@@ -314,7 +319,7 @@ pub fn pressure_is_told_of_the_machine_and_of_groups(arm: &mut dyn Arm) {
         let total = psi::totals(kept.path(), &text).unwrap().some;
         assert!(total >= now.some.unwrap().total);
     }
-    let v2 = home
+    let v2 = group_cgroups
         .places
         .iter()
         .find(|p| p.hierarchy.version == Version::V2);

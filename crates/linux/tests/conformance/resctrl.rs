@@ -54,8 +54,8 @@ fn picture(files: &dyn Files, pids: &[u32]) -> BTreeMap<String, String> {
         }
     }
     for pid in pids {
-        let home = membership(files, *pid).unwrap();
-        all.insert(pid.to_string(), format!("{home:?}"));
+        let group_cgroups = membership(files, *pid).unwrap();
+        all.insert(pid.to_string(), format!("{group_cgroups:?}"));
     }
     all
 }
@@ -282,8 +282,14 @@ pub fn the_kernel_refuses_and_says_why(arm: &mut dyn Arm) {
     // A task of `a` enters a monitor group of `a`, and of no other group.
     let of = |dir: &str| errno(files.write(&format!("{ROOT}/{dir}/tasks"), &pid.to_string()));
     assert_eq!((of("mon_groups/m"), of("a/mon_groups/m")), (bad, 0));
-    let home = membership(files, pid).unwrap().unwrap();
-    assert_eq!((home.control.as_str(), home.monitor.as_str()), ("a", "m"));
+    let group_cgroups = membership(files, pid).unwrap().unwrap();
+    assert_eq!(
+        (
+            group_cgroups.control.as_str(),
+            group_cgroups.monitor.as_str()
+        ),
+        ("a", "m")
+    );
     assert!(resctrl.group("a").tasks(files).unwrap().contains(&pid));
     let cpus = |list: &str| errno(files.write(&format!("{ROOT}/a/mon_groups/m/cpus_list"), list));
     assert_eq!((cpus("0"), cpus("1")), (bad, 0));

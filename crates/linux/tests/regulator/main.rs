@@ -6,9 +6,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod apart;
 #[path = "../common/counted.rs"]
 mod counted;
+mod directions;
 mod interrupt;
 mod lost;
 mod many;
@@ -227,8 +227,8 @@ impl Busy {
         pool: &Arc<Pool>,
     ) -> Brake {
         let door = self.group.join("stop/cgroup.procs");
-        let doors = vec![door.to_str().unwrap().to_owned()];
-        Brake::start(self.cpu, regulation, meter, permit, doors, pool).unwrap()
+        let procs_files = vec![door.to_str().unwrap().to_owned()];
+        Brake::start(self.cpu, regulation, meter, permit, procs_files, pool).unwrap()
     }
 
     fn throttle(&self, share: Share, period: Nanos) -> Brake {

@@ -34,7 +34,8 @@ impl Fingerprint {
     #[must_use]
     pub(crate) fn of(
         identity: &Identity,
-        (cpus, caches): (&[Cpu], &[Cache]),
+        cpus: &[Cpu],
+        caches: &[Cache],
         memory: BTreeMap<u32, Bytes>,
         boot: Option<String>,
     ) -> Self {

@@ -9,10 +9,10 @@ use quell_types::units::{Bytes, Share};
 use crate::inventory::CacheKind;
 
 use super::allot::{Want, runs};
-use super::codedata as apart;
+use super::codedata;
+use super::division::{Ask, Kind, Refused};
 use super::draft::Draft;
-use super::parts::{Ask, Kind, Refused};
-use super::words::parts as words;
+use super::words::division as words;
 
 pub(super) fn at_level(
     wanted: &CacheWanted,
@@ -53,7 +53,7 @@ pub(super) fn cache(
     match &wanted.form {
         CacheForm::Ways(n) => counted(*n),
         CacheForm::Apart { code, data } => {
-            apart::possible(draft, kind)?;
+            codedata::possible(draft, kind)?;
             counted(*code)?;
             counted(*data)?;
             Ok(Want::Count(code.saturating_add(*data)))

@@ -150,15 +150,15 @@ fn limit(draft: &mut Draft<'_>, group: &Group, wanted: Wanted) -> Option<Limited
     if !permitted(draft, group, &wanted) {
         return None;
     }
-    let apart = wanted.apart.is_some();
-    if apart && !directions::possible(draft, group, &wanted) {
+    let directions = wanted.apart.is_some();
+    if directions && !directions::possible(draft, group, &wanted) {
         return None;
     }
-    if !apart && mechanism == BandwidthMechanism::Mba {
+    if !directions && mechanism == BandwidthMechanism::Mba {
         return mba::limit(draft, &wanted);
     }
     let limit = sized(draft, group, wanted)?;
-    if !apart && limit.binding().next().is_none() {
+    if !directions && limit.binding().next().is_none() {
         let peak = draft.figure(limit.peak);
         draft.notes.push(words::needs_no_step(&limit, &peak));
         let worth = Worth::plain(Level::Estimated);

@@ -75,7 +75,7 @@ impl Limit {
         };
         let caps = match wanted.apart {
             None => vec![cap(None, wanted.rate, measured.peak_cpu)],
-            Some(apart) => apart
+            Some(directions) => directions
                 .given()
                 .map(|(direction, rate)| cap(Some(direction), rate, peak(measured, direction)))
                 .collect(),
@@ -103,10 +103,10 @@ impl Limit {
 
     /// The direction that it leaves open; `None` where both are limited, or it is for all traffic.
     pub(super) fn open(&self) -> Option<Direction> {
-        let apart = self.wanted.apart?;
+        let directions = self.wanted.apart?;
         let both = [Direction::Read, Direction::Write];
         both.into_iter()
-            .find(|open| apart.given().all(|(given, _)| given != *open))
+            .find(|open| directions.given().all(|(given, _)| given != *open))
     }
 
     /// The meter and the lines of a period. `meter` is used for all traffic. `None`: no budget is
@@ -117,7 +117,9 @@ impl Limit {
             .map(|cap| (cap.direction, Lines::at(cap.each, period)));
         Some(match (held.next()?, held.next()) {
             ((None, lines), _) => (meter, lines),
-            ((Some(Direction::Read), reads), Some((_, writes))) => (Meter::Apart { writes }, reads),
+            ((Some(Direction::Read), reads), Some((_, writes))) => {
+                (Meter::Directions { writes }, reads)
+            }
             ((Some(Direction::Read), reads), None) => (Meter::Reads, reads),
             ((Some(Direction::Write), writes), _) => (Meter::Writes, writes),
         })

@@ -16,9 +16,9 @@ use crate::inventory::Availability;
 
 use super::allot::Want;
 use super::amounts::{at_level, cache, exist, parts_of, size_of};
+use super::division::{Ask, BOTH, Claim, Claims, Form, Kind, Refused, colouring};
 use super::draft::Draft;
-use super::parts::{Ask, BOTH, Claim, Claims, Form, Kind, Refused, colouring};
-use super::words::parts as words;
+use super::words::division as words;
 
 /// Reads what all groups want. Refuses what cannot be had.
 pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {

@@ -8,42 +8,42 @@
 
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Mechanism;
-use quell_types::partition::{Apart, Mask};
+use quell_types::partition::{CodeData, Mask};
 use quell_types::refusal::Remedy;
 
 use crate::plan::Setting;
 
 use super::amounts::mask_of;
+use super::division::{Claim, Divided, Kind, Refused};
 use super::draft::Draft;
-use super::parts::{Claim, Divided, Kind, Refused};
-use super::words::parts as words;
+use super::words::division as words;
 
 /// Whether ways of this kind can be separated for code and data.
 pub(super) fn possible(draft: &Draft<'_>, kind: Kind) -> Result<(), Refused> {
     let (why, remedy) = match at(draft, kind) {
-        Apart::Now | Apart::OnceMounted { .. } => return Ok(()),
-        Apart::Never => (
+        CodeData::Now | CodeData::OnceMounted { .. } => return Ok(()),
+        CodeData::Never => (
             words::not_apart(&kind.name()),
             "say how many for both, as in { ways = 4 }",
         ),
-        Apart::MountedWithout => (words::MOUNTED_WITHOUT.to_owned(), words::UNMOUNT_IT),
+        CodeData::MountedWithout => (words::MOUNTED_WITHOUT.to_owned(), words::UNMOUNT_IT),
     };
     Err((why, vec![Remedy::from(remedy)]))
 }
 
-fn at(draft: &Draft<'_>, kind: Kind) -> Apart {
+fn at(draft: &Draft<'_>, kind: Kind) -> CodeData {
     let Kind::Ways(level) = kind else {
-        return Apart::Never;
+        return CodeData::Never;
     };
     let mut ways = draft.machine.partitions.ways.iter();
     ways.find(|w| w.level == level)
-        .map_or(Apart::Never, |w| w.apart)
+        .map_or(CodeData::Never, |w| w.code_data)
 }
 
 /// The step that mounts resctrl before anything else is set. Refuses what cannot be combined with
 /// it.
 pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
-    let apart = |one: &Divided| one.claims.iter().any(|c| c.code.is_some());
+    let code_data = |one: &Divided| one.claims.iter().any(|c| c.code.is_some());
     let mut claims = divided.iter().flat_map(|d| &d.claims);
     if let Some(locked) = claims.clone().find(|c| c.locked.is_some())
         && let Some(other) = claims.find(|c| c.code.is_some())
@@ -54,8 +54,8 @@ pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
         return;
     }
     let mut levels = Vec::new();
-    for one in divided.iter().filter(|d| apart(d)) {
-        if let (Kind::Ways(level), Apart::OnceMounted { .. }) = (one.kind, at(draft, one.kind)) {
+    for one in divided.iter().filter(|d| code_data(d)) {
+        if let (Kind::Ways(level), CodeData::OnceMounted { .. }) = (one.kind, at(draft, one.kind)) {
             levels.push(level);
         }
     }
@@ -63,9 +63,9 @@ pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
         return;
     }
     let because = words::NOBODY_MOUNTED_IT;
-    let set = Setting::MountApart { levels };
+    let set = Setting::MountCodeData { levels };
     let id = draft.step(None, Mechanism::Ways, set, because);
-    for one in divided.iter_mut().filter(|d| apart(d)) {
+    for one in divided.iter_mut().filter(|d| code_data(d)) {
         one.steps.push(id);
     }
 }
@@ -77,7 +77,7 @@ pub(super) fn setting(level: u32, part: &CpuSet, own: Option<&Claim>) -> Setting
         return Setting::Ways { level, mask };
     };
     let low: CpuSet = part.iter().take(code as usize).collect();
-    Setting::WaysApart {
+    Setting::WaysCodeData {
         level,
         code: mask_of(&low),
         data: mask_of(&part.difference(&low)),
@@ -88,16 +88,16 @@ pub(super) fn setting(level: u32, part: &CpuSet, own: Option<&Claim>) -> Setting
 pub(super) fn masks(set: &Setting) -> Option<(u32, [Mask; 2])> {
     match *set {
         Setting::Ways { level, mask } => Some((level, [mask; 2])),
-        Setting::WaysApart { level, code, data } => Some((level, [code, data])),
+        Setting::WaysCodeData { level, code, data } => Some((level, [code, data])),
         _ => None,
     }
 }
 
 /// The number of classes of service for ways of a level, after the plan's mount if it has one.
 pub(super) fn classes(draft: &Draft<'_>, ways: &quell_types::partition::WayPartition) -> u32 {
-    let mounts = |s: &crate::plan::Step| matches!(s.set, Setting::MountApart { .. });
-    match ways.apart {
-        Apart::OnceMounted { classes } if draft.steps.iter().any(mounts) => classes,
+    let mounts = |s: &crate::plan::Step| matches!(s.set, Setting::MountCodeData { .. });
+    match ways.code_data {
+        CodeData::OnceMounted { classes } if draft.steps.iter().any(mounts) => classes,
         _ => ways.classes,
     }
 }

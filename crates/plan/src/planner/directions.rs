@@ -35,7 +35,7 @@ pub(super) fn possible(draft: &mut Draft<'_>, group: &Group, wanted: &Wanted) ->
         Some(refused) => refused,
         // Its CPUs have been refused already.
         None if cpus.is_empty() => return false,
-        None => match counted_apart(draft, group, wanted, cpus) {
+        None => match counted_separately(draft, group, wanted, cpus) {
             Ok(()) => return true,
             Err(refused) => refused,
         },
@@ -58,7 +58,7 @@ fn unsuited(draft: &Draft<'_>, group: &Group, wanted: &Wanted) -> Option<Refusal
 }
 
 /// Whether the counters of these CPUs count reads and writes separately; if not, the refusal.
-fn counted_apart(
+fn counted_separately(
     draft: &Draft<'_>,
     group: &Group,
     wanted: &Wanted,

@@ -7,7 +7,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::{GroupId, StepId};
 use quell_types::mechanism::Mechanism;
 use quell_types::refusal::{Cause, Refusal, Remedy};
-use quell_types::units::{Nanos, Rate};
+use quell_types::units::{Bytes, Nanos, Rate};
 
 use crate::inventory::{Availability, Inventory};
 use crate::plan::{GroupPlan, Held, Loops, Promise, Setting, Step};
@@ -22,6 +22,9 @@ pub struct Solo {
     pub profile: String,
     /// What its units took at the percentile of the group's target, or why that is not known.
     pub took: Result<Nanos, String>,
+    /// Bytes that the program had in the last-level cache, or where that is not known, touched.
+    /// `None` where neither is.
+    pub works_on: Option<Bytes>,
 }
 
 /// Group → what is known of its program alone.

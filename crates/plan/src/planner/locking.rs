@@ -9,9 +9,9 @@ use quell_types::units::Bytes;
 use crate::plan::Setting;
 
 use super::amounts::mask_of;
+use super::division::{Divided, Kind, domains};
 use super::draft::Draft;
-use super::parts::{Divided, Kind, domains};
-use super::words::parts as words;
+use super::words::division as words;
 
 /// Adds the steps that lock memory, after those that take its ways from all classes.
 pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {

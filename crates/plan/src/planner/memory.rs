@@ -159,7 +159,7 @@ fn protect(draft: &mut Draft<'_>, name: &str, group: &Group) -> u64 {
     let means = draft.machine.means.memory.clone();
     if let Err(why) = means.immunity {
         let without = Remedy::leave_out(key.clone());
-        let remedies = [without, Remedy::from("give CAP_SYS_RESOURCE")];
+        let remedies = [Remedy::from(words::GIVE_SYS_RESOURCE), without];
         let why = words::killed_without_immunity(&why);
         draft.refuse_for(Cause::Machine, key, why, remedies);
         return 0;

@@ -4,12 +4,13 @@
 //! The planner is pure: the same policy and inventory give the same plan. A promise that cannot be
 //! kept is refused or downgraded with the reason; nothing is dropped.
 //!
-//! [`draft`] is the plan under construction, [`wanted`] and [`parts`] are what is wanted. All other
-//! modules read these three:
+//! [`draft`] is the plan under construction, [`wanted`] and [`division`] are what is wanted. All
+//! other modules read these three:
 //! - [`cpus`] divides the CPUs, [`others`] what the critical groups leave, and [`sharing`] notes
 //!   shared caches;
 //! - [`claims`] and [`amounts`] read what is wanted of caches and banks, [`allot`] divides them,
-//!   [`partition`] makes steps and promises of it;
+//!   [`partition`] makes steps and promises of it, [`class_cpus`] adds kernel work, and
+//!   [`too_small`] says which part is;
 //! - [`rates`] reads what is wanted of bandwidth, [`bandwidth`] limits it, [`caps`] are the
 //!   budgets;
 //! - [`directions`] decides whether reads and writes can have a budget each, [`pooling`] pools
@@ -21,6 +22,7 @@
 //!   and steer;
 //! - [`words`] has the sentences.
 
+mod adaptive_ways;
 mod allot;
 mod amounts;
 mod assumed;
@@ -28,25 +30,26 @@ mod bandwidth;
 mod brake;
 mod caps;
 mod claims;
+mod class_cpus;
 mod codedata;
 mod cpus;
 mod deadline;
 mod directions;
+mod division;
 mod draft;
-mod following;
 mod io;
 mod locking;
 mod mba;
 mod memory;
 mod others;
 mod partition;
-mod parts;
 mod period;
 mod pooling;
 mod quota;
 mod rates;
 mod reserves;
 mod sharing;
+mod too_small;
 mod wanted;
 mod weight;
 mod words;
@@ -122,6 +125,8 @@ pub fn plan_beside(
     io::plan(&mut draft);
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
+    class_cpus::plan(&mut draft);
+    too_small::acts(&mut draft);
     // What was refused would be judged as missing, and its reason is reported already.
     if draft.refusals.is_empty() {
         draft.require();

@@ -19,11 +19,11 @@ use crate::plan::{Promise, Setting};
 use super::allot::{self, Short, Want};
 use super::amounts::mask_of;
 use super::claims::{self, best_of};
+use super::division::{Claim, Claims, Divided, Kind, colouring, domains};
 use super::draft::Draft;
-use super::parts::{Claim, Claims, Divided, Kind, colouring, domains};
 use super::wanted::Worth;
-use super::words::{one_or, parts as words};
-use super::{codedata, following, locking};
+use super::words::{division as words, one_or};
+use super::{adaptive_ways, codedata, locking};
 
 /// Adds the steps, promises and notes about parts.
 pub(super) fn plan(draft: &mut Draft<'_>) {
@@ -44,7 +44,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
     confine(draft, REST, None, &mut divided);
     locking::plan(draft, &mut divided);
-    following::plan(draft, &divided);
+    adaptive_ways::plan(draft, &divided);
     for one in &divided {
         promise(draft, one);
         notes(draft, one);

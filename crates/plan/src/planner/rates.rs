@@ -5,7 +5,7 @@ use quell_types::refusal::Remedy;
 use quell_types::units::Rate;
 
 use super::draft::Draft;
-use super::wanted::{Apart, Budget, ShareOf, Wanted, rounded};
+use super::wanted::{Budget, Directions, ShareOf, Wanted, rounded};
 use super::words::bandwidth as words;
 
 /// What all groups ask for, in the order of the policy.
@@ -50,14 +50,14 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Rates {
 
 /// What one key asks for. A share is a share of what the group's CPUs can draw.
 fn resolve(draft: &mut Draft<'_>, name: &str, budget: Budget, asked: Bandwidth) -> Option<Wanted> {
-    let apart = Apart::of(asked);
+    let directions = Directions::of(asked);
     let mut wanted = Wanted {
         group: name.to_owned(),
-        rate: apart.map_or(Rate(0), Apart::sum),
+        rate: directions.map_or(Rate(0), Directions::sum),
         origin: String::new(),
         share: None,
         budget,
-        apart,
+        apart: directions,
     };
     match asked {
         Bandwidth::Rate(rate) => wanted.rate = rate,

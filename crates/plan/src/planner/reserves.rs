@@ -288,7 +288,7 @@ fn promise(draft: &mut Draft<'_>, reserve: &Wanted, worth: &Worth, held_by: &[St
     let rate = reserve.rate;
     let promises = match reserve.apart {
         None => vec![Promise::ReserveBandwidth { rate }],
-        Some(apart) => apart
+        Some(directions) => directions
             .given()
             .map(|(direction, rate)| Promise::ReserveDirection { direction, rate })
             .collect(),

@@ -10,16 +10,16 @@ use crate::inventory::{
 };
 use std::collections::BTreeMap;
 
+mod adaptive_ways;
 mod assumed;
 mod boards;
 mod codedata;
 mod deadline;
 mod directions;
-mod following;
+mod division;
 mod mba;
 mod measured;
 mod memory;
-mod parts;
 mod pooling;
 mod stranger;
 mod throttle;

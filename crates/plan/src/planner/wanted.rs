@@ -34,12 +34,12 @@ impl Budget {
 
 /// The rates that are wanted of each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Apart {
+pub(super) struct Directions {
     read: Option<Rate>,
     write: Option<Rate>,
 }
 
-impl Apart {
+impl Directions {
     /// `None` where both directions have one rate together.
     pub(super) fn of(wanted: Bandwidth) -> Option<Self> {
         match wanted {
@@ -94,7 +94,7 @@ pub(super) struct Wanted {
     pub(super) share: Option<ShareOf>,
     pub(super) budget: Budget,
     /// The rates by direction, where each has its own; `rate` is then their sum.
-    pub(super) apart: Option<Apart>,
+    pub(super) apart: Option<Directions>,
 }
 
 impl Wanted {

@@ -85,7 +85,7 @@ pub(super) fn expand(
             let here = |subject: &Subject| subject.takes_part(&name, family.as_deref());
             let mut whole = groups(root, keys, &varied.groups, here);
             merge(&mut whole, &merged);
-            let policy = policy(reader, whole, keys, (&name, &varied.groups));
+            let policy = policy(reader, whole, keys, &name, &varied.groups);
             reader.context = None;
             let axes = combination
                 .iter()
@@ -343,7 +343,8 @@ fn policy(
     reader: &mut Reader<'_>,
     mut merged: DeTable<'_>,
     keys: &Keys,
-    (name, varied): (&str, &BTreeMap<String, String>),
+    name: &str,
+    varied: &BTreeMap<String, String>,
 ) -> Option<Policy> {
     unknown_groups(reader, &mut merged, keys, varied);
     if let Ok(version) = DeTable::parse("quell = 1") {

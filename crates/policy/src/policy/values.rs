@@ -94,9 +94,11 @@ impl FromStr for Bandwidth {
                 .map(Self::Share)
                 .map_err(|_| Self::mistaken(text))
         } else {
+            let bytes_are = "; an amount of memory is reserve.memory or limit.memory";
+            let hint = text.parse::<Bytes>().map_or("", |_| bytes_are);
             text.parse()
                 .map(Self::Rate)
-                .map_err(|_| Self::mistaken(text))
+                .map_err(|_| Self::mistaken(text) + hint)
         }
     }
 }

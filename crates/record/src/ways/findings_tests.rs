@@ -64,7 +64,7 @@ impl Scene {
 
     /// Takes one sample. Each entry is a class, what it has of the first cache, and what it has
     /// moved since the last sample.
-    fn look(&mut self, counted: &[(&str, u64, u64)]) {
+    fn sample(&mut self, counted: &[(&str, u64, u64)]) {
         for (name, occupancy, moved) in counted {
             let class = self.now.classes.entry((*name).to_owned()).or_default();
             let figures = class.figures.entry(Place::new("L3", 0)).or_default();
@@ -80,7 +80,7 @@ impl Scene {
 
     fn looks(&mut self, counted: &[(&str, u64, u64)]) {
         for _ in 0..LOOKS {
-            self.look(counted);
+            self.sample(counted);
         }
     }
 
@@ -190,7 +190,7 @@ fn a_mask_larger_than_needed() {
     let mut scene = right();
     scene.class("rt", 0x00ff);
     for look in 0..LOOKS {
-        scene.look(&[("rt", MIB + look * MIB / 20, MIB / 20), STREAM]);
+        scene.sample(&[("rt", MIB + look * MIB / 20, MIB / 20), STREAM]);
     }
     assert_eq!(scene.found(), []);
 }
@@ -208,7 +208,7 @@ fn threads_that_stayed_behind() {
     // Threads that are moved one by one have not escaped.
     let mut scene = right();
     scene.thread(12, 11, ROOT, 1);
-    scene.look(&[LIST, STREAM]);
+    scene.sample(&[LIST, STREAM]);
     scene.thread(12, 11, "rt", 1);
     scene.looks(&[LIST, STREAM]);
     assert_eq!(scene.found(), []);

@@ -66,7 +66,7 @@ pub struct Sampled {
 
 /// The class and the CPU of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whereabouts {
+pub struct ThreadPosition {
     /// The class that decides which ways its lines may fill.
     pub class: String,
     /// The CPU it ran on last.
@@ -81,7 +81,7 @@ pub struct ThreadLane {
     /// Name of the thread.
     pub name: String,
     /// Where it was, in order of time.
-    pub was: Vec<Stretch<Whereabouts>>,
+    pub was: Vec<Stretch<ThreadPosition>>,
 }
 
 /// All that the changes of a record say, over time.
@@ -160,7 +160,7 @@ impl Timeline {
                 settings |= timeline.take(at, next, &mut state);
             }
             if settings {
-                timeline.look(at, &state);
+                timeline.sample(at, &state);
             }
         }
         timeline.close();
@@ -223,12 +223,12 @@ impl Timeline {
         now(
             &mut lane.was,
             at,
-            is.map(|(class, cpu)| Whereabouts { class, cpu }),
+            is.map(|(class, cpu)| ThreadPosition { class, cpu }),
         );
     }
 
     /// Opens and closes stretches by the settings from `at` on.
-    fn look(&mut self, at: u64, state: &Snapshot) {
+    fn sample(&mut self, at: u64, state: &Snapshot) {
         for class in state.classes.keys() {
             if !self.classes.contains(class) {
                 self.classes.push(class.clone());

@@ -30,7 +30,7 @@ use quell_types::partition::Mask;
 use quell_types::units::UnitError;
 
 pub use findings::{Finding, Kind, findings};
-pub use lanes::{Block, Fill, Sampled, Stretch, ThreadLane, Timeline, Ways, Whereabouts, rate};
+pub use lanes::{Block, Fill, Sampled, Stretch, ThreadLane, ThreadPosition, Timeline, Ways, rate};
 
 /// The class of every task that is in no other, as resctrl's root group.
 pub const ROOT: &str = "/";

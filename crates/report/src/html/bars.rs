@@ -156,7 +156,7 @@ fn draw(page: &Page<'_>, shown: &[&ConfigurationResult], panels: &[Panel], width
                 };
                 svg.text(area.left + 4.0, middle + 4.0, Anchor::Start, "small", why);
             }
-            let class = page.look(&configuration.name).class;
+            let class = page.appearance(&configuration.name).class;
             for (order, spread) in bars.iter().enumerate() {
                 let shift = match (bars.len(), order) {
                     (1, _) => 0.0,

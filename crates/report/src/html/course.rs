@@ -1,7 +1,7 @@
 //! What a subject had and missed in memory over time, under every configuration, with Quell's
 //! memory control or without.
 
-use quell_record::events::{Course, Met};
+use quell_record::events::{MemoryPoint, MemorySeries};
 
 use super::chart::{Anchor, Area, Axes, Figure, Scale, Svg, Width};
 use super::envelope::envelope;
@@ -12,11 +12,11 @@ use super::series::{buckets, whole};
 struct Panel<'r> {
     name: &'r str,
     class: &'static str,
-    points: &'r [Met],
+    points: &'r [MemoryPoint],
 }
 
 impl Panel<'_> {
-    fn seconds(&self, met: &Met) -> f64 {
+    fn seconds(&self, met: &MemoryPoint) -> f64 {
         let first = self.points.first().map_or(0, |first| first.at_ns);
         met.at_ns.saturating_sub(first) as f64 / 1e9
     }
@@ -60,11 +60,11 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
     };
     let names = result.configurations.iter().map(|c| c.name.as_str());
     let panel = |name: &'r str| {
-        let is = |c: &&Course| c.configuration == name && c.subject == first.subject;
+        let is = |c: &&MemorySeries| c.configuration == name && c.subject == first.subject;
         let course = courses.iter().find(is)?;
         (course.points.len() > 1).then(|| Panel {
             name,
-            class: page.look(name).class,
+            class: page.appearance(name).class,
             points: &course.points,
         })
     };
@@ -132,7 +132,7 @@ fn draw(panels: &[Panel<'_>], width: Width) -> Svg {
     svg
 }
 
-fn band(svg: &mut Svg, panel: &Panel<'_>, pick: fn(&Met) -> f64, axes: Axes<'_>) {
+fn band(svg: &mut Svg, panel: &Panel<'_>, pick: fn(&MemoryPoint) -> f64, axes: Axes<'_>) {
     let Axes { area, x, y } = axes;
     let points = panel.points.iter().map(|m| (panel.seconds(m), pick(m)));
     let points: Vec<(f64, f64)> = points.collect();

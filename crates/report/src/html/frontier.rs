@@ -9,7 +9,7 @@ use crate::view::{Spread, View, median_kept, tail_kept};
 use super::chart::{
     Anchor, Area, Axes, Figure, Labels, Mark, Scale, Svg, Width, room, strong_room,
 };
-use super::page::{Look, Page, Section};
+use super::page::{Appearance, Page, Section};
 
 /// Which figure of a point is drawn.
 type Pick = fn(&Point) -> Option<Spread>;
@@ -20,7 +20,7 @@ type Panel<'p> = (&'p str, Pick, Vec<(&'p Lone, Spread)>);
 /// A configuration outside the families with caps.
 struct Lone {
     name: String,
-    look: Look,
+    appearance: Appearance,
     kept: f64,
     median: Option<Spread>,
     tail: Option<Spread>,
@@ -38,7 +38,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
             let figures = view.protected(c)?;
             Some(Lone {
                 name: c.name.clone(),
-                look: page.look(&c.name),
+                appearance: page.appearance(&c.name),
                 kept: view.kept(c)?,
                 median: median_kept(figures),
                 tail: tail_kept(figures),
@@ -150,7 +150,7 @@ fn whisker(svg: &mut Svg, x: f64, y: &Scale, class: &str, spread: Spread) {
 /// One drawn point: its place, its look, and its cap or name.
 struct Drawn<'p> {
     at: (f64, f64),
-    look: Look,
+    appearance: Appearance,
     label: &'p str,
 }
 
@@ -178,9 +178,9 @@ fn panel(
 ) {
     let Axes { area, x, y } = axes;
     let mut labels = Labels::default();
-    let mut series: Vec<(&str, Look, Vec<Drawn<'_>>)> = Vec::new();
+    let mut series: Vec<(&str, Appearance, Vec<Drawn<'_>>)> = Vec::new();
     for one in &data.series {
-        let look = page.look(&one.name);
+        let appearance = page.appearance(&one.name);
         let points: Vec<(&Point, Spread, (f64, f64))> = one
             .points
             .iter()
@@ -190,12 +190,12 @@ fn panel(
             })
             .collect();
         let places: Vec<(f64, f64)> = points.iter().map(|(.., at)| *at).collect();
-        let dash = if look.mark == Mark::Square {
+        let dash = if appearance.mark == Mark::Square {
             " dash"
         } else {
             ""
         };
-        svg.line(&format!("line thin{dash} {}", look.class), &places);
+        svg.line(&format!("line thin{dash} {}", appearance.class), &places);
         let drawn = points.into_iter().map(|(point, spread, at)| {
             let dot = Dot {
                 name: &point.name,
@@ -203,11 +203,15 @@ fn panel(
                 spread,
                 at,
             };
-            dot.draw(svg, &mut labels, look, y);
+            dot.draw(svg, &mut labels, appearance, y);
             let label = &point.label;
-            Drawn { at, look, label }
+            Drawn {
+                at,
+                appearance,
+                label,
+            }
         });
-        series.push((&one.name, look, drawn.collect()));
+        series.push((&one.name, appearance, drawn.collect()));
     }
     let mut alone = Vec::new();
     for (lone, spread) in lone {
@@ -218,16 +222,16 @@ fn panel(
             spread: *spread,
             at,
         };
-        dot.draw(svg, &mut labels, lone.look, y);
+        dot.draw(svg, &mut labels, lone.appearance, y);
         alone.push(Drawn {
             at,
-            look: lone.look,
+            appearance: lone.appearance,
             label: &lone.name,
         });
     }
     // Names before caps. A point without its cap still has its title, but a line without its name
     // has nothing.
-    for (name, look, drawn) in &series {
+    for (name, appearance, drawn) in &series {
         let near = drawn.iter().rev().flat_map(|d| {
             let (x, y) = d.at;
             let far = [(x, y - 21.0, Anchor::Middle), (x, y + 29.0, Anchor::Middle)];
@@ -238,7 +242,7 @@ fn panel(
             (area.right - 4.0, area.top + down, Anchor::End)
         });
         if let Some((x, y, anchor)) = labels.place(area, strong_room(name), near.chain(corner)) {
-            let class = format!("name strong halo {}", look.class);
+            let class = format!("name strong halo {}", appearance.class);
             svg.text(x, y, anchor, &class, name);
         }
     }
@@ -254,7 +258,7 @@ fn panel(
             (room(drawn.label), "")
         };
         if let Some((x, y, anchor)) = labels.place(area, wide, around(drawn.at.0, drawn.at.1)) {
-            let class = format!("name small halo{weight} {}", drawn.look.class);
+            let class = format!("name small halo{weight} {}", drawn.appearance.class);
             svg.text(x, y, anchor, &class, drawn.label);
         }
     }
@@ -269,12 +273,12 @@ struct Dot<'d> {
 }
 
 impl Dot<'_> {
-    fn draw(&self, svg: &mut Svg, labels: &mut Labels, look: Look, y: &Scale) {
-        whisker(svg, self.at.0, y, look.class, self.spread);
+    fn draw(&self, svg: &mut Svg, labels: &mut Labels, appearance: Appearance, y: &Scale) {
+        whisker(svg, self.at.0, y, appearance.class, self.spread);
         let kept = percent(self.kept);
         let title = format!("{}: {:.2} at {kept} kept", self.name, self.spread.value);
         let (x, y) = self.at;
-        svg.mark(look.mark, look.class, x, y, &title);
+        svg.mark(appearance.mark, appearance.class, x, y, &title);
         labels.mark(x, y);
     }
 }

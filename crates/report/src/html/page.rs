@@ -22,53 +22,53 @@ pub(crate) struct Section {
 /// The configurations that differ only in their axes: `regulated@10%`, `regulated@20%`, …
 pub(crate) struct Family<'r> {
     pub(crate) name: &'r str,
-    pub(crate) look: Look,
+    pub(crate) appearance: Appearance,
     pub(crate) members: Vec<&'r ConfigurationResult>,
 }
 
 /// How a family is drawn: a class of the style sheet and a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct Appearance {
     pub(crate) class: &'static str,
     pub(crate) mark: Mark,
 }
 
-const SOLO: Look = Look {
+const SOLO: Appearance = Appearance {
     class: "s0",
     mark: Mark::Disc,
 };
-const UNPROTECTED: Look = Look {
+const UNPROTECTED: Appearance = Appearance {
     class: "s1",
     mark: Mark::Cross,
 };
-const QUOTA: Look = Look {
+const QUOTA: Appearance = Appearance {
     class: "s3",
     mark: Mark::Square,
 };
-const OTHERS: [Look; 5] = [
-    Look {
+const OTHERS: [Appearance; 5] = [
+    Appearance {
         class: "s4",
         mark: Mark::Triangle,
     },
-    Look {
+    Appearance {
         class: "s5",
         mark: Mark::Diamond,
     },
-    Look {
+    Appearance {
         class: "s6",
         mark: Mark::Disc,
     },
-    Look {
+    Appearance {
         class: "s7",
         mark: Mark::Triangle,
     },
-    Look {
+    Appearance {
         class: "s0",
         mark: Mark::Diamond,
     },
 ];
 /// The first family that Quell regulates.
-const REGULATED: Look = Look {
+const REGULATED: Appearance = Appearance {
     class: "s2",
     mark: Mark::Disc,
 };
@@ -97,9 +97,9 @@ impl<'r> Page<'r> {
     }
 
     /// How a configuration is drawn, or a family by its name.
-    pub(crate) fn look(&self, name: &str) -> Look {
+    pub(crate) fn appearance(&self, name: &str) -> Appearance {
         let is = |f: &&Family<'_>| f.name == name || f.members.iter().any(|c| c.name == name);
-        self.families.iter().find(is).map_or(SOLO, |f| f.look)
+        self.families.iter().find(is).map_or(SOLO, |f| f.appearance)
     }
 
     /// The windows of a subject in a configuration, round by round.
@@ -121,7 +121,7 @@ fn families<'r>(view: &View<'r>) -> Vec<Family<'r>> {
             Some(family) => family.members.push(configuration),
             None => all.push(Family {
                 name,
-                look: SOLO,
+                appearance: SOLO,
                 members: vec![configuration],
             }),
         }
@@ -133,7 +133,7 @@ fn families<'r>(view: &View<'r>) -> Vec<Family<'r>> {
             let mut measured = family.members.iter().filter(|c| c.refused.is_empty());
             measured.any(|c| c.mechanisms.contains(&mechanism))
         };
-        family.look = if view.result.baseline.as_deref() == Some(family.name) {
+        family.appearance = if view.result.baseline.as_deref() == Some(family.name) {
             SOLO
         } else if unprotected == Some(family.name) {
             UNPROTECTED

@@ -135,7 +135,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
         let (from, to) = all.fold((u64::MAX, 0), |(a, b), t| (a.min(t), b.max(t)));
         (seen.len() > 1).then(|| Panel {
             name,
-            class: page.look(name).class,
+            class: page.appearance(name).class,
             from,
             to,
             total,

@@ -96,7 +96,7 @@ fn story<'r>(page: &Page<'r>, view: &View<'r>) -> Option<Story<'r>> {
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, c)| c);
     let rival = best.and_then(|best| {
-        let quota = page.families.iter().find(|f| f.look.class == "s3")?;
+        let quota = page.families.iter().find(|f| f.appearance.class == "s3")?;
         let same = quota.members.iter().find(|c| c.label() == best.label());
         same.or(quota.members.first()).copied()
     });
@@ -138,7 +138,7 @@ fn story<'r>(page: &Page<'r>, view: &View<'r>) -> Option<Story<'r>> {
             let window = last.saturating_sub(first) / (at.len() as u64).saturating_sub(1).max(1);
             Some(Cell {
                 name: &c.name,
-                class: page.look(&c.name).class,
+                class: page.appearance(&c.name).class,
                 victim,
                 other: view.pays.and_then(|pays| span(&c.name, pays, round)),
                 from: first,

@@ -49,7 +49,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
             configuration: c.name.clone(),
             family: c.family().to_owned(),
             label: if reference { &c.name } else { c.label() }.to_owned(),
-            class: page.look(&c.name).class,
+            class: page.appearance(&c.name).class,
             reference,
             points,
         })

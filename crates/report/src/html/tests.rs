@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use quell_plan::{Promise, Setting};
-use quell_record::events::{Course, Event, Met, Record, Stamped, Steering};
+use quell_record::events::{Event, MemoryPoint, MemorySeries, Record, Stamped, Steering};
 use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::units::{Lines, Nanos, Rate, Share};
@@ -354,12 +354,12 @@ fn what_was_done_about_memory_is_drawn_with_every_reason() {
 #[test]
 fn memory_of_a_subject_is_drawn_for_every_configuration() {
     let mut record = sample::record();
-    let course = |configuration: &str, resident_mb: f64, cache_misses: f64| Course {
+    let course = |configuration: &str, resident_mb: f64, cache_misses: f64| MemorySeries {
         configuration: configuration.into(),
         subject: "victim".into(),
         round: 0,
         points: (0..40)
-            .map(|n| Met {
+            .map(|n| MemoryPoint {
                 at_ns: 5_000_000_000 + n * 50_000_000,
                 resident_mb,
                 cache_misses,

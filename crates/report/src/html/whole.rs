@@ -12,7 +12,7 @@ use crate::text::unit;
 
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width, room};
 use super::envelope::{covered, envelope};
-use super::page::{Look, Page, Section};
+use super::page::{Appearance, Page, Section};
 use super::series::{Part, buckets, parts, steps, whole, zoomed};
 
 /// The most CPUs that get a lane of their own.
@@ -22,7 +22,7 @@ const MOST_CPUS: usize = 4;
 struct Dot {
     s: f64,
     value: f64,
-    look: Look,
+    appearance: Appearance,
     title: String,
 }
 
@@ -118,7 +118,7 @@ fn lanes(page: &Page<'_>) -> Vec<Lane> {
                 Some(Dot {
                     s: at as f64 / 1e9,
                     value,
-                    look: page.look(&s.configuration),
+                    appearance: page.appearance(&s.configuration),
                     title: format!("{}, round {}", s.configuration, s.round.saturating_add(1)),
                 })
             })
@@ -240,13 +240,13 @@ fn draw(page: &Page<'_>, lanes: &[Lane], end: u64, width: Width) -> Svg {
     let head = key.last().map_or(0.0, |k| k.1 + 14.0);
     let tall: f64 = lanes.iter().map(|l| l.height() + ABOVE).sum();
     let mut svg = Svg::new(width, head + tall + 44.0);
-    for (x, y, name, look) in &key {
-        svg.mark(look.mark, look.class, *x, *y, name);
+    for (x, y, name, appearance) in &key {
+        svg.mark(appearance.mark, appearance.class, *x, *y, name);
         svg.text(
             x + 9.0,
             y + 4.0,
             Anchor::Start,
-            &format!("name {}", look.class),
+            &format!("name {}", appearance.class),
             name,
         );
     }
@@ -298,7 +298,11 @@ fn draw(page: &Page<'_>, lanes: &[Lane], end: u64, width: Width) -> Svg {
 }
 
 /// The families' marks above the first lane: x, y, name and look.
-fn keys<'p>(page: &'p Page<'_>, lanes: &[Lane], width: Width) -> Vec<(f64, f64, &'p str, Look)> {
+fn keys<'p>(
+    page: &'p Page<'_>,
+    lanes: &[Lane],
+    width: Width,
+) -> Vec<(f64, f64, &'p str, Appearance)> {
     if !lanes.iter().any(|l| matches!(l, Lane::Dots(..))) {
         return Vec::new();
     }
@@ -309,7 +313,7 @@ fn keys<'p>(page: &'p Page<'_>, lanes: &[Lane], width: Width) -> Vec<(f64, f64, 
         if x + wide > width.units() && x > 64.0 {
             (x, y) = (64.0, y + 17.0);
         }
-        all.push((x, y, family.name, family.look));
+        all.push((x, y, family.name, family.appearance));
         x += wide;
     }
     all
@@ -327,8 +331,8 @@ fn lane(svg: &mut Svg, lane: &Lane, area: &Area, x: &Scale, seconds: f64, end: u
             svg.rows(area, &y, &y.ticks(5), true);
             for dot in dots {
                 svg.mark(
-                    dot.look.mark,
-                    dot.look.class,
+                    dot.appearance.mark,
+                    dot.appearance.class,
                     x.at(dot.s),
                     y.at(dot.value),
                     &dot.title,

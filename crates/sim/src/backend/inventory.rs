@@ -8,7 +8,7 @@ use quell_plan::inventory::{
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::partition::{Apart, Colouring, Mask, Partitions, WayPartition};
+use quell_types::partition::{CodeData, Colouring, Mask, Partitions, WayPartition};
 use quell_types::units::Bytes;
 
 use quell_model::address::Colours;
@@ -197,7 +197,7 @@ fn partitions(profile: &Profile) -> Partitions {
             classes: ways.classes,
             sparse: ways.sparse,
             shareable: Mask::default(),
-            apart: Apart::Never,
+            code_data: CodeData::Never,
         })
         .collect();
     let large = profile.tlb.large_page.0.trailing_zeros();

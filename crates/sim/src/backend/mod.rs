@@ -513,7 +513,7 @@ impl Backend for Sim {
                     )));
                 }
                 let class = self.class(group)?;
-                let apart = |cpu: &CpuId| self.os.regulated_apart(*cpu as usize, class);
+                let apart = |cpu: &CpuId| self.os.regulates_directions(*cpu as usize, class);
                 if let Some(cpu) = cpus.iter().find(apart) {
                     return Err(BackendError(format!(
                         "group {group} has a budget of reads and one of writes on CPU {cpu}: neither is moved by one for both"

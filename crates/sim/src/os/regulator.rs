@@ -225,10 +225,10 @@ impl Os {
 
     /// Whether reads and writes of `class` have separate budgets on a core.
     #[must_use]
-    pub fn regulated_apart(&self, core: usize, class: u8) -> bool {
+    pub fn regulates_directions(&self, core: usize, class: u8) -> bool {
         let core = self.cores.get(core);
         let regulated = core.and_then(|core| core.regulated.get(&class));
-        regulated.is_some_and(|r| matches!(r.regulator, Regulator::Apart(_)))
+        regulated.is_some_and(|r| matches!(r.regulator, Regulator::Directions(_)))
     }
 
     /// The counts that the regulator of a group on a core is based on.
@@ -239,7 +239,7 @@ impl Os {
         let counts = regulated.counts(self.machine.counts(core));
         let (read, written) = (Lines(counts.lines()), Lines(counts.writebacks));
         match regulated.meter {
-            Meter::Apart { .. } => LineCounts {
+            Meter::Directions { .. } => LineCounts {
                 lines: read,
                 writes: written,
             },
@@ -260,7 +260,7 @@ impl Os {
         let first = lines.map(|lines| lines.lines.0);
         let mut armed = Armed::default();
         match regulated.meter {
-            Meter::Apart { .. } => {
+            Meter::Directions { .. } => {
                 (armed.read, armed.written) = (first, lines.map(|lines| lines.writes.0));
             }
             Meter::Writes => armed.written = first,

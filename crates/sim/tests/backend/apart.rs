@@ -17,7 +17,7 @@ use crate::{cpus, group, measure, sim, step, subject};
 fn apart(reads: Rate, writes: Rate, on: &str) -> Regulation {
     let writes = Lines::at(writes, PERIOD);
     Regulation {
-        meter: Meter::Apart { writes },
+        meter: Meter::Directions { writes },
         ..regulation(reads, on)
     }
 }

@@ -34,15 +34,15 @@ proptest! {
     #[test]
     fn between_start_and_release_no_limit_moves(high in 5..=100u64, between in 2..5u64, left in 40..300u64) {
         let mut quell = Quell::new(&rules(&[LIMIT], false), Nanos(0));
-        let mut look = Plant::new(1024, 300, vec![anonymous(1, 1)]).look();
-        look.machine.available = Bytes((300 + left) * MIB);
-        look.neighbours[0].usage = Bytes(300 * MIB);
-        look.neighbours[0].anonymous = Bytes(300 * MIB);
+        let mut sample = Plant::new(1024, 300, vec![anonymous(1, 1)]).sample();
+        sample.machine.available = Bytes((300 + left) * MIB);
+        sample.neighbours[0].usage = Bytes(300 * MIB);
+        sample.neighbours[0].anonymous = Bytes(300 * MIB);
         let (mut out, mut waited) = (Vec::new(), 0);
         for i in 1..=600 {
             waited += MS(20).0 * if i < 20 { high } else { between } / 100;
-            look.critical[0].memory_stall = Nanos(waited);
-            quell.step(MS(20 * i), &look, &mut out);
+            sample.critical[0].memory_stall = Nanos(waited);
+            quell.step(MS(20 * i), &sample, &mut out);
             if i == 20 {
                 let limited = out.drain(..).any(|d| matches!(d.act, Act::Limit { .. }));
                 prop_assert!(limited, "it waited");
@@ -134,10 +134,10 @@ proptest! {
         let mut stopped = None;
         for average in averages {
             plant.run(Nanos::secs(1));
-            let mut look = plant.look();
-            look.machine.average = Some(Share::percent(average));
+            let mut sample = plant.sample();
+            sample.machine.average = Some(Share::percent(average));
             let mut out = Vec::new();
-            controller.step(plant.now, &look, &mut out);
+            controller.step(plant.now, &sample, &mut out);
             for decision in out {
                 match decision.act {
                     Act::Stop(task) => {

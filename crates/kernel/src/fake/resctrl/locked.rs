@@ -66,11 +66,11 @@ impl Resctrl {
 
     pub(super) fn set_up(&mut self, group: &str) -> Answer<()> {
         let default = group.is_empty();
-        let apart = |o: &str| o.contains("cdp");
+        let code_data = |o: &str| o.contains("cdp");
         let control = &self.groups[group];
         let why = if default {
             "Cannot pseudo-lock default group"
-        } else if self.options.as_deref().is_some_and(apart) {
+        } else if self.options.as_deref().is_some_and(code_data) {
             "CDP enabled"
         } else if !self.rdt.locks {
             "Pseudo-locking not supported"

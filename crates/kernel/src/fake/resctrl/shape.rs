@@ -167,13 +167,13 @@ pub(super) fn resources(
         ),
         ("L3", rdt.l3, cdp, rdt.shareable, vec![0], 1 << 20),
     ];
-    for (level, bits, apart, shareable, domains, way) in caches {
+    for (level, bits, code_data, shareable, domains, way) in caches {
         let Some(bits) = bits else { continue };
-        let kinds: &[&str] = if apart { &["DATA", "CODE"] } else { &[""] };
+        let kinds: &[&str] = if code_data { &["DATA", "CODE"] } else { &[""] };
         all.extend(kinds.iter().map(|kind| Resource {
             name: format!("{level}{kind}"),
             // Each class takes two masks of the hardware.
-            classes: rdt.classes / if apart { 2 } else { 1 },
+            classes: rdt.classes / if code_data { 2 } else { 1 },
             bits: Some(bits),
             shareable,
             domains: domains.clone(),

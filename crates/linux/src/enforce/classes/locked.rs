@@ -24,7 +24,7 @@ use quell_types::partition::Mask;
 use quell_types::units::Bytes;
 
 use super::Parts;
-use super::residency::Stays;
+use super::residency::Residency;
 use crate::enforce::{Launch, cache};
 use crate::host::Host;
 
@@ -38,7 +38,7 @@ pub(super) struct Locked {
     /// The program that the region was handed to last.
     given: Option<SubjectId>,
     /// Counts lines that left. `None` where nothing can count them.
-    stays: Option<Stays>,
+    stays: Option<Residency>,
 }
 
 impl Locked {
@@ -151,7 +151,7 @@ fn stays(
     name: &str,
     region: &Region,
     level: u32,
-) -> Result<(Option<Stays>, String)> {
+) -> Result<(Option<Residency>, String)> {
     let group = host.groups.one(name)?.cpus.clone();
     let caches = &host.inventory()?.caches;
     let cache = caches
@@ -161,7 +161,7 @@ fn stays(
         .max();
     let device = open(region)?;
     let (cpus, size) = (&region.cpus, cache.unwrap_or_default());
-    let looked = Stays::look(&device, region.bytes, cpus, &group, size, &mut host.heart());
+    let looked = Residency::measure(&device, region.bytes, cpus, &group, size, &mut host.heart());
     let looked = looked.map_err(|e| Error::file("map", &region.device(), None, e))?;
     let Some((stays, missed)) = looked else {
         let told = format!(

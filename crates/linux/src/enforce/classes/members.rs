@@ -6,15 +6,16 @@ use quell_kernel::cgroup::Version;
 use quell_kernel::error::Result;
 use quell_kernel::resctrl::Group;
 use quell_kernel::root::Files;
-use quell_kernel::{below, procfs};
+use quell_kernel::{cgroup_tree, procfs};
+use quell_types::cpuset::CpuSet;
 
 use crate::group_cgroups::GroupCgroups;
 
 /// Every thread in the cgroups of a group and in those below them.
-pub fn threads(files: &dyn Files, home: &GroupCgroups) -> Result<BTreeSet<u32>> {
+pub fn threads(files: &dyn Files, group_cgroups: &GroupCgroups) -> Result<BTreeSet<u32>> {
     let (mut threads, mut processes) = (BTreeSet::new(), BTreeSet::new());
-    for place in &home.places {
-        for dir in below::tree(files, &place.dir) {
+    for place in &group_cgroups.places {
+        for dir in cgroup_tree::tree(files, &place.dir) {
             let whole = place.hierarchy.version == Version::V2;
             let listed = |name: &str| tasks_of(files, &format!("{dir}/{name}"));
             if !whole {
@@ -41,21 +42,23 @@ pub fn threads(files: &dyn Files, home: &GroupCgroups) -> Result<BTreeSet<u32>> 
 /// The tasks that a file lists. Empty where the file is gone.
 fn tasks_of(files: &dyn Files, path: &str) -> Result<Vec<u32>> {
     let text = files.optional(path)?.unwrap_or_default();
-    Ok(below::listed(&text).collect())
+    Ok(cgroup_tree::listed(&text).collect())
 }
 
 /// A group, its control group, and the threads of both.
-pub struct Whereabouts {
+pub struct ClassMembers {
     pub name: String,
     pub group: Group,
-    pub home: GroupCgroups,
+    pub cgroups: GroupCgroups,
     /// Threads that were in the control group.
     pub inside: BTreeSet<u32>,
     /// Threads in the group's cgroups, read after `inside`.
     pub all: BTreeSet<u32>,
+    /// CPUs that Quell has put into the control group.
+    pub cpus: CpuSet,
 }
 
-impl Whereabouts {
+impl ClassMembers {
     /// Whether threads of the group are outside that have not ended.
     pub fn outside(&self, files: &dyn Files) -> Result<bool> {
         any_alive(files, self.all.difference(&self.inside))
@@ -73,7 +76,7 @@ fn any_alive<'a>(files: &dyn Files, tids: impl Iterator<Item = &'a u32>) -> Resu
 
 /// What other programs have put into the control groups of the plan's groups: threads, and CPUs
 /// whose other tasks fill the ways, too. Pairs of a group and a sentence.
-pub fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(String, String)>> {
+pub fn strangers(files: &dyn Files, all: &[ClassMembers]) -> Result<Vec<(String, String)>> {
     let mut said = Vec::new();
     let classes: BTreeSet<&Group> = all.iter().map(|w| &w.group).collect();
     for class in classes.into_iter().filter(|c| !c.name.is_empty()) {
@@ -83,7 +86,7 @@ pub fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(String, 
         sharing().for_each(|w| others.retain(|tid| !w.all.contains(tid)));
         let mut what = Vec::new();
         // The threads of a group without cgroups are not known.
-        if sharing().any(|w| w.home.places.is_empty()) {
+        if sharing().any(|w| w.cgroups.places.is_empty()) {
             others.clear();
         }
         if any_alive(files, others.iter())? {
@@ -92,7 +95,8 @@ pub fn strangers(files: &dyn Files, all: &[Whereabouts]) -> Result<Vec<(String, 
                 class.file("tasks")
             ));
         }
-        let cpus = class.cpus(files)?;
+        let given = sharing().fold(CpuSet::default(), |all, w| all.union(&w.cpus));
+        let cpus = class.cpus(files)?.difference(&given);
         if !cpus.is_empty() {
             what.push(format!(
                 "somebody has given CPUs {cpus} to {}, whose other tasks fill the same",
@@ -133,11 +137,11 @@ mod tests {
             ours: true,
             braked: false,
         };
-        let home = GroupCgroups {
+        let group_cgroups = GroupCgroups {
             group: "g".to_owned(),
             places: vec![place],
         };
-        (fake, home)
+        (fake, group_cgroups)
     }
 
     fn put(files: &dyn Files, dir: &str, file: &str, task: u32) {
@@ -149,46 +153,47 @@ mod tests {
     #[test]
     fn threads_are_listed_on_v1_and_processes_on_v2() {
         for flavour in [Flavour::V1, Flavour::V2] {
-            let (fake, home) = machine(flavour);
-            let dir = &home.places[0].dir;
+            let (fake, group_cgroups) = machine(flavour);
+            let dir = &group_cgroups.places[0].dir;
             let pid = fake.with(|m| m.spawn("program"));
             let other = fake.with(|m| m.thread(pid));
-            let door = match flavour {
+            let procs_file = match flavour {
                 Flavour::V1 => "tasks",
                 Flavour::V2 => "cgroup.procs",
             };
-            put(&fake, dir, door, pid);
+            put(&fake, dir, procs_file, pid);
             let all = match flavour {
                 Flavour::V1 => BTreeSet::from([pid]),
                 Flavour::V2 => BTreeSet::from([pid, other]),
             };
-            assert_eq!(threads(&fake, &home).unwrap(), all);
+            assert_eq!(threads(&fake, &group_cgroups).unwrap(), all);
             fake.with(|m| m.somebody_makes(&format!("{dir}/below")))
                 .unwrap();
             let inside = fake.with(|m| m.spawn("program"));
-            put(&fake, &format!("{dir}/below"), door, inside);
-            assert!(threads(&fake, &home).unwrap().contains(&inside));
+            put(&fake, &format!("{dir}/below"), procs_file, inside);
+            assert!(threads(&fake, &group_cgroups).unwrap().contains(&inside));
             // A threaded cgroup answers so.
             fake.refuse(Op::Read, "/cgroup.procs", libc::EOPNOTSUPP);
-            let found = threads(&fake, &home).unwrap();
+            let found = threads(&fake, &group_cgroups).unwrap();
             assert!(found.contains(&pid) && found.is_superset(&all), "{found:?}");
         }
     }
 
     #[test]
     fn strangers_in_a_control_group_are_reported_dead_ones_not() {
-        let (fake, home) = machine(Flavour::V2);
+        let (fake, group_cgroups) = machine(Flavour::V2);
         let resctrl = Resctrl::find(&fake).unwrap().unwrap();
         let group = resctrl.group("COS1");
         fake.mkdir(&group.dir).unwrap();
         let (own, stranger) = fake.with(|m| (m.spawn("own"), m.spawn("stranger")));
-        put(&fake, &home.places[0].dir, "cgroup.procs", own);
-        let look = || Whereabouts {
+        put(&fake, &group_cgroups.places[0].dir, "cgroup.procs", own);
+        let look = || ClassMembers {
             name: "g".to_owned(),
             inside: group.tasks(&fake).unwrap().into_iter().collect(),
-            all: threads(&fake, &home).unwrap(),
+            all: threads(&fake, &group_cgroups).unwrap(),
             group: group.clone(),
-            home: home.clone(),
+            cgroups: group_cgroups.clone(),
+            cpus: CpuSet::default(),
         };
         assert!(look().outside(&fake).unwrap());
         put(&fake, &group.dir, "tasks", own);
@@ -204,9 +209,9 @@ mod tests {
             told.len() == 1 && told[0].contains("threads of others into"),
             "{told:?}"
         );
-        let homeless = Whereabouts {
+        let homeless = ClassMembers {
             all: BTreeSet::new(),
-            home: GroupCgroups {
+            cgroups: GroupCgroups {
                 group: "g".to_owned(),
                 places: Vec::new(),
             },
@@ -217,9 +222,14 @@ mod tests {
         assert!(said().is_empty());
         fake.write(&group.file("cpus_list"), "1").unwrap();
         assert!(said()[0].contains("has given CPUs 1 to"), "{:?}", said());
+        let given = ClassMembers {
+            cpus: "1".parse().unwrap(),
+            ..look()
+        };
+        assert!(strangers(&fake, &[given]).unwrap().is_empty());
         // A thread that is ending is not waited for.
         let late = fake.with(|m| m.spawn("late"));
-        put(&fake, &home.places[0].dir, "cgroup.procs", late);
+        put(&fake, &group_cgroups.places[0].dir, "cgroup.procs", late);
         assert!(look().outside(&fake).unwrap());
         fake.with(|m| m.begin_exit(late));
         assert!(!look().outside(&fake).unwrap());

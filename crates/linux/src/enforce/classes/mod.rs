@@ -9,8 +9,8 @@
 //! A group that has ways to itself is made exclusive where the kernel allows it. Control groups
 //! that other programs make meanwhile then begin without these ways.
 
+mod check;
 mod locked;
-mod look;
 mod members;
 mod residency;
 
@@ -24,14 +24,15 @@ use quell_kernel::root::Files;
 use quell_plan::{GroupPlan, Plan, Promise, Setting, Step};
 use quell_record::about::About;
 use quell_record::backend::{Action, Observation};
+use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::mechanism::Level;
 use quell_types::partition::Mask;
 
 use super::{Applied, Enforcer, Launch, cache};
 use crate::host::{Host, finding};
+use check::Found;
 use locked::Locked;
-use look::Found;
 
 /// resctrl, and what groups have of it.
 struct Parts {
@@ -41,6 +42,8 @@ struct Parts {
     free: usize,
     /// The control group of each group, by the group's name.
     groups: BTreeMap<String, Group>,
+    /// The CPUs that Quell has put into a group's control group, by the group's name.
+    cpus: BTreeMap<String, CpuSet>,
     /// The locked region of each group, by the group's name.
     locks: BTreeMap<String, Locked>,
     /// Groups whose control group another program has removed, with its path, until that is
@@ -55,7 +58,7 @@ fn parts(set: &Setting) -> bool {
     matches!(
         set,
         Setting::Ways { .. }
-            | Setting::WaysApart { .. }
+            | Setting::WaysCodeData { .. }
             | Setting::Mba { .. }
             | Setting::MbaRate { .. }
     )
@@ -101,7 +104,7 @@ impl Parts {
                     false => Ok(lines),
                 }
             }
-            Setting::WaysApart { level, code, data } => {
+            Setting::WaysCodeData { level, code, data } => {
                 let mut lines = Schemata::default();
                 for (resource, ways) in self.info.ways(*level) {
                     let mask = match ways.content {
@@ -157,7 +160,7 @@ impl Parts {
 
 /// Whether a step gives its group ways of a level.
 fn ways_of(set: &Setting, of: u32) -> bool {
-    matches!(set, Setting::Ways { level, .. } | Setting::WaysApart { level, .. } if *level == of)
+    matches!(set, Setting::Ways { level, .. } | Setting::WaysCodeData { level, .. } if *level == of)
 }
 
 /// The settings for resctrl that a plan has for a group.
@@ -193,11 +196,12 @@ pub(crate) struct Classes {
 impl Enforcer for Classes {
     fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
         match set {
-            Setting::MountApart { levels } => self.begin(host, levels).map(Some),
+            Setting::MountCodeData { levels } => self.begin(host, levels).map(Some),
             Setting::Lock { level, mask, size } => {
                 let parts = self.begun()?;
                 parts.lock(host, group, *level, *mask, *size).map(Some)
             }
+            Setting::WaysCpus { cpus } => self.give_cpus(host, group, cpus).map(Some),
             set if parts(set) => self.part(host, group, set).map(Some),
             _ => Ok(None),
         }
@@ -215,7 +219,7 @@ impl Enforcer for Classes {
 
     /// Brings in newborn tasks, and reports what other programs took of a promise. Each finding is
     /// reported once, when it begins.
-    fn look(&mut self, host: &mut Host, seen: &mut Observation) {
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         let Some(of) = &mut self.parts else {
             return;
         };
@@ -245,7 +249,7 @@ impl Enforcer for Classes {
             return Ok(());
         };
         let class = parts.groups.get(program.group);
-        program.doors.extend(class.map(|c| c.file("tasks")));
+        program.procs_files.extend(class.map(|c| c.file("tasks")));
         match parts.locks.get_mut(program.group) {
             Some(locked) => locked.hand_to(program),
             None => Ok(()),
@@ -266,18 +270,18 @@ impl Classes {
 
     /// Has resctrl mounted. If Quell mounts it, code and data are separate in the caches of these
     /// levels. Returns notes for a person.
-    fn begin(&mut self, host: &mut Host, apart: &[u32]) -> Result<Vec<String>> {
+    fn begin(&mut self, host: &mut Host, code_data: &[u32]) -> Result<Vec<String>> {
         if self.parts.is_some() {
             return Ok(Vec::new());
         }
         let before = Resctrl::find(&host.files)?.is_some();
-        let options = apart.iter().map(|level| match level {
+        let options = code_data.iter().map(|level| match level {
             2 => "cdpl2",
             _ => "cdp",
         });
         let options: Vec<&str> = options.collect();
         let resctrl = cache::adopt_or_mount(&mut host.writer()?, &options.join(","))?;
-        if let Some(level) = apart.iter().find(|level| !resctrl.apart(**level)) {
+        if let Some(level) = code_data.iter().find(|level| !resctrl.code_data(**level)) {
             return Err(Error::refused_with(
                 format!(
                     "resctrl was mounted at {} after this was planned, with code and data of L{level} together",
@@ -299,6 +303,7 @@ impl Classes {
             info,
             resctrl,
             groups: BTreeMap::new(),
+            cpus: BTreeMap::new(),
             locks: BTreeMap::new(),
             gone: Vec::new(),
             told: BTreeSet::new(),
@@ -319,7 +324,7 @@ impl Classes {
         }
         let ways = match *set {
             Setting::Ways { level, mask } => Some((level, mask)),
-            Setting::WaysApart { level, code, data } => Some((level, Mask(code.0 | data.0))),
+            Setting::WaysCodeData { level, code, data } => Some((level, Mask(code.0 | data.0))),
             _ => None,
         };
         if let Some((level, mask)) = ways {
@@ -350,6 +355,26 @@ impl Classes {
         } else if ways.is_some() {
             parts.keep_out(host);
         }
+        Ok(notes)
+    }
+
+    /// Puts a group's own CPUs into its control group. CPUs that another program has put into a
+    /// control group stay there, and are named.
+    fn give_cpus(&mut self, host: &mut Host, name: &str, cpus: &CpuSet) -> Result<Vec<String>> {
+        let class = self.class_of(name)?;
+        let parts = self.begun()?;
+        if class.name.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _lock = parts.resctrl.lock(&host.files, For::Changing, PATIENCE)?;
+        let given = cache::give_cpus(&mut host.writer()?, &parts.resctrl, &class, cpus)?;
+        let taken = given.taken.iter().map(|(other, cpus)| {
+            format!(
+                "group {name}: CPUs {cpus} are in resctrl's group {other}, and kernel work there fills its ways"
+            )
+        });
+        let notes = taken.collect();
+        parts.cpus.insert(name.to_owned(), given.cpus);
         Ok(notes)
     }
 

@@ -32,13 +32,13 @@ const TRIES: usize = 3;
 const BREATH: Duration = Duration::from_micros(200);
 
 /// A region of locked memory that is checked.
-pub(super) struct Stays {
+pub(super) struct Residency {
     memory: Locked,
     /// CPUs of its cache, those first that its group does not have.
     cpus: Vec<u32>,
 }
 
-impl Stays {
+impl Residency {
     /// Maps the region, sweeps its cache with other data, and counts the lines that missed. `None`
     /// where nothing counts here, or where none of its CPUs can be used. `beat` is called
     /// meanwhile. `cpus` are the CPUs of the region's cache. Programs on those in `group` should
@@ -46,7 +46,7 @@ impl Stays {
     ///
     /// # Errors
     /// When the region cannot be mapped.
-    pub fn look(
+    pub fn measure(
         device: &File,
         bytes: u64,
         cpus: &CpuSet,

@@ -25,10 +25,10 @@ impl Account {
     pub fn open(
         files: &dyn Files,
         group: &str,
-        home: &GroupCgroups,
+        group_cgroups: &GroupCgroups,
         memory: Option<&CgroupDir>,
     ) -> Result<Self> {
-        let v2 = v2_place(home);
+        let v2 = v2_place(group_cgroups);
         let stall = |resource: Resource| match v2 {
             Some(place) => CachedFile::open(files, &resource.of(&place.dir)),
             None => Ok(None),
@@ -53,7 +53,7 @@ impl Account {
 
     /// A group without pressure reports must not be taken for calm. Fails if its cgroup still
     /// exists.
-    pub fn still_told(&self, files: &dyn Files) -> Result<()> {
+    pub fn check_reported(&self, files: &dyn Files) -> Result<()> {
         let path = self.memory_stall.as_ref().map_or("", CachedFile::path);
         let dir = path.rsplit_once('/').map_or("", |(dir, _)| dir);
         if dir.is_empty() || !files.exists(&format!("{dir}/cgroup.procs")) {
@@ -104,7 +104,7 @@ pub fn waited(kept: Option<&mut CachedFile>, files: &dyn Files) -> Result<Option
 }
 
 /// The group's v2 cgroup, whatever its controllers: it reports pressure, and can be frozen.
-pub fn v2_place(home: &GroupCgroups) -> Option<&CgroupDir> {
+pub fn v2_place(group_cgroups: &GroupCgroups) -> Option<&CgroupDir> {
     let is = |p: &&CgroupDir| p.hierarchy.version == Version::V2;
-    home.places.iter().find(is)
+    group_cgroups.places.iter().find(is)
 }

@@ -36,7 +36,7 @@ struct Trace {
     name: &'static str,
     /// Total of `/proc/meminfo` and the watermarks, in KiB.
     machine: BTreeMap<String, u64>,
-    looks: Vec<BTreeMap<String, String>>,
+    samples: Vec<BTreeMap<String, String>>,
 }
 
 impl Trace {
@@ -48,9 +48,9 @@ impl Trace {
         let machine = pairs.map(|p| (p[0].to_owned(), p[1].parse().unwrap()));
         let machine = machine.collect();
         let columns: Vec<&str> = lines.next().unwrap().split(' ').collect();
-        let mut looks: Vec<BTreeMap<String, String>> = Vec::new();
+        let mut samples: Vec<BTreeMap<String, String>> = Vec::new();
         for line in lines {
-            let before = looks.last();
+            let before = samples.last();
             let value = |(column, text): (&&str, &str)| {
                 let text = match text {
                     "." => before.unwrap()[*column].clone(),
@@ -58,27 +58,27 @@ impl Trace {
                 };
                 ((*column).to_owned(), text)
             };
-            let look: BTreeMap<_, _> = columns.iter().zip(line.split(' ')).map(value).collect();
-            assert_eq!(look.len(), columns.len(), "{line}");
-            looks.push(look);
+            let sample: BTreeMap<_, _> = columns.iter().zip(line.split(' ')).map(value).collect();
+            assert_eq!(sample.len(), columns.len(), "{line}");
+            samples.push(sample);
         }
         Self {
             name,
             machine,
-            looks,
+            samples,
         }
     }
 }
 
-fn number(look: &BTreeMap<String, String>, column: &str) -> u64 {
-    look[column]
+fn number(sample: &BTreeMap<String, String>, column: &str) -> u64 {
+    sample[column]
         .parse()
-        .unwrap_or_else(|_| panic!("{column} is {}", look[column]))
+        .unwrap_or_else(|_| panic!("{column} is {}", sample[column]))
 }
 
 /// The contents of the kernel's files for a sample of the trace.
-fn files_of(trace: &Trace, look: &BTreeMap<String, String>, hog: u32) -> Vec<(String, String)> {
-    let n = |column: &str| number(look, column);
+fn files_of(trace: &Trace, sample: &BTreeMap<String, String>, hog: u32) -> Vec<(String, String)> {
+    let n = |column: &str| number(sample, column);
     let pressure = |avg10: &str, some, full| {
         format!(
             "some avg10={avg10} avg60=0.00 avg300=0.00 total={some}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={full}\n"
@@ -97,7 +97,7 @@ fn files_of(trace: &Trace, look: &BTreeMap<String, String>, hog: u32) -> Vec<(St
         ),
         (
             Resource::Memory.system().to_owned(),
-            pressure(&look["avg10"], 0, 0),
+            pressure(&sample["avg10"], 0, 0),
         ),
         (
             format!("/proc/{hog}/io"),
@@ -222,7 +222,7 @@ impl Scene {
         let zone =
             ["min", "low", "high"].map(|mark| format!("{mark} {}\n", trace.machine[mark] / 4));
         fake.with(|m| m.recorded("/proc/zoneinfo", zone.concat()));
-        show(&fake, trace, &trace.looks[0], hog);
+        show(&fake, trace, &trace.samples[0], hog);
 
         let run = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(run.path(), header()).unwrap();
@@ -236,11 +236,11 @@ impl Scene {
                 ours: false,
                 braked: false,
             };
-            let home = GroupCgroups {
+            let group_cgroups = GroupCgroups {
                 group: group.to_owned(),
                 places: vec![place.clone()],
             };
-            (home, Some(place))
+            (group_cgroups, Some(place))
         };
         let members = Members {
             critical: vec![member("detector")],
@@ -269,10 +269,10 @@ impl Scene {
         }
     }
 
-    fn look(&mut self, processes: bool, look: &mut Look) -> Result<()> {
+    fn sample(&mut self, processes: bool, sample: &mut Sample) -> Result<()> {
         let mut writer = JournaledWriter::new(&*self.files, &mut self.journal);
         self.watch
-            .look(&mut writer, &*self.files, None, processes, look)
+            .sample(&mut writer, &*self.files, None, processes, sample)
     }
 
     fn act(&mut self, act: &Act) {
@@ -317,13 +317,13 @@ fn plan(kind: PressureController) -> Pressured {
     }
 }
 
-fn show(fake: &Fake, trace: &Trace, look: &BTreeMap<String, String>, hog: u32) {
+fn show(fake: &Fake, trace: &Trace, sample: &BTreeMap<String, String>, hog: u32) {
     fake.with(|m| {
-        for (path, text) in files_of(trace, look, hog) {
+        for (path, text) in files_of(trace, sample, hog) {
             m.recorded(&path, text);
         }
         if m.alive().contains(&hog) {
-            m.grow(hog, number(look, "worst.resident") << 10);
+            m.grow(hog, number(sample, "worst.resident") << 10);
         }
     });
 }
@@ -332,18 +332,20 @@ fn show(fake: &Fake, trace: &Trace, look: &BTreeMap<String, String>, hog: u32) {
 fn play(trace: &Trace, kind: PressureController) -> Vec<(Nanos, Decision)> {
     let mut scene = Scene::open(trace, kind);
     let mut control = Control::new(kind, &scene.rules, Nanos(0)).unwrap();
-    let (mut look, mut decisions, mut log) = (Look::default(), Vec::new(), Vec::new());
+    let (mut sample, mut decisions, mut log) = (Sample::default(), Vec::new(), Vec::new());
     let mut held = Held::see(&*scene.files, scene.hog);
-    for recorded in &trace.looks {
+    for recorded in &trace.samples {
         let now = Nanos::millis(number(recorded, "at"));
         show(&scene.fake, trace, recorded, scene.hog);
         if now < control.next() {
             continue;
         }
-        scene.look(control.wants_processes(), &mut look).unwrap();
+        scene
+            .sample(control.wants_processes(), &mut sample)
+            .unwrap();
         let usage = number(recorded, "detector.current") << 10;
-        assert_eq!(look.critical[0].usage.0, usage);
-        control.step(now, &look, &mut decisions);
+        assert_eq!(sample.critical[0].usage.0, usage);
+        control.step(now, &sample, &mut decisions);
         for decision in decisions.drain(..) {
             scene.act(&decision.act);
             held = held.after(&decision.act);
@@ -485,13 +487,13 @@ fn limits_that_grow_never_sink_and_a_process_is_stopped_as_well() {
 fn a_critical_group_without_readings_is_not_taken_for_calm() {
     let trace = Trace::read("file");
     let mut scene = Scene::open(&trace, PressureController::Quell);
-    let mut look = Look::default();
-    scene.look(true, &mut look).unwrap();
+    let mut sample = Sample::default();
+    scene.sample(true, &mut sample).unwrap();
     // As after `echo 0 >cgroup.pressure`.
     scene
         .fake
         .refuse(Op::Read, "detector/memory.pressure", libc::ENODEV);
-    let why = scene.look(true, &mut look).unwrap_err().to_string();
+    let why = scene.sample(true, &mut sample).unwrap_err().to_string();
     for needed in [
         "/detector/memory.pressure is gone",
         "write 1 to",

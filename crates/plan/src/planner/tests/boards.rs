@@ -1,6 +1,8 @@
 //! Inventories shaped like the machines of the published case studies.
 
-use quell_types::partition::{Apart, Colouring, Exclusion, Mask, MbaBounds, MbaUnit, WayPartition};
+use quell_types::partition::{
+    CodeData, Colouring, Exclusion, Mask, MbaBounds, MbaUnit, WayPartition,
+};
 
 use super::*;
 
@@ -55,7 +57,7 @@ pub(super) fn p4080() -> Inventory {
             classes: 16,
             sparse: true,
             shareable: Mask::default(),
-            apart: Apart::default(),
+            code_data: CodeData::default(),
         }],
         sets: colours(&bits(&[14, 15]), 0),
         banks: colours(&bits(&[16, 17, 18, 19]), 0),
@@ -109,7 +111,7 @@ pub(super) fn apollolake() -> Inventory {
             classes: 4,
             sparse: false,
             shareable: Mask::default(),
-            apart: Apart::default(),
+            code_data: CodeData::default(),
         }],
         banks: colours(&[pair(14, 17), pair(15, 18), pair(16, 19)], 0),
         lock: Some(2),
@@ -130,7 +132,7 @@ pub(super) fn icelake_sp() -> Inventory {
             classes: 15,
             sparse: false,
             shareable: Mask::default(),
-            apart: Apart::default(),
+            code_data: CodeData::default(),
         }],
         mba: Some(MbaBounds {
             classes: 8,

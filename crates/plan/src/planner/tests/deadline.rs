@@ -206,7 +206,13 @@ fn a_slowdown_is_so_many_times_what_the_profile_has() {
     let text = DEADLINE.replace("deadline = '8ms'", "slowdown = 1.1");
     let with = |took| {
         let profile = "detector".to_owned();
-        let solos = Solos::from([("victim".to_owned(), Solo { profile, took })]);
+        let works_on = None;
+        let solo = Solo {
+            profile,
+            took,
+            works_on,
+        };
+        let solos = Solos::from([("victim".to_owned(), solo)]);
         plan_beside(&policy(&text), &machine(4, 1), &solos)
     };
     let plan = with(Ok(Nanos(7_312_345))).unwrap();

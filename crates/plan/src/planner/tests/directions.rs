@@ -48,7 +48,7 @@ fn each_direction_has_a_budget_a_reason_and_a_promise() {
     let regulation = of_noise(&plan).unwrap();
     let lines = |gb: u64| Lines::at(Rate(gb * 1_000_000_000), Nanos::millis(1));
     assert_eq!(regulation.budget, lines(2));
-    assert_eq!(regulation.meter, Meter::Apart { writes: lines(1) });
+    assert_eq!(regulation.meter, Meter::Directions { writes: lines(1) });
     let step = plan
         .steps
         .iter()
@@ -167,7 +167,7 @@ reserve.bandwidth = { read = '2GB/s', write = '1GB/s' }
     let regulation = planned(text, &fine(4));
     let regulation = of_noise(&regulation).unwrap();
     assert!(
-        matches!(regulation.meter, Meter::Apart { .. }),
+        matches!(regulation.meter, Meter::Directions { .. }),
         "{regulation:?}"
     );
     for pooled in ["reclaim = true", "after = 'spare'"] {
@@ -260,7 +260,7 @@ proptest! {
         let promises = plan.promises.iter().filter(|p| matches!(p.promise, Promise::LimitDirection { .. }));
         prop_assert_eq!(promises.count(), 2);
         let (reads, writes) = match regulation.map(|r| (r.budget, r.meter)) {
-            Some((budget, Meter::Apart { writes })) => (Some(budget), Some(writes)),
+            Some((budget, Meter::Directions { writes })) => (Some(budget), Some(writes)),
             Some((budget, Meter::Reads)) => (Some(budget), None),
             Some((budget, Meter::Writes)) => (None, Some(budget)),
             None => (None, None),

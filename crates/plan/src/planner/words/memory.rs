@@ -22,6 +22,8 @@ pub const FILES_OF_OTHERS: &str = "pages of files that another cgroup read first
 pub const TAKEN_UP_AGAIN: &str = "memory that it has not used for a while may be reclaimed, and is read from the disk when it is used again";
 pub const LOCKED: &str = "a small process in its cgroup maps and locks them; pages not yet in memory are charged to the group";
 pub const REPLACED: &str = "a file that replaces a locked one is not locked";
+pub const GIVE_SYS_RESOURCE: &str =
+    "give CAP_SYS_RESOURCE, or limit the memory of its neighbours instead (limit.memory)";
 pub const GIVE_IPC_LOCK: &str =
     "give CAP_IPC_LOCK, or raise the limit of locked memory (ulimit -l)";
 pub const V1_KILLS: &str = "on cgroup v1 the kernel takes back pages of files above a limit of memory, and kills where that does not \

@@ -16,9 +16,9 @@ pub mod bandwidth;
 pub mod cores;
 pub mod deadline;
 pub mod directions;
+pub mod division;
 pub mod mba;
 pub mod memory;
-pub mod parts;
 pub mod pooling;
 pub mod reserves;
 

@@ -13,7 +13,7 @@ use quell_policy::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, ns_per_
 use quell_record::measurement::Measurement;
 use quell_types::pace::{Pace, SPIN_NS};
 use quell_types::units::{LINE_BYTES, Nanos};
-use quell_types::windows::{Cut, LOOK_NS, Windows};
+use quell_types::windows::{Cut, SAMPLE_NS, Windows};
 
 use crate::machine::Counts;
 use crate::os::{Os, TaskId};
@@ -245,7 +245,7 @@ impl Load {
 
     fn cut(&self) -> Cut {
         match self.steps.judged {
-            Judged::Time { .. } => Cut::AtLook,
+            Judged::Time { .. } => Cut::AtSample,
             Judged::Rate { .. } | Judged::Accesses => Cut::Evenly,
         }
     }
@@ -258,7 +258,7 @@ impl Load {
             self.keep_pace(os, key);
             return None;
         }
-        if self.cut() == Cut::AtLook && !os.runs(self.task) {
+        if self.cut() == Cut::AtSample && !os.runs(self.task) {
             os.watch(self.task);
             return None;
         }
@@ -291,7 +291,7 @@ impl Load {
                 counted,
                 windows,
             } => {
-                windows.look(now.0, units, |units, ns| match steps.judged {
+                windows.sample(now.0, units, |units, ns| match steps.judged {
                     Judged::Time { accesses, .. } => ns as f64 / (units * accesses).max(1) as f64,
                     Judged::Rate { .. } => (units * steps.bytes) as f64 * 1e3 / ns.max(1) as f64,
                     Judged::Accesses => units as f64 * 1e9 / ns.max(1) as f64,
@@ -346,7 +346,7 @@ fn metrics(steps: &Steps, values: Vec<f64>) -> BTreeMap<&'static str, Vec<f64>> 
 /// When to read the clock next: at the end of a window, or as often as a generator on Linux does.
 fn next(begin: Nanos, end: Nanos, windows: &Windows, cut: Cut, now: Nanos) -> Nanos {
     match cut {
-        Cut::AtLook => now.plus(Nanos(LOOK_NS)),
+        Cut::AtSample => now.plus(Nanos(SAMPLE_NS)),
         Cut::Evenly => {
             let passed = now.since(begin).0 / windows.length();
             begin

@@ -188,7 +188,7 @@ impl Units {
                 units,
             } => {
                 units.append(&mut ended);
-                windows.look(now.0, done, |lines, ns| {
+                windows.sample(now.0, done, |lines, ns| {
                     (lines * LINE_BYTES) as f64 * 1e3 / ns.max(1) as f64
                 });
                 let open = match self.job {

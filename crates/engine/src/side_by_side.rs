@@ -104,10 +104,12 @@ struct Shared<'s> {
 
 /// Runs the cells of `to_run` on the machines, side by side. Meanwhile `take_in` takes them from
 /// the source that it is given. `begun`: when the first of them begins, on the record's clock.
-pub(crate) fn beside<T>(
-    (setup, cells): (&Setup<'_>, &[Place]),
+pub(crate) fn side_by_side<T>(
+    setup: &Setup<'_>,
+    cells: &[Place],
     machines: Vec<&mut (dyn Backend + Send)>,
-    (to_run, begun): (Vec<usize>, Nanos),
+    to_run: Vec<usize>,
+    begun: Nanos,
     take_in: impl FnOnce(&mut dyn Source) -> T,
 ) -> T {
     let (feed, fed) = channel();

@@ -79,6 +79,32 @@ fn an_idle_group_that_is_taken_is_as_a_new_one_and_goes_back() {
 }
 
 #[test]
+fn cpus_of_a_class_go_back_and_those_of_others_stay() {
+    let (fake, resctrl, _) = machine(Rdt::icelake());
+    let files: &dyn Files = &fake;
+    let [idle, other] = ["idle", "other"].map(|name| resctrl.group(name));
+    for group in [&idle, &other] {
+        files.mkdir(&group.dir).unwrap();
+    }
+    files.write(&other.file("cpus_list"), "1").unwrap();
+    let mut held = Held::new(files);
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let wanted = "0-1".parse().unwrap();
+    let given = cache::give_cpus(&mut writer, &resctrl, &idle, &wanted).unwrap();
+    assert_eq!(given.cpus.to_string(), "0");
+    let taken: Vec<_> = given
+        .taken
+        .iter()
+        .map(|(g, c)| format!("{g} {c}"))
+        .collect();
+    assert_eq!(taken, ["other 1"]);
+    assert_eq!(idle.cpus(files).unwrap().to_string(), "0");
+    assert!(held.journal.undo_all(files).left.is_empty());
+    assert!(idle.cpus(files).unwrap().is_empty());
+    assert_eq!(other.cpus(files).unwrap().to_string(), "1");
+}
+
+#[test]
 fn a_group_that_is_gone_takes_nobody_and_says_so() {
     let (fake, resctrl, _) = machine(Rdt::icelake());
     let files: &dyn Files = &fake;

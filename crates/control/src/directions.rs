@@ -19,14 +19,14 @@ use crate::config::LineCounts;
 
 /// The regulator of one CPU: two reservations.
 #[derive(Clone, Debug)]
-pub struct ApartRegulator {
+pub struct DirectionsRegulator {
     reads: CpuRegulator,
     writes: CpuRegulator,
     /// Whether the reads, and whether the writes, keep the CPU stopped.
     stopped: [bool; 2],
 }
 
-impl ApartRegulator {
+impl DirectionsRegulator {
     /// A regulator with `budget` per `period`. It begins at `now` with the counters at `used`.
     #[must_use]
     pub fn new(budget: LineCounts, period: Nanos, now: Nanos, used: LineCounts) -> Self {
@@ -112,8 +112,8 @@ mod tests {
         }
     }
 
-    fn fresh() -> ApartRegulator {
-        ApartRegulator::new(BUDGET, PERIOD, Nanos(0), LineCounts::default())
+    fn fresh() -> DirectionsRegulator {
+        DirectionsRegulator::new(BUDGET, PERIOD, Nanos(0), LineCounts::default())
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
 
     /// A CPU under both budgets, with the lines it has used by `now`.
     struct Cpu {
-        regulator: ApartRegulator,
+        regulator: DirectionsRegulator,
         now: u64,
         used: LineCounts,
     }
@@ -218,7 +218,7 @@ mod tests {
         fn new(budget: LineCounts) -> Self {
             let used = LineCounts::default();
             Self {
-                regulator: ApartRegulator::new(budget, PERIOD, Nanos(0), used),
+                regulator: DirectionsRegulator::new(budget, PERIOD, Nanos(0), used),
                 now: 0,
                 used,
             }
@@ -302,7 +302,7 @@ mod tests {
         ) {
             let one = |lines| if writes { moved(0, lines) } else { moved(lines, 0) };
             let budget = Lines(100);
-            let mut both = ApartRegulator::new(moved(100, 100), PERIOD, Nanos(0), one(0));
+            let mut both = DirectionsRegulator::new(moved(100, 100), PERIOD, Nanos(0), one(0));
             let mut alone = CpuRegulator::new(budget, PERIOD, Nanos(0), Lines(0));
             let (mut now, mut used) = (0, 0);
             for (gap, idle, late) in spells {

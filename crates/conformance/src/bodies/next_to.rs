@@ -15,7 +15,7 @@ pub fn a_program_beside_a_limited_group_runs_on(arm: &mut dyn Arm) {
     let span = Nanos(4 * duration.0);
     for part in [0.2, 0.5] {
         let mut of_limit = 0.0;
-        let what = format!("a program beside a group with a limit of {part}, of its rate alone");
+        let what = format!("a program next to a group with a limit of {part}, of its rate alone");
         within(arm, &what, (0.45, 1.05), &mut |arm| {
             confined(arm, "a", &first, None);
             let id = streaming(arm, "a", &first);

@@ -42,6 +42,60 @@ fn part_of<'a>(plan: &'a Plan, group: &str) -> &'a Held {
 }
 
 #[test]
+fn a_part_smaller_than_what_the_program_works_on_is_named() {
+    let text = PAIR.replace("cpus = 1\n", "cpus = 1\nreserve.cache = { ways = 2 }\n");
+    let machine = icelake_sp();
+    let said = |works_on: Option<Bytes>| {
+        let solo = Solo {
+            profile: "list".to_owned(),
+            took: Err("no units".to_owned()),
+            works_on,
+        };
+        let solos = Solos::from([("victim".to_owned(), solo)]);
+        plan_beside(&policy(&text), &machine, &solos).unwrap().acts
+    };
+    let l3 = machine.caches.iter().find(|c| c.level == 3).unwrap();
+    let way = l3.size.0 / u64::from(machine.partitions.ways[0].bits);
+    let [part, more] = [2, 3].map(|ways| Bytes(ways * way));
+    let found = said(Some(Bytes(part.0 + 1)));
+    assert!(
+        found.len() == 1 && found[0].contains("3 ways would hold that"),
+        "{found:?}"
+    );
+    assert!(found[0].contains(&format!("its part of {part} is smaller")));
+    assert_eq!(said(Some(more)).len(), 1);
+    for fits in [None, Some(part), Some(Bytes(2 * l3.size.0))] {
+        assert!(said(fits).is_empty(), "{fits:?}");
+    }
+}
+
+/// Kernel work on the group's own CPUs fills its ways. A group that shares CPUs has none.
+#[test]
+fn cpus_of_a_groups_own_are_in_its_class() {
+    let given = |policy: &str, machine: &Inventory| {
+        let plan = planned(policy, machine);
+        plan.steps.into_iter().find_map(|step| match step.set {
+            Setting::WaysCpus { cpus } => Some((step.group.unwrap(), cpus.to_string())),
+            _ => None,
+        })
+    };
+    let own = PAIR.replace("cpus = 1\n", "cpus = 1\nreserve.cache = { ways = 2 }\n");
+    let mut kernel = icelake_sp();
+    kernel.means.movable_irqs = 0;
+    kernel.means.fixed_irqs = 0;
+    assert_eq!(given(&own, &kernel), None, "no kernel works there");
+    kernel.means.fixed_irqs = 1;
+    let (group, cpus) = given(&own, &kernel).unwrap();
+    assert_eq!(
+        (group.as_str(), cpus.parse::<CpuSet>().unwrap().len()),
+        ("victim", 1)
+    );
+    let shared = own.replace("cpus = 1\nreserve", "cpus = \"any\"\nreserve");
+    assert_eq!(given(&shared, &kernel), None);
+    assert_eq!(given(PAIR, &kernel), None);
+}
+
+#[test]
 fn banks_of_four_cores() {
     let text = cores(&[
         ("core1", "reserve.banks='0-3'"),

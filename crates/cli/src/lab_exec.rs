@@ -23,7 +23,7 @@ const PASSED: [&str; 5] = ["NO_COLOR", "TERM", "LC_ALL", "LC_CTYPE", "LANG"];
 
 /// What a command needs inside and leaves there.
 #[derive(Debug, Default)]
-pub struct Luggage {
+pub struct Bundle {
     /// Programs by their name, files and folders by their path.
     there: Vec<String>,
     /// Files and folders that it writes.
@@ -32,7 +32,7 @@ pub struct Luggage {
     profiles: bool,
 }
 
-impl Luggage {
+impl Bundle {
     /// A program, by its name or path; what the guest has itself is left to it.
     pub fn program(&mut self, command: &[String]) {
         // Of these every guest has its own, and a shell that is called so may call any of them.
@@ -102,23 +102,23 @@ pub fn call(
     written: &Guest,
     profile: Option<&String>,
     changes: &[String],
-    luggage: Luggage,
+    bundle: Bundle,
 ) -> Result {
     let mut guest = machine(written, profile, changes)?;
-    if let Some(path) = luggage.there.iter().find(|path| path.contains('=')) {
+    if let Some(path) = bundle.there.iter().find(|path| path.contains('=')) {
         return Err(usage(format!(
             "{path}: a path with = in it cannot come along into the lab; rename it, or link to it"
         )));
     }
-    guest.with.extend(luggage.there);
+    guest.with.extend(bundle.there);
     guest.with.push("quell".to_owned());
     let state = crate::state::state_dir();
-    let mut back = luggage.back;
+    let mut back = bundle.back;
     if let Some(profiles) = state.as_ref().map(|dir| dir.join("profiles")) {
         if profiles.exists() {
             guest.with.push(profiles.display().to_string());
         }
-        back.extend(luggage.profiles.then_some(profiles));
+        back.extend(bundle.profiles.then_some(profiles));
     }
     guest.with = guest.with.iter().map(|w| settled(w)).collect();
     let absolute = |path: &PathBuf| std::path::absolute(path).map_err(failed);

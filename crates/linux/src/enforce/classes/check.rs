@@ -9,7 +9,7 @@ use quell_kernel::root::Files;
 use quell_record::standing::Cause;
 
 use super::locked::Locked;
-use super::members::{Whereabouts, strangers, threads};
+use super::members::{ClassMembers, strangers, threads};
 use super::{Parts, cache, promised};
 use crate::host::Host;
 
@@ -39,15 +39,15 @@ impl Parts {
         self.bring(host, &found)
     }
 
-    fn bring(&self, host: &mut Host, found: &Whereabouts) -> Result<()> {
-        let mut find = |files: &dyn Files| threads(files, &found.home);
+    fn bring(&self, host: &mut Host, found: &ClassMembers) -> Result<()> {
+        let mut find = |files: &dyn Files| threads(files, &found.cgroups);
         cache::take(&mut host.writer()?, &self.resctrl, &found.group, &mut find)?;
         Ok(())
     }
 
     /// The members of a group's control group. `None` for a group that has none. A control group
     /// that another program has removed is given up.
-    fn whereabouts(&mut self, host: &Host, name: &str) -> Result<Option<Whereabouts>> {
+    fn whereabouts(&mut self, host: &Host, name: &str) -> Result<Option<ClassMembers>> {
         let Some(group) = self.groups.get(name).cloned() else {
             return Ok(None);
         };
@@ -57,14 +57,15 @@ impl Parts {
             self.gone.push((name.to_owned(), group.dir));
             return Ok(None);
         }
-        let home = host.groups.one(name)?.home.clone();
+        let group_cgroups = host.groups.one(name)?.cgroups.clone();
         let inside = group.tasks(&host.files)?.into_iter().collect();
-        Ok(Some(Whereabouts {
+        Ok(Some(ClassMembers {
             name: name.to_owned(),
-            all: threads(&host.files, &home)?,
+            all: threads(&host.files, &group_cgroups)?,
             group,
-            home,
+            cgroups: group_cgroups,
             inside,
+            cpus: self.cpus.get(name).cloned().unwrap_or_default(),
         }))
     }
 
@@ -120,7 +121,7 @@ impl Parts {
 
     /// Which other control groups may fill what was promised to groups of the plan, and where that
     /// cannot be read.
-    fn disputed(&self, host: &Host, all: &[Whereabouts]) -> Vec<(String, Found)> {
+    fn disputed(&self, host: &Host, all: &[ClassMembers]) -> Vec<(String, Found)> {
         let Some(plan) = &host.plan else {
             return Vec::new();
         };

@@ -1,9 +1,13 @@
 //! How a machine's caches, banks and controllers can be divided, in words.
 
+use quell_plan::Setting;
 use quell_plan::deep::{MbaCurve, MbaPoint};
 use quell_plan::inventory::{CacheKind, Inventory};
-use quell_types::partition::{Apart, Colouring, Mask, MbaBounds, MbaUnit, WayPartition};
+use quell_types::partition::{
+    CodeData, ColourChoice, Colouring, Mask, MbaBounds, MbaUnit, WayPartition,
+};
 
+use crate::plan::on;
 use crate::text::size;
 use crate::text::{count, list};
 
@@ -122,12 +126,12 @@ fn ways_of(machine: &Inventory, ways: &WayPartition) -> String {
             "not allowed"
         },
         classes(ways.classes),
-        match ways.apart {
-            Apart::Never => "",
-            Apart::Now => "; code and data can have different ones",
-            Apart::OnceMounted { .. } =>
+        match ways.code_data {
+            CodeData::Never => "",
+            CodeData::Now => "; code and data can have different ones",
+            CodeData::OnceMounted { .. } =>
                 "; code and data can have different ones, once resctrl is mounted so",
-            Apart::MountedWithout =>
+            CodeData::MountedWithout =>
                 "; code and data could have different ones, were resctrl not mounted without that",
         }
     )
@@ -160,6 +164,51 @@ fn function(mask: Mask) -> String {
     bits.join("+")
 }
 
+/// What a step does with caches and banks. Empty for a step that does nothing with them.
+pub(crate) fn described(set: &Setting) -> String {
+    match set {
+        Setting::Ways { level, mask } => {
+            let ways = if mask.count() == 1 { "way" } else { "ways" };
+            format!("fill {} {ways} of L{level} only: {mask}", mask.count())
+        }
+        Setting::MountCodeData { levels } => {
+            let levels: Vec<String> = levels.iter().map(|l| format!("L{l}")).collect();
+            let levels = levels.join(" and ");
+            format!("mount resctrl, with code and data apart in {levels}")
+        }
+        Setting::WaysCodeData { level, code, data } => {
+            format!("fill of L{level} only {code} with code and {data} with data")
+        }
+        Setting::WaysCpus { cpus } => {
+            format!(
+                "fill its ways, too, from kernel threads and interrupts on {}",
+                on(cpus)
+            )
+        }
+        Setting::Colour { choices, spill } => coloured(choices, *spill),
+        Setting::Lock { level, mask, size } => {
+            format!("lock {size} of its memory in L{level}, in ways {mask}")
+        }
+        _ => String::new(),
+    }
+}
+
+/// Page frames in words.
+fn coloured(choices: &[ColourChoice], spill: bool) -> String {
+    let each = choices.iter().map(|choice| {
+        let s = if choice.colours.len() == 1 { "" } else { "s" };
+        let (colours, of) = (choice.colours.brief(), choice.divides.of());
+        format!("colour{s} {colours} of {of}")
+    });
+    let each: Vec<String> = each.collect();
+    let after = if spill {
+        "; any other when these are used up, reported"
+    } else {
+        ""
+    };
+    format!("give it page frames of {} only{after}", each.join(" and "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,7 +231,7 @@ mod tests {
                 classes: 4,
                 sparse: false,
                 shareable: Mask::default(),
-                apart: Apart::default(),
+                code_data: CodeData::default(),
             }],
             sets: colouring(&[1 << 14, 1 << 15], 0),
             banks: colouring(&[1 << 14 | 1 << 17, 1 << 21], 1),

@@ -2,7 +2,7 @@
 //! once as a fault, which stands for a line that comes in. It also counts once as a minor fault,
 //! which stands for a line written back.
 
-use quell_linux::meter::ApartMeter;
+use quell_linux::meter::DirectionsMeter;
 
 use super::*;
 
@@ -61,15 +61,15 @@ fn whichever_of_two_budgets_is_smaller_holds() {
     for (lines, writes) in [(less, more), (more, less)] {
         let regulation = Regulation {
             budget: lines,
-            meter: Kind::Apart { writes },
+            meter: Kind::Directions { writes },
             ..busy.regulation(Share::WHOLE, PERIOD)
         };
         let dir = perf::cgroup_dir(&busy.dir).unwrap();
         let scope = Scope::Cgroup(dir.as_fd(), busy.cpu);
-        let meter = ApartMeter::open(&[FAULTS], &[MINOR], scope).unwrap();
+        let meter = DirectionsMeter::open(&[FAULTS], &[MINOR], scope).unwrap();
         assert_eq!(meter.descriptors().iter().flatten().count(), 2);
         let brake = busy.brake(&regulation, Box::new(meter), Arc::new(|_| true), &pool());
-        assert!(brake.apart);
+        assert!(brake.directions);
         let held = touched();
         // One budget more may be used before the first stop.
         let most = (100 + 1) * less.0;
@@ -93,6 +93,6 @@ fn a_meter_of_each_direction_needs_an_event_of_each() {
         (&[], &[MINOR]),
         (&[FAULTS, FAULTS], &[MINOR]),
     ] {
-        assert!(ApartMeter::open(reads, writes, Scope::Cpu(0)).is_err());
+        assert!(DirectionsMeter::open(reads, writes, Scope::Cpu(0)).is_err());
     }
 }

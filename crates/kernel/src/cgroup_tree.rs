@@ -83,7 +83,7 @@ pub fn listed(text: &str) -> impl Iterator<Item = u32> {
 
 /// The file through which a task enters a cgroup: a single thread in v1, a whole process in v2.
 #[must_use]
-pub fn door(files: &dyn Files, dir: &str) -> String {
+pub fn procs_file(files: &dyn Files, dir: &str) -> String {
     let threads = format!("{dir}/tasks");
     if files.exists(&threads) {
         threads

@@ -20,7 +20,7 @@ use super::live::{Live, say};
 use crate::exit::Exit;
 
 /// What is said, and when.
-pub struct Told<'p> {
+pub struct Messages<'p> {
     quiet: bool,
     plan: &'p Plan,
     /// Everything is applied: what is found from now on is no mere note.
@@ -66,7 +66,7 @@ fn ends(until: Until) -> Ends {
     }
 }
 
-impl<'p> Told<'p> {
+impl<'p> Messages<'p> {
     pub fn new(
         plan: &'p Plan,
         policy: &Policy,
@@ -138,7 +138,7 @@ impl<'p> Told<'p> {
     }
 }
 
-impl Sink for Told<'_> {
+impl Sink for Messages<'_> {
     fn put(&mut self, at: Nanos, event: &Event) {
         self.account.take(at, event);
         match event {

@@ -10,9 +10,9 @@ use quell_types::units::{Nanos, Rate};
 use crate::plan::Following;
 
 use super::amounts::mask_of;
+use super::division::{Claim, Divided, Kind};
 use super::draft::Draft;
-use super::parts::{Claim, Divided, Kind};
-use super::words::parts as words;
+use super::words::division as words;
 
 /// How much more a group may draw from memory than with all of its ways, for each of its CPUs. This
 /// takes a twentieth of a CPU's time if each line takes 100 ns and the CPU waits for it.

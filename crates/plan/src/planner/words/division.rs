@@ -15,6 +15,8 @@ pub const CACHE_IS_OFF: &str =
     "the policy switches cache partition off (mechanisms.cache = \"none\")";
 pub const KERNELS_WORD: &str = "the kernel reports that it can; once it has locked, other lines are swept through the cache, \
     and the run is refused if locked lines are gone";
+pub const WORK_ON_ITS_CPUS: &str =
+    "kernel threads and interrupts there work for it: they leave the ways of other tasks alone";
 pub const LEFT_TO_OTHERS: &str =
     "ways that it does not need are left to other groups, and come back only after it has missed";
 pub const STAYS_UNTIL_REPLACED: &str =
@@ -32,6 +34,9 @@ pub const SAME_FOR_CODE_AND_DATA: &str =
 pub const NOBODY_RESERVES_WAYS: &str = "no critical group reserves ways of a cache";
 
 sentences! {
+    part_is_too_small(group: &str, part: Bytes, needed: Bytes, profile: &str, enough: u64)
+        "group {group}: its part of {part} is smaller than the {needed} that its program worked on alone (profile \
+        {profile}); {enough} ways would hold that";
     coloured_changes_nothing(group: &str)
         "group {group}: `coloured` changes nothing, since no page colours are chosen";
     all_are_given_away(count: u32, kind: &str)

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use quell_record::events::Spent;
 use quell_types::task::TaskId;
 
-use crate::below::tasks_in;
+use crate::cgroup_tree::tasks_in;
 use crate::error::{Error, Result};
 use crate::procfs;
 use crate::root::Files;
@@ -44,7 +44,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Files that cannot be read or make no sense.
-    pub fn look(&mut self, files: &dyn Files, dirs: &[String]) -> Result<Option<Spent>> {
+    pub fn sample(&mut self, files: &dyn Files, dirs: &[String]) -> Result<Option<Spent>> {
         let mut threads = BTreeSet::new();
         for dir in dirs {
             for task in tasks_in(files, dir).map_err(|e| Error::file("read", dir, None, e))? {
@@ -103,7 +103,7 @@ mod tests {
         let dirs = [dir.path().to_str().unwrap().to_owned()];
         // This process was born before, so counting begins with the first sample.
         let mut ledger = Ledger::new(u64::MAX);
-        let Some(first) = ledger.look(&files, &dirs).unwrap() else {
+        let Some(first) = ledger.sample(&files, &dirs).unwrap() else {
             eprintln!("SKIPPED: this kernel does not tell how long threads wait");
             return;
         };
@@ -116,11 +116,11 @@ mod tests {
                 touched.clear();
             }
         }
-        let worked = ledger.look(&files, &dirs).unwrap().unwrap();
+        let worked = ledger.sample(&files, &dirs).unwrap().unwrap();
         assert!(worked.ran_ns > 1_000_000, "{worked:?}");
         assert!(worked.minor_faults > 0, "{worked:?}");
         // Born since: its whole life counts, which is more than the last part of it.
-        let whole = Ledger::new(0).look(&files, &dirs).unwrap().unwrap();
+        let whole = Ledger::new(0).sample(&files, &dirs).unwrap().unwrap();
         assert!(whole.ran_ns > worked.ran_ns && whole.minor_faults > worked.minor_faults);
     }
 
@@ -130,7 +130,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| [dir.path().join(name).to_str().unwrap().to_owned()];
         let mut ledger = Ledger::new(0);
-        let looked = |ledger: &mut Ledger, dirs: &[String]| ledger.look(&files, dirs).unwrap();
+        let looked = |ledger: &mut Ledger, dirs: &[String]| ledger.sample(&files, dirs).unwrap();
         assert_eq!(looked(&mut ledger, &at("gone")), Some(Spent::default()));
         assert_eq!(looked(&mut ledger, &[]), Some(Spent::default()));
     }
