@@ -11,7 +11,7 @@ use quell_plan::inventory::Inventory;
 use quell_policy::Policy;
 use quell_policy::experiment::{Experiment, Subject};
 use quell_policy::workload::Workload;
-use quell_types::refusal::Refusal;
+use quell_types::refusal::{Cause, Refusal, Remedy};
 
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::lab_exec::{self, Bundle};
@@ -151,13 +151,46 @@ fn in_the_lab(experiment: &Experiment, profile: Option<&String>, args: &Compare)
         bundle.file(Path::new(&args.experiment));
     }
     for subject in experiment.subjects.values() {
-        bundle.program(subject.command.as_deref().unwrap_or_default());
+        // What only some configurations need is refused there, inside.
+        if subject.only.is_empty() || lacking(subject).is_none() {
+            bundle.program(subject.command.as_deref().unwrap_or_default());
+        }
     }
     for configuration in experiment.configurations() {
         bundle.policy(&configuration.policy);
     }
     bundle.back(Some(&args.out));
     lab_exec::call(&experiment.lab, profile, &args.lab, bundle)
+}
+
+/// The program of a subject, if it is not installed.
+fn lacking(subject: &Subject) -> Option<&str> {
+    let program = subject.command.as_ref()?.first()?;
+    crate::run::files_of(program)
+        .is_empty()
+        .then_some(program.as_str())
+}
+
+/// Refuses a configuration with a program of its own that is not installed. The other
+/// configurations are run.
+fn installed(experiment: &Experiment, configuration: &str) -> std::result::Result<(), Refusal> {
+    let found = experiment.configuration(configuration);
+    let Some(family) = found.map(|c| c.family.as_deref()) else {
+        return Ok(());
+    };
+    let own = |s: &&Subject| !s.only.is_empty() && s.takes_part(configuration, family);
+    let mut subjects = experiment.subjects.iter().filter(|(_, s)| own(s));
+    let absent = subjects.find_map(|(name, s)| Some((name, lacking(s)?)));
+    absent.map_or(Ok(()), |(name, program)| {
+        Err(Refusal {
+            key: format!("subject.{name}.command"),
+            why: format!("{program} is not installed"),
+            cause: Cause::Machine,
+            remedies: vec![Remedy::from(
+                "install it, or leave the configuration out (--only)",
+            )],
+        })
+    })
 }
 
 /// The machine that is asked for, else the first that the experiment names. A bare `sim` is the
@@ -302,6 +335,9 @@ pub fn carry_out(
         target.machines(),
         &machine,
         &|policy: &Policy, machine: &Inventory| {
+            if real {
+                installed(wanted.experiment, &policy.name).map_err(|refusal| vec![refusal])?;
+            }
             let solos = crate::kept::solos(policy, machine, on, &BTreeMap::new());
             quell_plan::planner::plan_beside(policy, machine, &solos)
         },

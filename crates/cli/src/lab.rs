@@ -40,6 +40,9 @@ pub struct Lab {
     /// Memory
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub memory: Bytes,
+    /// The memory controller on cgroup v1, next to v2 with all else; takes a kernel such as 6.1
+    #[arg(long = "memory-v1")]
+    pub memory_v1: bool,
     /// Swap space
     #[arg(long, value_parser = word::<Swap>(), default_value_t)]
     pub swap: Swap,
@@ -95,6 +98,7 @@ pub fn run(args: &Lab) -> Result {
         sockets: args.sockets,
         smt: args.smt,
         memory: args.memory,
+        memory_v1: args.memory_v1,
         swap: args.swap,
         swap_size: args.swap_size,
         disk: args.disk,

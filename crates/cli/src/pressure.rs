@@ -5,7 +5,7 @@ use clap::Subcommand;
 use quell_policy::workload::{
     AnonHog, Detector, DirtyWriter, FileHog, Passes, Reading, Requests, Workload,
 };
-use quell_types::units::{Bytes, Nanos, Rate};
+use quell_types::units::{Bytes, Nanos, Rate, Share};
 
 use crate::options::{Common, word};
 
@@ -25,6 +25,9 @@ pub enum Pressure {
         /// How many images of 100 to 200 KB there are, read in turn
         #[arg(long, default_value_t = 1000)]
         images: u32,
+        /// Share of the images that is not in the page cache before the run
+        #[arg(long, default_value = "0%")]
+        uncached: Share,
         /// Frames per second
         #[arg(long, default_value_t = 20)]
         fps: u32,
@@ -100,6 +103,7 @@ impl Pressure {
                 weights,
                 per_page,
                 images,
+                uncached,
                 fps,
                 common,
             } => (
@@ -107,6 +111,7 @@ impl Pressure {
                     weights: *weights,
                     per_page: *per_page,
                     images: *images,
+                    uncached: *uncached,
                     fps: *fps,
                 }),
                 common,

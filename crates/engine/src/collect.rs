@@ -230,8 +230,10 @@ impl<'s> Collected<'s> {
         });
         let rounds = u32::try_from(rounds.count()).unwrap_or(u32::MAX);
         let subjects: Vec<SubjectResult> = if plan.is_ok() {
-            (0..self.setup.instances.len())
-                .filter_map(|subject| self.subject(index, subject, seed))
+            let instances = self.setup.instances.iter().enumerate();
+            instances
+                .filter(|(_, instance)| prepared.configuration.has(instance))
+                .filter_map(|(subject, _)| self.subject(index, subject, seed))
                 .collect()
         } else {
             Vec::new()

@@ -216,6 +216,7 @@ impl Memory {
             let event = Event::Waited {
                 group: group.group.clone(),
                 memory_ns: now_is.memory_stall.since(was.memory_stall).0,
+                memory_full_ns: now_is.memory_full.since(was.memory_full).0,
                 io_ns: now_is.io_stall.since(was.io_stall).0,
                 refaults: now_is.refaults.saturating_sub(was.refaults),
                 bytes: now_is.usage.0,

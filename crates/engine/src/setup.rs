@@ -109,7 +109,11 @@ impl<'e> Setup<'e> {
         for (index, prepared) in self.prepared.iter().enumerate() {
             match (&prepared.plan, prepared.configuration.alone) {
                 (Err(_), _) => {}
-                (Ok(_), true) => cells.extend((0..self.instances.len()).map(|s| (index, Some(s)))),
+                (Ok(_), true) => {
+                    let all = self.instances.iter().enumerate();
+                    let here = all.filter(|(_, i)| prepared.configuration.has(i));
+                    cells.extend(here.map(|(s, _)| (index, Some(s))));
+                }
                 (Ok(_), false) => cells.push((index, None)),
             }
         }
@@ -131,6 +135,7 @@ impl<'e> Setup<'e> {
             .iter()
             .enumerate()
             .filter(|(index, _)| alone.is_none_or(|a| a == *index))
+            .filter(|(_, instance)| configuration.has(instance))
             .map(|(_, instance)| {
                 let decides = alone.is_some()
                     || until_all

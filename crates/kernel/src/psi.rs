@@ -112,17 +112,32 @@ fn percent(text: &str) -> Option<Share> {
     whole.checked_add(part.checked_mul(100)?).map(Share)
 }
 
-/// The total time that some task waited so far, of which a loop takes differences. No other field
-/// is parsed.
+/// The total times waited so far, of which a loop takes differences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Time in which at least one task waited.
+    pub some: Nanos,
+    /// Time in which all tasks waited; 0 where the file has no such line.
+    pub full: Nanos,
+}
+
+/// The totals of a pressure file. No other field is parsed.
 ///
 /// # Errors
 /// [`Error::Malformed`].
-pub fn some_total(path: &str, text: &str) -> Result<Nanos> {
-    let total = text.lines().find_map(|line| {
-        let rest = line.strip_prefix("some ")?;
-        micros(rest.rsplit_once("total=")?.1.trim())
-    });
-    total.ok_or_else(|| Error::malformed(path, text, "a line `some … total=…`"))
+pub fn totals(path: &str, text: &str) -> Result<Totals> {
+    let total = |kind: &str| {
+        text.lines().find_map(|line| {
+            let rest = line.strip_prefix(kind)?.strip_prefix(' ')?;
+            micros(rest.rsplit_once("total=")?.1.trim())
+        })
+    };
+    let some =
+        total("some").ok_or_else(|| Error::malformed(path, text, "a line `some … total=…`"))?;
+    Ok(Totals {
+        some,
+        full: total("full").unwrap_or_default(),
+    })
 }
 
 /// Reads a pressure file. `None` where the kernel has no PSI (CONFIG_PSI), where it is off, or off
@@ -189,8 +204,13 @@ mod tests {
         assert_eq!((some.avg10, some.avg300), (Share(10_200), Share::WHOLE));
         assert_eq!(some.total, Nanos::micros(17));
         assert_eq!(psi.full.unwrap().total, Nanos::micros(5));
-        assert_eq!(some_total("/p", text).unwrap(), Nanos::micros(17));
+        let both = totals("/p", text).unwrap();
+        assert_eq!(
+            (both.some, both.full),
+            (Nanos::micros(17), Nanos::micros(5))
+        );
         let only_some = text.lines().next().unwrap();
+        assert_eq!(totals("/p", only_some).unwrap().full, Nanos(0));
         assert!(parse("/p", only_some).unwrap().full.is_none());
         for wrong in [
             "",
@@ -201,6 +221,6 @@ mod tests {
             let error = parse("/proc/pressure/io", wrong).unwrap_err().to_string();
             assert!(error.contains("/proc/pressure/io reads"), "{error}");
         }
-        assert!(some_total("/p", "full total=5").is_err());
+        assert!(totals("/p", "full total=5").is_err());
     }
 }

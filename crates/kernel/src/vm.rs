@@ -1,5 +1,5 @@
-//! The machine's memory as a whole: `/proc/meminfo`, the watermarks of `/proc/zoneinfo`, and huge
-//! pages of this process. proc(5), Documentation/admin-guide/sysctl/vm.rst (min_free_kbytes,
+//! The machine's memory as a whole: `/proc/meminfo`, the watermarks of `/proc/zoneinfo`, what was
+//! read from disks (`/proc/vmstat`), and huge pages of this process. proc(5), mm/vmstat.c, Documentation/admin-guide/sysctl/vm.rst (min_free_kbytes,
 //! watermark_scale_factor).
 
 use quell_types::units::Bytes;
@@ -10,6 +10,8 @@ use crate::root::Files;
 /// Path of the file that [`meminfo`] parses.
 pub const MEMINFO: &str = "/proc/meminfo";
 const ZONEINFO: &str = "/proc/zoneinfo";
+/// Path of the file that [`paging`] parses.
+pub const VMSTAT: &str = "/proc/vmstat";
 
 /// Bytes of memory and swap space of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,10 +137,59 @@ pub fn watermarks(files: &dyn Files) -> Result<Option<Watermarks>> {
     Ok(Some(found))
 }
 
+/// Pages that the machine read from disks since it was booted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Paging {
+    /// Pages that were read from disks into the page cache. First reads and reading ahead are among
+    /// them, pages from swap space are not.
+    pub files: u64,
+    /// Pages of files and from swap space that had been reclaimed and came back soon. Before Linux
+    /// 5.9 only those of files.
+    pub refaults: u64,
+}
+
+/// Parses the text of `/proc/vmstat`.
+///
+/// # Errors
+/// [`Error::Malformed`].
+pub fn paging(text: &str) -> Result<Paging> {
+    let count = |key: &str| {
+        text.lines().find_map(|line| {
+            let rest = line.strip_prefix(key)?.strip_prefix(' ')?;
+            rest.trim().parse::<u64>().ok()
+        })
+    };
+    // In KiB, and of all that is read from disks.
+    let read = count("pgpgin").ok_or_else(|| Error::malformed(VMSTAT, "", "a line `pgpgin N`"))?;
+    let pages = read / (rustix::param::page_size() as u64 >> 10).max(1);
+    let of = |key| count(key).unwrap_or_default();
+    let apart = of("workingset_refault_file").saturating_add(of("workingset_refault_anon"));
+    Ok(Paging {
+        files: pages.saturating_sub(of("pswpin")),
+        refaults: apart.saturating_add(of("workingset_refault")),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::root::Kernel;
+
+    #[test]
+    fn what_is_read_from_disks_is_told_from_swap() {
+        let page = rustix::param::page_size() as u64 >> 10;
+        let text = format!(
+            "nr_free_pages 9\nworkingset_refault_anon 3\nworkingset_refault_file 40\n\
+             pgpgin {}\npgpgout 7\npswpin 20\npswpout 1\n",
+            100 * page
+        );
+        let found = paging(&text).unwrap();
+        assert_eq!((found.files, found.refaults), (80, 43));
+        let old = paging("workingset_refault 5\npgpgin 0\n").unwrap();
+        assert_eq!((old.files, old.refaults), (0, 5));
+        let error = paging("pgpgout 7\n").unwrap_err().to_string();
+        assert!(error.contains("vmstat"), "{error}");
+    }
 
     #[test]
     fn watermarks_are_summed_over_zones_and_memory_read_in_bytes() {

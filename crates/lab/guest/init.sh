@@ -49,6 +49,10 @@ esac
 if [ -n "$swap" ]; then
     mkswap $device >/dev/null 2>/tmp/why && swapon $device 2>/tmp/why || fail "swap: $(cat /tmp/why)"
 fi
+if [ "$memory_v1" = yes ]; then
+    mkdir -p /run/memory-v1 && mount -t cgroup -o memory memory /run/memory-v1 2>/tmp/why ||
+        fail "memory-v1: $(cat /tmp/why)"
+fi
 if [ "$resctrl" = yes ]; then
     mount -t resctrl resctrl /sys/fs/resctrl 2>/tmp/why || fail "resctrl: $(cat /tmp/why)"
 fi

@@ -96,7 +96,7 @@ impl Lab {
             p.l2.allocation.is_some() || l3.is_some() || p.mba.is_some() || p.monitoring.is_some()
         });
         let settings = format!(
-            "modules='{}' lru='{lru}' disk={} swap='{swap}' swap_mib={} resctrl={}\n",
+            "modules='{}' lru='{lru}' disk={} swap='{swap}' swap_mib={} resctrl={} memory_v1={}\n",
             modules.join(" "),
             if self.guest.disk.is_some() {
                 "yes"
@@ -105,6 +105,7 @@ impl Lab {
             },
             self.guest.swap_size.0 >> 20,
             if has_resources { "yes" } else { "no" },
+            if self.guest.memory_v1 { "yes" } else { "no" },
         );
         image.file("lab/settings", 0o644, settings.into_bytes());
         // Paths of the host do not concern the guest.

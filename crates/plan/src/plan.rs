@@ -209,6 +209,12 @@ pub enum Setting {
         /// No memory of the group is swapped out.
         unswapped: bool,
     },
+    /// Set how readily the kernel swaps out the group's memory instead of dropping pages of files
+    /// (cgroup v1).
+    Swappiness {
+        /// The value of `memory.swappiness`: 0 to 100.
+        value: u32,
+    },
     /// Set the kernel's machine-wide settings of memory.
     Sysctls {
         /// Name below `/proc/sys/vm` → value.

@@ -59,6 +59,10 @@ pub struct Guest {
     pub smt: bool,
     /// Size of its memory. The guest's files are in it, too.
     pub memory: Bytes,
+    /// Whether cgroup v1 carries the memory controller, next to v2 with all else. It takes a kernel
+    /// that has v1's: of Debian's up to 6.1.
+    #[serde(skip_serializing_if = "is_false")]
+    pub memory_v1: bool,
     /// What the guest swaps to.
     pub swap: Swap,
     /// Size of the swap space.
@@ -83,6 +87,14 @@ pub struct Guest {
     pub with: Vec<String>,
 }
 
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
 impl Default for Guest {
     fn default() -> Self {
         Self {
@@ -92,6 +104,7 @@ impl Default for Guest {
             sockets: 1,
             smt: false,
             memory: Bytes(1 << 30),
+            memory_v1: false,
             swap: Swap::None,
             swap_size: Bytes(1 << 30),
             disk: None,
@@ -223,6 +236,7 @@ mod tests {
             "memory=2GiB",
             "cpus=4",
             "smt=true",
+            "memory-v1=true",
             "swap=file",
             "disk-rate=20MB/s",
             "lru=classic",
@@ -236,6 +250,7 @@ mod tests {
             (guest.memory, guest.cpus, guest.smt),
             (Bytes(2 << 30), 4, true)
         );
+        assert!(guest.memory_v1);
         assert_eq!((guest.swap, guest.lru), (Swap::File, Some(Lru::Classic)));
         assert_eq!(guest.disk_rate, Some(Rate(20_000_000)));
         assert_eq!(guest.append, ["isolcpus=1,2", "quiet"]);

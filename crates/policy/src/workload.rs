@@ -19,8 +19,8 @@ mod words;
 pub use banks::Banks;
 pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
 pub use metrics::{
-    ACCESSES_PER_S, BANDWIDTH_MB_S, FRAME_MS, LATENCY_NS, LATENCY_US, PAGES_PER_S, Reported,
-    ns_per_line,
+    ACCESSES_PER_S, BANDWIDTH_MB_S, FRAME_MS, LATENCY_NS, LATENCY_US, MEMORY_FULL, MEMORY_SOME,
+    PAGE_INS, PAGES_PER_S, REFAULTS, Reported, ns_per_line,
 };
 pub use pressure::{AnonHog, Detector, DirtyWriter, FileHog};
 pub use requests::Requests;

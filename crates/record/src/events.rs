@@ -138,6 +138,9 @@ pub enum Event {
         group: GroupId,
         /// Time in which some task of it waited for memory.
         memory_ns: u64,
+        /// Time in which all its tasks waited for memory at once (*full* pressure).
+        #[serde(default)]
+        memory_full_ns: u64,
         /// Time in which some task of it waited for input or output.
         io_ns: u64,
         /// Pages of it that were reclaimed and came back soon.

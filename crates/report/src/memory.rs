@@ -78,6 +78,7 @@ fn used(record: &Record) -> Option<String> {
 struct Waited {
     looks: u64,
     memory_ns: u64,
+    memory_full_ns: u64,
     io_ns: u64,
     refaults: u64,
     most: u64,
@@ -90,6 +91,7 @@ fn waited(record: &Record) -> Vec<String> {
         if let Event::Waited {
             group,
             memory_ns,
+            memory_full_ns,
             io_ns,
             refaults,
             bytes,
@@ -100,6 +102,7 @@ fn waited(record: &Record) -> Vec<String> {
             let sum = groups.entry(group).or_default();
             sum.looks += 1;
             sum.memory_ns += memory_ns;
+            sum.memory_full_ns += memory_full_ns;
             sum.io_ns += io_ns;
             sum.refaults += refaults;
             sum.most = sum.most.max(*bytes);
@@ -109,9 +112,10 @@ fn waited(record: &Record) -> Vec<String> {
     }
     let sentence = |(name, sum): (&str, &Waited)| {
         format!(
-            "{name}: waited {:.0} ms for memory and {:.0} ms for disks; {} pages that were taken came back; it used up to {}, \
-             and at least {} of memory were to be had.",
+            "{name}: waited {:.0} ms for memory ({:.0} ms all its tasks at once) and {:.0} ms for disks; {} pages that were taken \
+             came back; it used up to {}, and at least {} of memory were to be had.",
             sum.memory_ns as f64 / 1e6,
+            sum.memory_full_ns as f64 / 1e6,
             sum.io_ns as f64 / 1e6,
             sum.refaults,
             mib(sum.most),
@@ -230,6 +234,7 @@ mod tests {
             event: Event::Waited {
                 group: "detector".into(),
                 memory_ns: 120_000_000,
+                memory_full_ns: 90_000_000,
                 io_ns: 30_000_000,
                 refaults: 7,
                 bytes: 900 << 20,
@@ -265,8 +270,8 @@ mod tests {
         assert_eq!(
             memory(&record),
             [
-                "detector: waited 120 ms for memory and 30 ms for disks; 7 pages that were taken came back; it used up to 900MiB, \
-                 and at least 100MiB of memory were to be had.",
+                "detector: waited 120 ms for memory (90 ms all its tasks at once) and 30 ms for disks; 7 pages that were taken came \
+                 back; it used up to 900MiB, and at least 100MiB of memory were to be had.",
                 "On average 80 % of the memory were in use by the groups: 44 % by the critical ones, 36 % by the others.",
                 "batch: its limit moved 3 times, down to 200MiB, it was frozen 2 times for 1.5 s in all and 1 process of it killed.",
                 "Quell itself took 0.6 % of one CPU meanwhile, had up to 7.0 MiB in memory, and 3.0 MiB of addresses locked.",

@@ -156,12 +156,16 @@ fn counts(event: &Event) -> Vec<(String, Value)> {
         Event::Waited {
             group,
             memory_ns,
+            memory_full_ns,
             io_ns,
             bytes,
             ..
         } => {
-            let waited =
-                json!({ "memory, ms": *memory_ns as f64 / 1e6, "disks, ms": *io_ns as f64 / 1e6 });
+            let waited = json!({
+                "memory, ms": *memory_ns as f64 / 1e6,
+                "memory, all tasks, ms": *memory_full_ns as f64 / 1e6,
+                "disks, ms": *io_ns as f64 / 1e6,
+            });
             let used = json!({ "MiB": bytes >> 20 });
             vec![
                 (format!("waited by {group}"), waited),

@@ -213,6 +213,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             describe(&step.set)
         }
         Setting::SteerMemory { .. }
+        | Setting::Swappiness { .. }
         | Setting::BoundMemory { .. }
         | Setting::Sysctls { .. }
         | Setting::MountCodeData { .. }
@@ -325,6 +326,7 @@ pub(crate) fn describe(set: &Setting) -> String {
         }
         Setting::WatchMemory => "watch what it uses and how long it waits for memory".to_owned(),
         Setting::SteerMemory { allows, unswapped } => steered(*allows, *unswapped),
+        Setting::Swappiness { value } => format!("set its memory.swappiness = {value}"),
         Setting::Sysctls { values } => {
             let each: Vec<String> = values
                 .iter()

@@ -149,6 +149,9 @@ pub fn serve(
     stdin: impl AsFd,
     mut stdout: impl Write,
 ) -> Result<(), Error> {
+    // Tools that choose processes by their names can tell it from Quell, and from other generators.
+    let name = std::ffi::CString::new(workload.kind()).unwrap_or_default();
+    let _ = rustix::thread::set_name(&name);
     let _pinned = options.cpus.as_ref().map(affinity::pin).transpose()?;
     let mut generator = generator(workload)?;
     // An experiment measures what it asked for, or nothing.

@@ -161,8 +161,9 @@ fn machine(files: &Everywhere, says: &str) {
     let _ = vm::amount(says, "MemTotal:");
     let _ = vm::huge_pages(files, 1 << 21);
     let _ = vm::watermarks(files);
+    let _ = vm::paging(says);
     let _ = psi::read(files, "/proc/pressure/memory");
-    let _ = psi::some_total("/x", says);
+    let _ = psi::totals("/x", says);
     let _ = psi::is_reported(files);
     let _ = says.parse::<CpuSet>();
     let _ = parse_mask(says);

@@ -68,6 +68,8 @@ pub struct Machine {
 pub struct Critical {
     /// Time in which some task of it waited for memory, so far.
     pub memory_stall: Nanos,
+    /// Time in which all its tasks waited for memory at once, so far. Nothing is decided by it.
+    pub memory_full: Nanos,
     /// Time in which some task of it waited for input or output, so far.
     pub io_stall: Nanos,
     /// All memory that is charged to it.

@@ -58,6 +58,34 @@ fn subjects_keep_their_cpus_in_every_configuration() {
 }
 
 #[test]
+fn a_subject_runs_only_in_the_configurations_that_it_names() {
+    let more = r#"
+[subject.daemon]
+role = "exempt"
+run = { kind = "bandwidth", operation = "read", size = "1MiB" }
+only = ["none"]
+"#;
+    let experiment = Experiment::parse(&format!("{}{more}", text()), "e.toml").unwrap();
+    let mut fake = fake();
+    fake.generator("daemon", |scene| steady(scene, "bandwidth_mb_s", 1.0, 1e6));
+    let result = run(
+        &experiment,
+        Machines::One(&mut fake),
+        &machine(2),
+        &plan,
+        &options(1, None),
+        &mut Heard::default(),
+    );
+    let result = result.unwrap().result;
+    let started = fake.specs.iter().filter(|s| s.name == "daemon").count();
+    assert_eq!(started, 1, "not alone either");
+    for configuration in &result.configurations {
+        let has = configuration.subject("daemon").is_some();
+        assert_eq!(has, configuration.name == "none", "{}", configuration.name);
+    }
+}
+
+#[test]
 fn a_cell_that_fails_once_is_tried_again() {
     for fault in ["apply 2", "start victim", "go neighbour", "wait", "canary"] {
         let mut fake = fake();

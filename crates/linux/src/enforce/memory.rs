@@ -38,6 +38,10 @@ impl Enforcer for Accounts {
                 limit(&mut host.writer()?, &memory, *most, *kills)?;
             }
             Setting::BoundMemory { most } => around(host, *most)?,
+            Setting::Swappiness { value } => {
+                let memory = account(host, group)?;
+                swappiness(&mut host.writer()?, &memory, *value)?;
+            }
             Setting::Sysctls { values } => {
                 for (name, value) in values {
                     sysctl(&mut host.writer()?, name, *value)?;
@@ -176,6 +180,22 @@ pub fn limit(
             ));
         }
     }
+    Ok(())
+}
+
+/// Sets how readily the kernel swaps out the cgroup's memory instead of dropping pages of files.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Refused`] on v2, which has no such file.
+pub fn swappiness(writer: &mut JournaledWriter<'_>, memory: &Memory, value: u32) -> Result<()> {
+    if memory.version == Version::V2 {
+        return Err(Error::refused_with(
+            format!("{}: cgroup v2 has no memory.swappiness", memory.dir),
+            "set the machine's (vm.swappiness), or memory.swap.max of the cgroup",
+        ));
+    }
+    let path = format!("{}/memory.swappiness", memory.dir);
+    writer.set(&path, &value.to_string())?;
     Ok(())
 }
 

@@ -274,13 +274,16 @@ impl Watch {
         sample.critical.clear();
         for account in &mut self.critical {
             let stat = account.stat(files)?;
-            let memory_stall = waited(account.memory_stall.as_mut(), files)?;
-            if memory_stall.is_none() {
+            let for_memory = waited(account.memory_stall.as_mut(), files)?;
+            if for_memory.is_none() {
                 account.check_reported(files)?;
             }
+            let for_memory = for_memory.unwrap_or_default();
+            let for_disks = waited(account.io_stall.as_mut(), files)?.unwrap_or_default();
             sample.critical.push(Critical {
-                memory_stall: memory_stall.unwrap_or_default(),
-                io_stall: waited(account.io_stall.as_mut(), files)?.unwrap_or_default(),
+                memory_stall: for_memory.some,
+                memory_full: for_memory.full,
+                io_stall: for_disks.some,
                 usage: account.usage(files)?,
                 anonymous: Bytes(stat.anonymous.0.saturating_add(stat.shared.0)),
                 file: stat.active_file.max(stat.mapped),
@@ -333,9 +336,9 @@ impl Hold {
                 writer.again()?;
             }
         }
-        let waits = waited(self.account.io_stall.as_mut(), files)?.unwrap_or_default();
+        let for_disks = waited(self.account.io_stall.as_mut(), files)?.unwrap_or_default();
         let io = match self.io.as_mut() {
-            None => waits.0 / NANOSECONDS_PER_BYTE,
+            None => for_disks.some.0 / NANOSECONDS_PER_BYTE,
             Some(kept) => {
                 let moved = kept.text(files)?.map(|text| io::moved("io.stat", text));
                 moved.transpose()?.unwrap_or_default()
@@ -353,7 +356,7 @@ impl Hold {
             anonymous: Bytes(stat.anonymous.0.saturating_add(stat.shared.0)),
             refaults: stat.refaults,
             io,
-            stall: waited(self.account.memory_stall.as_mut(), files)?,
+            stall: waited(self.account.memory_stall.as_mut(), files)?.map(|t| t.some),
             populated,
             thawed,
         })

@@ -80,6 +80,7 @@ on_every_arm! { in_place:
 on_every_arm! { memory:
     a_group_is_limited_in_memory_and_let_back
     memory_is_protected_with_its_ancestors_or_refused
+    swappiness_of_a_group_is_set_and_comes_back_or_is_refused
     a_moved_limit_goes_back_whatever_it_reads
     a_group_is_frozen_and_thawed_and_nobody_elses_is
     what_we_let_go_on_and_others_stop_stays_stopped

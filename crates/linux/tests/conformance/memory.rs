@@ -80,6 +80,29 @@ pub fn a_group_is_limited_in_memory_and_let_back(arm: &mut dyn Arm) {
     assert_eq!(arm.differences(), Vec::<String>::new());
 }
 
+pub fn swappiness_of_a_group_is_set_and_comes_back_or_is_refused(arm: &mut dyn Arm) {
+    let pid = arm.start(0);
+    arm.remember();
+    let files = arm.files();
+    let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Memory]);
+    let Some((place, memory)) = memory_of(&cgroups, &home) else {
+        return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
+    };
+    let mut writer = JournaledWriter::new(files, &mut held.journal);
+    let set = enforce::memory::swappiness(&mut writer, &memory, 90);
+    if memory.version() == Version::V2 {
+        let error = set.unwrap_err().to_string();
+        assert!(error.contains("memory.swap.max"), "{error}");
+    } else {
+        set.unwrap();
+        let path = format!("{}/memory.swappiness", place.dir);
+        assert_eq!(files.text(&path).unwrap(), "90");
+    }
+    assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
+    drop(held);
+    assert_eq!(arm.differences(), Vec::<String>::new());
+}
+
 pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
     let pid = arm.start(0);
     arm.remember();
@@ -293,7 +316,7 @@ pub fn pressure_is_told_of_the_machine_and_of_groups(arm: &mut dyn Arm) {
         };
         let mut kept = CachedFile::open(files, resource.system()).unwrap().unwrap();
         let text = kept.text(files).unwrap().unwrap().to_owned();
-        let total = psi::some_total(kept.path(), &text).unwrap();
+        let total = psi::totals(kept.path(), &text).unwrap().some;
         assert!(total >= now.some.unwrap().total);
     }
     let v2 = group_cgroups

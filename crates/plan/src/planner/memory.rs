@@ -31,6 +31,10 @@ const SYSCTLS: [(&str, i64); 4] = [
     ("overcommit_memory", 0),
 ];
 
+/// `memory.swappiness` of the groups with the controller `cgroup`, as published: of the critical
+/// ones, and of the others. Only cgroup v1 has it.
+const SWAPPINESS: [u32; 2] = [90, 0];
+
 /// Whether a policy says anything about memory.
 pub(super) fn wanted(policy: &Policy) -> bool {
     protects(policy)
@@ -330,9 +334,11 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
     let mut watched = Vec::new();
     for name in critical {
         watched.push(watch(draft, &name));
+        swappiness(draft, &name, section, SWAPPINESS[0]);
     }
     for (name, allows) in &steered {
         held_by.push(steer(draft, name, *allows, section));
+        swappiness(draft, name, section, SWAPPINESS[1]);
     }
     // No group is steered: the reserve's promise already says so.
     if !steered.is_empty() {
@@ -397,6 +403,16 @@ fn steer(draft: &mut Draft<'_>, name: &str, allows: Allows, section: &Pressure) 
     draft.step(Some(name), Mechanism::Memory, set, because)
 }
 
+/// Sets a group's swappiness where the controller's description has one and the machine does.
+fn swappiness(draft: &mut Draft<'_>, name: &str, section: &Pressure, value: u32) {
+    let v1 = draft.machine.means.memory.control == MemoryControl::V1;
+    if v1 && section.controller == PressureController::Cgroup {
+        let set = Setting::Swappiness { value };
+        let because = words::SWAPPINESS_AS_DESCRIBED;
+        draft.step(Some(name), Mechanism::Memory, set, because);
+    }
+}
+
 fn promises(draft: &mut Draft<'_>, section: &Pressure, watched: &[Watched], held_by: &[StepId]) {
     for one in watched {
         let kept = draft.promises.iter().find(|held| {
@@ -425,6 +441,9 @@ fn said(draft: &mut Draft<'_>, section: &Pressure, steered: &[(String, Allows)])
     let means = draft.machine.means.memory.clone();
     if means.control == MemoryControl::V1 {
         draft.notes.push(words::V1_PROTECTS_NOTHING.to_owned());
+    }
+    if means.control == MemoryControl::V2 && section.controller == PressureController::Cgroup {
+        draft.notes.push(words::NO_SWAPPINESS_OF_GROUPS.to_owned());
     }
     if let Err(why) = means.immunity {
         draft.notes.push(words::critical_are_not_immune(&why));

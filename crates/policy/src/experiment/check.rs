@@ -390,6 +390,17 @@ pub(super) fn names(keys: &Keys, configurations: &[Configuration]) -> Vec<Compla
             hint(baseline, known.clone()),
         ));
     }
+    for (name, subject) in &keys.subject {
+        let exists = |wanted: &str| {
+            let is = |c: &Configuration| c.name == wanted || c.family.as_deref() == Some(wanted);
+            configurations.iter().any(is)
+        };
+        if let Some(wrong) = subject.only.iter().find(|only| !exists(only)) {
+            let at = Path::of(&["subject", name, "only"]);
+            let why = format!("there is no configuration '{wrong}'");
+            list.push(complaint(at, why, hint(wrong, known.clone())));
+        }
+    }
     let subjects = instances(&keys.subject);
     for (i, expect) in keys.expect.iter().enumerate() {
         let at = Path::of(&["expect"]).index(i);

@@ -9,10 +9,10 @@ use quell_types::text::{Path, Reader, merge, value_at};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::Configuration;
 use super::names::hint;
 use super::read::{ConfigurationKeys, Keys, SUBJECT};
 use super::runs;
+use super::{Configuration, Subject};
 use crate::policy::{CpusWanted, FRAGMENT_KEYS, Policy, Shape, policy_of};
 
 /// More cells than this in one experiment are a mistake in the axes.
@@ -79,18 +79,20 @@ pub(super) fn expand(
             }
             reader.context = Some(format!("configuration '{name}'"));
             let varied = runs::variation(reader, &mut merged, root, keys);
-            let mut whole = groups(root, keys, &varied.groups);
+            let written = configuration.name.as_deref().unwrap_or(key);
+            let parts = written.split_once('@');
+            let family = parts.map(|(family, _)| filled(family, &combination));
+            let here = |subject: &Subject| subject.takes_part(&name, family.as_deref());
+            let mut whole = groups(root, keys, &varied.groups, here);
             merge(&mut whole, &merged);
             let policy = policy(reader, whole, keys, &name, &varied.groups);
             reader.context = None;
-            let written = configuration.name.as_deref().unwrap_or(key);
-            let parts = written.split_once('@');
             let axes = combination
                 .iter()
                 .map(|(a, v)| ((*a).to_owned(), (*v).to_owned()));
             cells.extend(policy.map(|policy| Configuration {
                 name,
-                family: parts.map(|(family, _)| filled(family, &combination)),
+                family,
                 cap: parts.map(|(_, cap)| filled(cap, &combination)),
                 axes: axes.collect::<BTreeMap<_, _>>(),
                 alone: configuration.alone,
@@ -307,7 +309,12 @@ fn name(
 }
 
 /// The subjects' groups with their roles: the policy over which all fragments are laid.
-fn groups<'t>(root: &DeTable<'t>, keys: &Keys, varied: &BTreeMap<String, String>) -> DeTable<'t> {
+fn groups<'t>(
+    root: &DeTable<'t>,
+    keys: &Keys,
+    varied: &BTreeMap<String, String>,
+    here: impl Fn(&Subject) -> bool,
+) -> DeTable<'t> {
     let span = |name: &str| {
         let role = value_at(root, &Path::of(&["subject", name, "role"]));
         role.map(Spanned::span).unwrap_or_default()
@@ -318,7 +325,8 @@ fn groups<'t>(root: &DeTable<'t>, keys: &Keys, varied: &BTreeMap<String, String>
         };
         DeValue::Table(entries.into_iter().map(spanned).collect())
     };
-    let groups = keys.subject.iter().map(|(name, subject)| {
+    let subjects = keys.subject.iter().filter(|(_, subject)| here(subject));
+    let groups = subjects.map(|(name, subject)| {
         let span = span(name);
         let role = Spanned::new(span.clone(), DeValue::String(subject.role.name().into()));
         let group = table(vec![("role".to_owned(), role)]);

@@ -198,6 +198,14 @@ impl Configuration {
         own.map_or(instance.group, String::as_str)
     }
 
+    /// Whether a program takes part in this configuration.
+    #[must_use]
+    pub fn has(&self, instance: &Instance<'_>) -> bool {
+        instance
+            .subject
+            .takes_part(&self.name, self.family.as_deref())
+    }
+
     /// Whether one of these programs is a generator that asks for huge pages here.
     #[must_use]
     pub fn wants_huge_pages(&self, instances: &[Instance<'_>]) -> bool {

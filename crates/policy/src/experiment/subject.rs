@@ -15,7 +15,7 @@ use quell_types::spelled::{NoTable, Spelled};
 /// The metric that each command has without declaring it: its run time in seconds, less is better.
 pub const RUN_TIME: &str = "run_time_s";
 
-/// A program that takes part in every configuration.
+/// A program that takes part in every configuration, or in those that it names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Subject {
@@ -35,6 +35,10 @@ pub struct Subject {
     /// Any program, with its arguments. Instead of `run`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<Vec<String>>,
+    /// The configurations that it takes part in, by their names or what stands there before the
+    /// `@`. Default: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub only: Vec<String>,
     /// How many copies run. With more than one, they are `NAME.1`, `NAME.2`, …
     #[serde(default = "one")]
     pub copies: u32,
@@ -59,6 +63,13 @@ impl Subject {
     #[must_use]
     pub fn group_or<'s>(&'s self, name: &'s str) -> &'s str {
         self.group.as_deref().unwrap_or(name)
+    }
+
+    /// Whether it takes part in the configuration of that name and family.
+    #[must_use]
+    pub fn takes_part(&self, name: &str, family: Option<&str>) -> bool {
+        let is = |only: &String| only == name || Some(only.as_str()) == family;
+        self.only.is_empty() || self.only.iter().any(is)
     }
 
     /// The name of the metric by which the subject is judged.

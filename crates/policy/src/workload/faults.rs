@@ -197,6 +197,7 @@ mod tests {
             (r#"{"kind":"trace","file":""}"#, "file"),
             (r#"{"kind":"detector","per-page":"100B"}"#, "per-page"),
             (r#"{"kind":"detector","images":0}"#, "images"),
+            (r#"{"kind":"detector","uncached":"101%"}"#, "uncached"),
             (r#"{"kind":"detector","fps":0}"#, "fps"),
             (r#"{"kind":"detector","weights":"4KiB"}"#, "weights"),
             (r#"{"kind":"anon-hog","size":"0B"}"#, "size"),

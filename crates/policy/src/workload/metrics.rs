@@ -13,6 +13,14 @@ pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
 pub const ACCESSES_PER_S: &str = "accesses_per_s";
 /// Milliseconds from a frame's arrival to its result. For a dropped frame, to the next result.
 pub const FRAME_MS: &str = "frame_ms";
+/// Share of the span in which some task of the machine waited for memory.
+pub const MEMORY_SOME: &str = "memory_some";
+/// Share of the span in which all tasks of the machine waited for memory.
+pub const MEMORY_FULL: &str = "memory_full";
+/// Pages of files that the machine read from disks, per second: the misses of its page cache.
+pub const PAGE_INS: &str = "page_ins";
+/// Pages that the machine had reclaimed and that came back soon, per second.
+pub const REFAULTS: &str = "refaults";
 /// Pages of anonymous memory used per second.
 pub const PAGES_PER_S: &str = "pages_per_s";
 
@@ -81,13 +89,17 @@ const FRAMES_DISPLAY: [Reported; 4] = [
     lower("compose_ms", "ms per frame"),
     lower("age_ms", "ms from capture"),
 ];
-const DETECTOR: [Reported; 6] = [
+const DETECTOR: [Reported; 10] = [
     lower(FRAME_MS, "ms per frame"),
     lower("dropped", "of the frames"),
     lower("cache_misses", "of the images' pages"),
     lower("major_faults", "per frame"),
     lower("minor_faults", "per frame"),
     higher("resident_mb", "MB resident"),
+    lower(MEMORY_SOME, "of the time, machine"),
+    lower(MEMORY_FULL, "of the time, machine"),
+    lower(PAGE_INS, "pages of files/s, machine"),
+    lower(REFAULTS, "pages/s, machine"),
 ];
 const REQUESTS: [Reported; 1] = [lower(LATENCY_US, "us per request")];
 const ANON_HOG: [Reported; 3] = [

@@ -1,7 +1,7 @@
 //! What generators of memory pressure do: a program for which memory must be kept, and programs
 //! that take it.
 
-use quell_types::units::{Bytes, Nanos, Rate};
+use quell_types::units::{Bytes, Nanos, Rate, Share};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,10 @@ pub struct Detector {
     /// How many images there are, of 100 to 200 KB each; read in turn.
     #[serde(default = "images")]
     pub images: u32,
+    /// Share of the images that are not in the page cache before the run, spread evenly: these are
+    /// read for the first time.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub uncached: Share,
     /// Frames that arrive per second.
     #[serde(default = "fps")]
     pub fps: u32,
@@ -65,6 +69,9 @@ pub struct DirtyWriter {
     pub rate: Option<Rate>,
 }
 
+fn is_zero(share: &Share) -> bool {
+    *share == Share(0)
+}
 const fn weights() -> Bytes {
     Bytes(256 << 20)
 }
@@ -87,6 +94,7 @@ impl Default for Detector {
             weights: weights(),
             per_page: page(),
             images: images(),
+            uncached: Share(0),
             fps: fps(),
         }
     }
@@ -124,6 +132,9 @@ impl Detector {
         }
         if !(1..=100_000).contains(&self.images) {
             return outside("images", &self.images.to_string(), "1", "100000");
+        }
+        if self.uncached > Share::WHOLE {
+            return outside("uncached", &self.uncached.to_string(), "0%", "100%");
         }
         if !(1..=240).contains(&self.fps) {
             return outside("fps", &self.fps.to_string(), "1", "240");

@@ -6,7 +6,7 @@ use quell_types::options::After;
 use quell_types::options::Split;
 use quell_types::units::{Nanos, Rate};
 
-use super::{below, names};
+use super::{answers, below, names};
 
 #[test]
 fn axes_multiply_in_the_order_of_the_file_and_skip_leaves_out() {
@@ -205,4 +205,32 @@ fn subjects_that_run_alone_may_vary_in_what_they_run() {
     let asks = text.replace("4KiB = {}", "4KiB = { regulator.strict = true }");
     let found = Experiment::parse(&asks, "p.toml").unwrap_err();
     assert!(found[0].to_string().contains("remove `alone`"), "{found:?}");
+}
+
+#[test]
+fn a_subject_may_take_part_in_some_configurations_only() {
+    let text = r#"
+[subject.daemon]
+role = "exempt"
+command = ["watch-memory"]
+only = ["watched", "capped"]
+[configuration.none]
+[configuration.watched]
+[configuration.capped]
+name = "capped@{cap}"
+[configuration.capped.axis.cap]
+"10%" = { group.hog.limit.bandwidth = "10%" }
+"#;
+    let experiment = below(text).unwrap();
+    let instances = experiment.instances();
+    let daemon = instances.iter().find(|i| i.name == "daemon").unwrap();
+    for (name, here) in [("none", false), ("watched", true), ("capped@10%", true)] {
+        let configuration = experiment.configuration(name).unwrap();
+        assert_eq!(configuration.has(daemon), here, "{name}");
+        let groups = &configuration.policy.groups;
+        assert_eq!(groups.contains_key("daemon"), here, "{name}");
+    }
+    let wrong = answers(&text.replace("\"watched\", ", "\"watch\", "));
+    let says = |w: &String| w.contains("no configuration 'watch'") && w.contains("'watched'");
+    assert!(wrong.iter().any(says), "{wrong:?}");
 }

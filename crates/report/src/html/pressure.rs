@@ -21,6 +21,7 @@ struct Seen {
     others: f64,
     available: f64,
     memory: f64,
+    full: f64,
     io: f64,
 }
 
@@ -55,8 +56,8 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         title: "Memory over time",
         shows: &format!(
             "Memory and what was done about it, under {}: what could be had (dashed), what the critical groups used (line), what the \
-             others did (thin line) and to what they were limited (dots); below, the part of each second in which they waited for memory (surface) or for \
-             a disk (line); below that, every act.",
+             others did (thin line) and to what they were limited (dots); below, the part of each second in which some of their tasks waited for memory \
+             (surface), all of them did (dashed) or some waited for a disk (line); below that, every act.",
             names.join(", ")
         ),
         reading: "The first hold of each plan is shown. Triangles limit, reclaim or protect, squares freeze or stop, diamonds let go \
@@ -91,6 +92,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
         for stamped in &events {
             let Event::Waited {
                 memory_ns,
+                memory_full_ns,
                 io_ns,
                 bytes,
                 others_bytes,
@@ -108,6 +110,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
                 others: *others_bytes as f64 / MIB,
                 available: *available_bytes as f64 / MIB,
                 memory: *memory_ns as f64 / 1e9,
+                full: *memory_full_ns as f64 / 1e9,
                 io: *io_ns as f64 / 1e9,
             };
             match seen.last_mut() {
@@ -115,6 +118,7 @@ fn panels<'r>(page: &Page<'r>) -> Vec<Panel<'r>> {
                 Some(last) if last.at == one.at => {
                     last.used += one.used;
                     last.memory = last.memory.max(one.memory);
+                    last.full = last.full.max(one.full);
                     last.io = last.io.max(one.io);
                 }
                 _ => seen.push(one),
@@ -230,7 +234,7 @@ fn lanes(
     head(
         svg,
         &waited,
-        "waited for memory (surface), for a disk (line)",
+        "waited for memory (surface; all tasks: dashed), for a disk (line)",
     );
     let (y, ticks) = super::series::whole(&waited);
     svg.rows(&waited, &y, &ticks, first);
@@ -240,6 +244,10 @@ fn lanes(
         surface.push((from.0, y.at(0.0)));
     }
     svg.surface(&format!("band {}", panel.class), &surface);
+    svg.line(
+        &format!("line thin dash {}", panel.class),
+        &line(|s| s.full, &y),
+    );
     svg.line(&format!("line thin {}", panel.class), &line(|s| s.io, &y));
     head(
         svg,

@@ -298,6 +298,7 @@ fn what_was_done_about_memory_is_drawn_with_every_reason() {
         )
     };
     let waited = |memory_ns| Event::Waited {
+        memory_full_ns: memory_ns / 2,
         group: "victim".into(),
         memory_ns,
         io_ns: 0,

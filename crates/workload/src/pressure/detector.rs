@@ -8,21 +8,23 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::hint::black_box;
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use quell_client::{Demand, Session};
 use quell_policy::workload::{self, FRAME_MS};
 use quell_record::measurement::Measurement;
-use quell_types::units::Bytes;
+use quell_types::units::{Bytes, Share};
 use rustix::process::{Resource, getrlimit};
 
-use super::files::{Cached, Map, make};
+use super::files::{Cached, Map, forget_range, make};
+use super::machine::Machine;
 use super::{ASK_NS, page, resident_mb};
 use crate::generator::{Generator, Span};
 use crate::memory::Granted;
 use crate::periodic::room;
-use crate::{Error, clock};
+use crate::{Error, clock, procfs};
 
 /// Bytes of the smallest image.
 const SMALLEST: usize = 100_000;
@@ -125,6 +127,10 @@ impl Detector {
         let weights = Map::new(&make(spec.weights, Cached::Kept)?, len)?;
         let (index, bytes) = layout(spec.images);
         let images = make(Bytes(bytes as u64), Cached::Kept)?;
+        for (from, len) in uncached(&index, spec.uncached) {
+            let len = NonZeroU64::new(len.next_multiple_of(page()) as u64);
+            forget_range(&images, *from, len)?;
+        }
         let shown = Map::new(&images, bytes)?;
         let mut detector = Self {
             weights,
@@ -253,6 +259,14 @@ fn layout(images: u32) -> (Vec<(usize, usize)>, usize) {
     (index, at)
 }
 
+/// The images that are not cached before the run: so many of them, spread evenly.
+fn uncached(index: &[(usize, usize)], share: Share) -> impl Iterator<Item = &(usize, usize)> {
+    let until = move |n: usize| n as u64 * share.0 / Share::WHOLE.0;
+    let of = index.iter().enumerate();
+    of.filter(move |(n, _)| until(*n) < until(n + 1))
+        .map(|(_, image)| image)
+}
+
 impl Generator for Detector {
     fn span(
         &mut self,
@@ -269,8 +283,16 @@ impl Generator for Detector {
             return Ok(None);
         }
         let until = begin + span.duration.0;
+        let kernel = procfs::live();
+        let then = Machine::read(&kernel, clock::now());
         let frames = self.run(begin, until, Some(&mut record), asked)?;
-        let (metrics, ended_ns) = record.into_metrics();
+        let of_machine = Machine::read(&kernel, clock::now()).since(&then);
+        let (mut metrics, ended_ns) = record.into_metrics();
+        metrics.extend(
+            of_machine
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), vec![value])),
+        );
         Ok(frames.map(|frames| Measurement {
             metrics,
             window_ns: self.period,
@@ -318,6 +340,26 @@ mod tests {
             window: Nanos::millis(1),
         };
         detector.span(span, &mut || false).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_share_of_the_images_is_read_for_the_first_time() {
+        let index: Vec<_> = (0..1000).map(|n| (n, 1)).collect();
+        let count = |percent| uncached(&index, Share::percent(percent)).count();
+        assert_eq!((count(0), count(9), count(100)), (0, 90, 1000));
+        let early = uncached(&index, Share::percent(9)).filter(|i| i.0 < 100);
+        assert_eq!(early.count(), 9, "spread evenly");
+        // Ten images are read before the span: the files have to be ready.
+        let detector = Detector::new(&workload::Detector {
+            weights: Bytes(1 << 20),
+            images: 30,
+            uncached: Share::percent(50),
+            ..workload::Detector::default()
+        });
+        let metrics = measure(&mut detector.unwrap());
+        let missed = metrics["cache_misses"].iter().filter(|m| **m > 0.5).count();
+        assert!((4..=6).contains(&missed), "{:?}", metrics["cache_misses"]);
+        assert_eq!(metrics["page_ins"].len(), 1, "{metrics:?}");
     }
 
     /// A dropped frame waited for the same end as the next one, and arrived a period earlier.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -115,7 +116,13 @@ pub(super) fn noise(bytes: &mut [u8], seed: &mut u64) {
 /// Removes a file from the page cache, and from the kernel's memory of reclaimed pages. The next
 /// read is as if it were the first.
 pub(super) fn forget(file: &File) -> Result<(), Error> {
-    fadvise(file, 0, None, Advice::DontNeed).map_err(Error::kernel("dropping a file's pages"))
+    forget_range(file, 0, None)
+}
+
+/// The same for the whole pages from `from` on; all without a length.
+pub(super) fn forget_range(file: &File, from: usize, len: Option<NonZeroU64>) -> Result<(), Error> {
+    fadvise(file, from as u64, len, Advice::DontNeed)
+        .map_err(Error::kernel("dropping a file's pages"))
 }
 
 /// A file that is mapped for reading until this is dropped.

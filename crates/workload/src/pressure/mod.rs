@@ -12,6 +12,8 @@
 //! | | `cache_misses` | frame | share of the image's pages not in the page cache (`mincore`) |
 //! | | `major_faults`, `minor_faults` | frame | of the thread (`getrusage`) |
 //! | | `resident_mb` | frame | 10^6 bytes, afterwards (`/proc/self/statm`) |
+//! | | `memory_some`, `memory_full` | span | share of it in which tasks of the machine waited (PSI) |
+//! | | `page_ins`, `refaults` | span | pages per second, of the machine (`/proc/vmstat`) |
 //! | `anon-hog` | `pages_per_s` | window of 100 ms | pages stored to |
 //! | | `resident_mb` | window | of the process that takes the memory |
 //! | | `killed` | window | how often that process was killed; another one is started |
@@ -23,6 +25,7 @@ mod anon;
 mod detector;
 mod file;
 pub(crate) mod files;
+mod machine;
 mod progress;
 
 pub(crate) use anon::AnonHog;

@@ -4,9 +4,9 @@ use quell_kernel::cached_file::CachedFile;
 use quell_kernel::cgroup::Version;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::memory::{self, Memory};
-use quell_kernel::psi::{self, Resource};
+use quell_kernel::psi::{self, Resource, Totals};
 use quell_kernel::root::Files;
-use quell_types::units::{Bytes, Nanos};
+use quell_types::units::Bytes;
 
 use crate::group_cgroups::{CgroupDir, GroupCgroups};
 
@@ -90,15 +90,15 @@ impl Account {
     }
 }
 
-/// The total time waited, from a pressure file. `None` where the file is gone.
-pub fn waited(kept: Option<&mut CachedFile>, files: &dyn Files) -> Result<Option<Nanos>> {
+/// The total times waited, from a pressure file. `None` where the file is gone.
+pub fn waited(kept: Option<&mut CachedFile>, files: &dyn Files) -> Result<Option<Totals>> {
     let Some(kept) = kept else {
         return Ok(None);
     };
-    let total = kept.text(files)?.map(|text| psi::some_total("", text));
-    match total {
+    let totals = kept.text(files)?.map(|text| psi::totals("", text));
+    match totals {
         None => Ok(None),
-        Some(Ok(total)) => Ok(Some(total)),
+        Some(Ok(totals)) => Ok(Some(totals)),
         Some(Err(_)) => Err(Error::malformed(kept.path(), "", "a line `some … total=…`")),
     }
 }

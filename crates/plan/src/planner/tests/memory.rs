@@ -284,6 +284,33 @@ fn the_described_ones_are_estimates_and_sysctls_need_asking() {
 }
 
 #[test]
+fn swappiness_of_groups_is_set_on_v1_and_told_once_on_v2() {
+    let text = format!(
+        "{}[pressure]\ncontroller = 'cgroup'",
+        KEPT.replace("reserve.memory = '2GiB'", "")
+    );
+    let of = |controller: &str, control| {
+        let plan = planned(&text.replace("cgroup", controller), &with(control));
+        let steps = plan.steps.iter().filter_map(|s| match s.set {
+            Setting::Swappiness { value } => Some((s.group.clone().unwrap(), value)),
+            _ => None,
+        });
+        let told = plan
+            .notes
+            .iter()
+            .filter(|n| n.contains("memory.swappiness"));
+        (steps.collect::<Vec<_>>(), told.count())
+    };
+    let (steps, told) = of("cgroup", MemoryControl::V1);
+    let expected = [("victim".to_owned(), 90), ("noise".to_owned(), 0)];
+    assert_eq!((&steps[..], told), (&expected[..], 0));
+    assert_eq!(of("cgroup", MemoryControl::V2), (vec![], 1));
+    for other in ["latd", "quell"] {
+        assert_eq!(of(other, MemoryControl::V1), (vec![], 0), "{other}");
+    }
+}
+
+#[test]
 fn what_is_around_everything_comes_first() {
     let bounded = |text: &str, most: u64| {
         // Under no policy at all, as the baseline of an experiment.

@@ -56,6 +56,9 @@ pub const AN_AVERAGE_IS_FOLLOWED: &str =
     "it follows an average of ten seconds, and a stopped process gives no memory back";
 pub const A_GUESS: &str =
     "the first limit is an estimate, and nothing lowers it where it is too high";
+pub const SWAPPINESS_AS_DESCRIBED: &str = "as described: pages of the critical group's files stay, and the other group is not swapped out";
+pub const NO_SWAPPINESS_OF_GROUPS: &str = "cgroup v2 has no memory.swappiness: instead of 0 nothing of the limited groups is \
+    swapped out (memory.swap.max), and instead of 90 the critical groups have the machine's";
 pub const V1_PROTECTS_NOTHING: &str = "the memory controller is on cgroup v1: nothing is protected, and a limit that moves is \
     used only where a group may be killed";
 
