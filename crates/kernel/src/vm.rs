@@ -1,6 +1,6 @@
 //! The machine's memory as a whole: `/proc/meminfo`, the watermarks of `/proc/zoneinfo`, what was
-//! read from disks (`/proc/vmstat`), and huge pages of this process. proc(5), mm/vmstat.c, Documentation/admin-guide/sysctl/vm.rst (min_free_kbytes,
-//! watermark_scale_factor).
+//! read from disks (`/proc/vmstat`), and huge pages of this process. proc(5), mm/vmstat.c,
+//! Documentation/admin-guide/sysctl/vm.rst (min_free_kbytes, watermark_scale_factor).
 
 use quell_types::units::Bytes;
 
