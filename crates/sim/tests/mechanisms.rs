@@ -287,7 +287,8 @@ fn both_controllers_serve_every_region_of_the_p4080() {
     assert_eq!(os.channels(), 2);
     let pattern = Pattern::bandwidth(4 * MIB, false);
     let id = spawn(&mut os, 0, 0, pattern, 4 * MIB, &Placement::Huge);
-    os.run(Nanos::millis(2));
+    // Within the first turn of the loop, in which all lines miss.
+    os.run(Nanos::micros(500));
     let counts = os.counts(id);
     let all: u64 = counts.channels.iter().sum();
     assert_eq!(all, counts.misses + counts.prefetches + counts.writebacks);
