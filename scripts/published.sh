@@ -8,6 +8,7 @@ quell=${QUELL:-target/release/quell}
 keep=docs/examples/published
 declare -A machine=(
     [webrtc]=sim:xeon-w3530
+    [webrtc-period]=sim:xeon-w3530
     [p4080-4core]=sim:p4080
     [p4080-8core]=sim:p4080
     [apollolake-cat]=sim:apollolake
