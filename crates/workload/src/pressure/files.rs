@@ -119,7 +119,12 @@ pub(super) fn forget(file: &File) -> Result<(), Error> {
     forget_range(file, 0, None)
 }
 
-/// The same for the whole pages from `from` on; all without a length.
+/// Turns reading ahead off for a file: a read brings in what it asks for, and nothing behind it.
+pub(super) fn no_reading_ahead(file: &File) -> Result<(), Error> {
+    fadvise(file, 0, None, Advice::Random).map_err(Error::kernel("turning off reading ahead"))
+}
+
+/// The same as [`forget`] for the whole pages from `from` on; all without a length.
 pub(super) fn forget_range(file: &File, from: usize, len: Option<NonZeroU64>) -> Result<(), Error> {
     fadvise(file, from as u64, len, Advice::DontNeed)
         .map_err(Error::kernel("dropping a file's pages"))
