@@ -1,10 +1,10 @@
 //! `cgroup`: the limits that Channabasappa and Ravindran describe. On cgroup v1 steps of the plan
 //! set the swappiness of the detector's group (90) and the hog's (0); on v2, which has none, they
 //! keep the hog's memory from being swapped out. This module sets the limit on the hog and has
-//! their later idea: it watches the hog's own pressure. While memory allows and the critical group is
-//! calm, the hog's limit grows step by step instead of moving from group to group. It also has what
-//! both strategies share: the worst process is stopped while the machine's pressure is high, and
-//! terminated at 0.1 %.
+//! their later idea: it watches the hog's own pressure. While memory allows and the critical group
+//! is calm, the hog's limit grows step by step instead of moving from group to group. It also has
+//! what both strategies share: the worst process is stopped while the machine's pressure is high,
+//! and terminated at 0.1 %.
 //!
 //! Frozen before any protected run, with their origins (all assumed: the description names none):
 //! - [`FIRST`]: without a limit in the policy, an eighth of the machine, or what the group uses
