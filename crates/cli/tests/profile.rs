@@ -65,7 +65,8 @@ fn the_published_demand_of_the_call_is_found_again() {
         (written / mean / 0.25 - 1.0).abs() < 0.1,
         "written {written} of {mean} MB/s"
     );
-    // A frame moves mean ÷ 30, in mean ÷ peak of the time. A second, shorter burst has a part of it.
+    // A frame moves mean ÷ 30, in mean ÷ peak of the time. A second, shorter burst has a part of
+    // it.
     let (amount, share) = (
         figure(&found, "/burst/amount"),
         figure(&found, "/burst/share"),
