@@ -150,8 +150,7 @@ pub enum Setting {
         /// The ways for data.
         data: Mask,
     },
-    /// Let kernel work and interrupts on the group's own CPUs fill the group's ways, not those of
-    /// all other tasks.
+    /// Let kernel work and interrupts on the group's own CPUs fill the group's ways.
     WaysCpus {
         /// The CPUs that the group has to itself.
         cpus: CpuSet,

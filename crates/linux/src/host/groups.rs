@@ -88,7 +88,6 @@ impl Host {
                 group
                     .cgroups
                     .adopt(&mut writer, cgroups, &cgroup, controllers)?;
-                group.tried.insert(cgroup);
             }
             self.complete(name, controllers)?;
         }
