@@ -10,7 +10,8 @@
 //! - The bins folded at the period are then one burst and one pause (`fold`).
 //!
 //! It does not see periods of fewer than 5 bins, or of which fewer than three passed. Nor
-//! does it see bursts that wander by more than a tenth of their period to either side.
+//! does it see bursts that wander by more than a tenth of their period to either side, or that
+//! last longer than [`LONGEST`].
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,9 @@ use super::period::period;
 const MOST: usize = 10_000;
 /// What is drawn in a pause is at most this part of what is drawn in a burst, per slot.
 const PAUSE: f64 = 0.75;
+/// A burst is at most this part of its period. A busy program that is stopped for a moment now and
+/// then (preempted, throttled, a virtual machine without its CPU) looks like longer ones.
+const LONGEST: f64 = 0.9;
 
 /// Bursts of demand that return after a fixed period.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -67,7 +71,7 @@ pub fn burst(amounts: &[f64]) -> Option<Burst> {
     let whole: f64 = folded.slots.iter().sum();
     let in_burst: f64 = folded.slots.iter().cycle().skip(first).take(slots).sum();
     let pause = (whole - in_burst) / (all - slots).max(1) as f64;
-    if pause > PAUSE * in_burst / slots as f64 {
+    if pause > PAUSE * in_burst / slots as f64 || slots as f64 > LONGEST * all as f64 {
         return None;
     }
     Some(Burst {

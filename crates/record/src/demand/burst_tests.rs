@@ -281,6 +281,18 @@ fn invented(kind: &str, series: u64) -> usize {
 }
 
 #[test]
+fn a_busy_program_that_is_stopped_now_and_then_has_no_period() {
+    let stopped = |pause: usize| -> Vec<f64> {
+        let runs = |at: usize| if at % 100 < pause { 0.0 } else { 1.0 };
+        (0..6_000).map(runs).collect()
+    };
+    assert_eq!(burst(&stopped(2)), None);
+    assert_eq!(burst(&stopped(8)), None);
+    let found = burst(&stopped(15)).unwrap();
+    assert!(off(&found, 100.0) < 0.02, "{found:?}");
+}
+
+#[test]
 fn no_period_is_invented() {
     for kind in APERIODIC {
         let invented = invented(kind, 80);
