@@ -6,6 +6,7 @@
 //! shows to be in one. They cannot stop, limit or kill a critical group: the only [`Act`] that
 //! names one protects it.
 
+mod ceiling;
 mod cgroup;
 mod latd;
 #[cfg(test)]

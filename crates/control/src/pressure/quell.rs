@@ -5,11 +5,9 @@
 //! critical groups have, and a [`reserve`]. That ceiling is known before any group waits, and is
 //! enough where nothing else disturbs.
 //!
-//! A second ceiling lies below it. It moves by how long the critical groups waited since the last
-//! sample. It falls at once, in proportion to that. It rises slowly: half-way to where they waited
-//! last, then in steps that shrink as memory is used up (like the closed loop around a deadline,
-//! [`super::super::deadline`]). Between `start` and `release` nothing moves. A neighbour that is to
-//! blame for more is cut more.
+//! A second ceiling lies below it ([`Ceiling`]). It falls at once with the share of the time for
+//! which the critical groups waited, and rises slowly. A neighbour that is to blame for more is cut
+//! more.
 //!
 //! *Stop.* Where that does not suffice for `grace`, or no neighbour may be limited, the one most to
 //! blame is frozen. A frozen group gives nothing back, so its memory is reclaimed meanwhile if that
@@ -27,6 +25,7 @@
 
 use quell_types::units::{Bytes, Nanos, Share};
 
+use super::ceiling::{Ceiling, Together};
 use super::rank::{Blame, Suspects};
 use super::stall::{Difference, Stall, disks_used};
 use super::working::WorkingSet;
@@ -40,20 +39,13 @@ const PROBATION: Nanos = Nanos::secs(2);
 const SHY: Nanos = Nanos::secs(10);
 /// Units of work are overdue after this many times their usual distance, and not before this time.
 const OVERDUE: (u64, Nanos) = (4, Nanos::millis(200));
-/// A cut needs this many samples to show an effect.
-const SETTLES: u64 = 3;
-/// What is cut at once at a stall share of 100 %, as a divisor of what the neighbours use.
-const CUT: u64 = 4;
-/// Divisors of the machine's memory: the smallest cut and rise, and the least change of a limit
-/// that is worth a write.
-const STEP: u64 = 256;
+/// Divisors of the machine's memory: what is little, and the least change of a limit that is worth
+/// a write.
+const SMALL: u64 = 256;
 const WORTH: u64 = 128;
-/// Beyond where the groups waited last, the ceiling rises by this part of what is left below
-/// `known`, as a divisor.
-const BEYOND: u64 = 16;
 /// Divisors of the machine's memory: limits are removed when this much is left beyond the reserve,
 /// and set when less than this is.
-const PLENTY: u64 = 4;
+pub(super) const PLENTY: u64 = 4;
 const SCARCE: u64 = 8;
 /// The lowest limit of a neighbour: a divisor of the machine's memory, and its bounds in bytes.
 const LEAST: (u64, u64, u64) = (16, 16 << 20, 256 << 20);
@@ -123,12 +115,7 @@ pub struct Quell {
     blame: Blame,
     suspects: Suspects,
     held: Vec<Held>,
-    /// What the neighbours may use together, judged by waits. `None`: no such bound.
-    ceiling: Option<u64>,
-    /// What the neighbours used, or the ceiling if less, when the critical groups waited last.
-    tripped: u64,
-    /// When the ceiling moved last.
-    moved_at: Nanos,
+    ceiling: Ceiling,
     /// When less than the reserve was left last.
     scarce_at: Option<Nanos>,
     high_since: Option<Nanos>,
@@ -156,9 +143,7 @@ impl Quell {
             blame: Blame::new(neighbours),
             suspects: Suspects::new(),
             held: vec![Held::default(); neighbours],
-            ceiling: None,
-            tripped: 0,
-            moved_at: now,
+            ceiling: Ceiling::new(now),
             scarce_at: None,
             high_since: None,
             last_high: now,
@@ -307,14 +292,25 @@ impl Quell {
         let reserve = reserve(machine).0;
         // What there is for all of them: what they have, and what is left beyond the reserve.
         let known = (used + left).saturating_sub(reserve);
-        self.steer(now, share, (used, least * count, known), total);
-        let ceiling = self.ceiling.unwrap_or(u64::MAX);
+        self.ceiling.step(
+            &self.rules,
+            now,
+            &Together {
+                share,
+                calm_since: self.calm_since,
+                used,
+                least: least * count,
+                known,
+                total,
+            },
+        );
+        let ceiling = self.ceiling.bytes();
         let any = self.held.iter().any(|h| h.limit.is_some());
         let calm = self
             .calm_since
             .is_some_and(|since| now.since(since) >= self.rules.grace);
-        let plenty = left > reserve + total / PLENTY && self.ceiling.is_none() && calm;
-        let scarce = left < reserve + total / SCARCE || self.ceiling.is_some();
+        let plenty = left > reserve + total / PLENTY && ceiling.is_none() && calm;
+        let scarce = left < reserve + total / SCARCE || ceiling.is_some();
         if any && plenty {
             for neighbour in 0..self.held.len() {
                 if self.held[neighbour].limit.take().is_some() {
@@ -348,7 +344,7 @@ impl Quell {
         let rises = self
             .scarce_at
             .is_none_or(|at| now.since(at) >= self.rules.grace);
-        let budget = known.min(ceiling);
+        let budget = known.min(ceiling.unwrap_or(u64::MAX));
         let blamed = |i: usize| u128::from(self.blame.of(i, &sample.neighbours[i]).max(1));
         let blame: u128 = (0..sample.neighbours.len())
             .filter(|i| self.limitable(sample, *i))
@@ -356,7 +352,7 @@ impl Quell {
             .sum();
         let why = if share >= self.rules.start {
             Why::Stalled(share)
-        } else if ceiling < known {
+        } else if ceiling.is_some_and(|ceiling| ceiling < known) {
             Why::Calm
         } else {
             Why::Spare(Bytes(left))
@@ -390,49 +386,6 @@ impl Quell {
                 });
             }
         }
-    }
-
-    /// Moves the ceiling by how long the critical groups waited.
-    fn steer(
-        &mut self,
-        now: Nanos,
-        share: Share,
-        (used, least, known): (u64, u64, u64),
-        total: u64,
-    ) {
-        let settles = Nanos(self.rules.interval.0.saturating_mul(SETTLES));
-        let small = total / STEP;
-        if share >= self.rules.start {
-            if self.ceiling.is_some() && now.since(self.moved_at) < settles {
-                return;
-            }
-            let from = self.ceiling.unwrap_or(u64::MAX).min(used);
-            let cut = Share(share.0 / CUT);
-            let cut = u128::from(from) * u128::from(cut.0) / u128::from(Share::WHOLE.0);
-            let cut = u64::try_from(cut).unwrap_or(from).max(small);
-            self.tripped = from;
-            self.ceiling = Some(from.saturating_sub(cut).max(least));
-            self.moved_at = now;
-            return;
-        }
-        let Some(ceiling) = self.ceiling else {
-            return;
-        };
-        let calm = self
-            .calm_since
-            .is_some_and(|since| now.since(since) >= self.rules.grace);
-        if !calm || now.since(self.moved_at) < self.rules.grace {
-            return;
-        }
-        // Half-way to where it was too much. From there on in small steps, or larger ones if
-        // `known` shows that much more is left for the neighbours.
-        let step = (self.tripped.saturating_sub(ceiling) / 2)
-            .max(known.saturating_sub(ceiling) / BEYOND)
-            .max(small);
-        let ceiling = ceiling.saturating_add(step);
-        self.moved_at = now;
-        // The neighbours use far less than the ceiling: it is removed.
-        self.ceiling = (ceiling < used.saturating_add(total / PLENTY)).then_some(ceiling);
     }
 
     fn thaw(&mut self, now: Nanos, share: Share, decisions: &mut Vec<Decision>) {
@@ -540,7 +493,7 @@ impl Quell {
             let files = has.usage.0.saturating_sub(has.anonymous.0);
             let own = has.anonymous.0.min(sample.machine.swap_free.0);
             let amount = files.saturating_add(own) / 2;
-            if amount >= sample.machine.total.0 / STEP {
+            if amount >= sample.machine.total.0 / SMALL {
                 decisions.push(Decision {
                     act: Act::Reclaim {
                         neighbour,
@@ -555,7 +508,7 @@ impl Quell {
     }
 
     fn kill(&self, sample: &Sample, why: Why, decisions: &mut Vec<Decision>) -> bool {
-        let small = sample.machine.total.0 / STEP;
+        let small = sample.machine.total.0 / SMALL;
         // Killing a group without memory of its own frees nothing that could not be reclaimed.
         let may = |i: usize| self.rules.allows[i].kill && sample.neighbours[i].anonymous.0 >= small;
         let worst = self.blame.worst(&sample.neighbours, may);
