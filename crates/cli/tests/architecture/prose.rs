@@ -8,6 +8,8 @@ use crate::imports::{crates, sources};
 
 /// Columns of a line of a comment.
 const COLUMNS: usize = 100;
+/// The most lines that a source has.
+const LINES: usize = 600;
 /// Characters of a test's name.
 const NAME: usize = 60;
 /// Lines of a function, without blank ones and comments.
@@ -94,6 +96,15 @@ fn comments_have_at_most_a_hundred_columns() {
         }
     }
     assert!(wide.is_empty(), "wrap these comments: {wide:?}");
+}
+
+#[test]
+fn sources_have_at_most_six_hundred_lines() {
+    let long = all()
+        .into_iter()
+        .filter(|(_, text)| text.lines().count() > LINES);
+    let long: Vec<String> = long.map(|(name, _)| name).collect();
+    assert!(long.is_empty(), "split these: {long:?}");
 }
 
 /// A function as it stands in a source.

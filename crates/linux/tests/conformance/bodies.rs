@@ -1,5 +1,4 @@
-//! The bodies: each a promise of `group_cgroups`, `cpuset`, `tasks`, `cgroup`, `irq`, `workqueue`,
-//! `cpumax`, `affinity`, `undo`.
+//! The bodies: each a promise of a module of the backend, or of the kernel's interfaces.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

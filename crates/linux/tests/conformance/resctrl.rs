@@ -1,7 +1,6 @@
 //! resctrl as the kernel has it, and as `quell_kernel::resctrl` uses it. Each body runs on the
-//! model (shaped like two of the lab's processors, as Linux 6.12 and 7.2) and on the running
-//! kernel. That is used only where `QUELL_TEST_RESCTRL` is set, as `lab` does in the virtual
-//! machine: the bodies unmount whatever is mounted.
+//! model (shaped like two of the lab's processors, as Linux 6.12 and 7.2). With
+//! `QUELL_TEST_RESCTRL`, as in the lab, it runs on the kernel, and unmounts whatever is mounted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -592,13 +591,8 @@ pub fn code_and_data_apart_are_divided_alike(arm: &mut dyn Arm) {
         let mut held = Held::new(files);
         let mut writer = JournaledWriter::new(files, &mut held.journal);
         let wanted = Schemata::masks("L3DATA", [0], Mask(own));
-        let refused = cache::allocate(
-            &mut writer,
-            &resctrl,
-            &info,
-            &resctrl.default_group(),
-            &wanted,
-        );
+        let default = resctrl.default_group();
+        let refused = cache::allocate(&mut writer, &resctrl, &info, &default, &wanted);
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("group a (exclusive) has"), "{refused}");
     }
