@@ -158,9 +158,10 @@ impl Machine {
                 access.begins = false;
             }
             if access.compute > 0 {
-                program.counts.compute += u64::from(access.compute);
-                core.time += u64::from(access.compute) * self.clock;
-                access.compute = 0;
+                let cycles = access.compute;
+                program.counts.compute += u64::from(cycles);
+                program.counts.instructions += u64::from(access.compute(cycles));
+                core.time += u64::from(cycles) * self.clock;
                 if core.time >= limit {
                     program.pending = Some(access);
                     return None;
@@ -199,6 +200,7 @@ impl Machine {
                 return None;
             };
             program.done += 1;
+            program.counts.instructions += u64::from(access.instructions.unwrap_or(1));
             core.counts.accesses += 1;
             if access.effect != Effect::Use {
                 let began = core.time;
