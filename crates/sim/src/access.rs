@@ -35,6 +35,24 @@ pub struct Access {
     pub dependent: bool,
     /// Core cycles that the program computes before it.
     pub compute: u32,
+    /// Instructions since the access before, the accessing one included. 0 for a further access of
+    /// the same instruction. `None`: one per cycle computed, and one for the access.
+    pub instructions: Option<u32>,
     /// Whether it begins a unit of work (a frame). It waits until the unit is due: see
     pub begins: bool,
+}
+
+impl Access {
+    /// Takes `cycles` of what is computed before it. Returns the instructions of that time.
+    #[inline]
+    pub fn compute(&mut self, cycles: u32) -> u32 {
+        let cycles = cycles.min(self.compute);
+        let all = self.instructions.unwrap_or(self.compute.saturating_add(1));
+        let before = u64::from(all.saturating_sub(1));
+        let part = before * u64::from(cycles) / u64::from(self.compute.max(1));
+        let part = u32::try_from(part).unwrap_or(u32::MAX);
+        self.compute -= cycles;
+        self.instructions = Some(all - part);
+        part
+    }
 }

@@ -499,15 +499,16 @@ impl Record {
     pub fn accesses(self) -> impl Iterator<Item = Access> {
         let first = self.address >> 6;
         let last = self.address.saturating_add(u64::from(self.size) - 1) >> 6;
-        (first..=last).map(move |line| Access {
-            address: line << 6,
-            write: self.kind != Kind::Load,
-            compute: if line == first {
-                u32::try_from(self.instructions.saturating_sub(1)).unwrap_or(u32::MAX)
-            } else {
-                0
-            },
-            ..Access::default()
+        (first..=last).map(move |line| {
+            let instructions = if line == first { self.instructions } else { 0 };
+            let instructions = u32::try_from(instructions).unwrap_or(u32::MAX);
+            Access {
+                address: line << 6,
+                write: self.kind != Kind::Load,
+                compute: instructions.saturating_sub(1),
+                instructions: Some(instructions),
+                ..Access::default()
+            }
         })
     }
 }

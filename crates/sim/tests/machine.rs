@@ -50,6 +50,7 @@ fn description() -> Description {
         dram: Config::ddr3(Timing::ddr3_1066()),
         tlb: None,
         prefetcher: None,
+        smt: None,
     }
 }
 

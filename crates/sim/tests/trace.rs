@@ -154,9 +154,10 @@ fn an_access_across_lines_is_one_per_line() {
     };
     let accesses: Vec<_> = record
         .accesses()
-        .map(|a| (a.address, a.write, a.compute))
+        .map(|a| (a.address, a.write, a.compute, a.instructions))
         .collect();
-    assert_eq!(accesses, [(0x1000, true, 4), (0x1040, true, 0)]);
+    let expected = [(0x1000, true, 4, Some(5)), (0x1040, true, 0, Some(0))];
+    assert_eq!(accesses, expected);
 }
 
 /// A real program, recorded and read back, has as many accesses as valgrind wrote.

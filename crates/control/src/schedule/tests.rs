@@ -68,8 +68,8 @@ fn by_core(seats: &[Seat], cores: Cores) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Computed by hand. The mean is 14, so WK is 56 for four threads. The head is member 0. Then 46 ÷ 3
-/// is closest to 14, 32 ÷ 2 to 20, and 12 ÷ 1 to 8.
+/// Computed by hand. The mean is 14, so WK is 56 for four threads. The head is member 0. Then
+/// 46 ÷ 3 is closest to 14, 32 ÷ 2 to 20, and 12 ÷ 1 to 8.
 fn six() -> Vec<Member> {
     vec![
         member(10.0, 100.0, 3),

@@ -22,11 +22,15 @@
 //! on to memory as requests that delay no access, unless one wants the line before it arrives. As
 //! many may be outstanding as misses.
 //!
+//! **Hardware threads** are cores here that have caches in common. Where the profile says so, they
+//! also share issue slots, first-level ports and miss buffers (`smt.rs`).
+//!
 //! **Classes of service** ([`CLASSES`]) have fill masks and a throttle: so many picoseconds from
 //! one request for a line to the next.
 //!
 //! Deviations from hardware:
-//! - There are no instructions between accesses, and no out-of-order window except the misses.
+//! - Instructions between accesses are cycles of computing. There is no out-of-order window except
+//!   the misses.
 //! - A line counts as present in the caches from the moment it was asked for.
 //! - A write that misses reads its line first and is waited for as a read is.
 //! - Shared caches have no bandwidth limit of their own.
@@ -35,6 +39,7 @@
 
 mod program;
 mod run;
+mod smt;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -51,6 +56,7 @@ use crate::prefetch::Prefetcher;
 use crate::profile;
 use crate::tlb::Tlb;
 pub use program::{Counts, LEVELS, Program, Unit};
+use smt::Shared;
 
 /// What a [`Machine`] is built from.
 #[derive(Clone, Debug)]
@@ -71,6 +77,8 @@ pub struct Description {
     pub tlb: Option<profile::TlbShape>,
     /// The prefetcher of each core. `None`: it has none, or it is off.
     pub prefetcher: Option<profile::Prefetcher>,
+    /// What hardware threads share besides caches and TLB. `None`: each has its own.
+    pub smt: Option<profile::Smt>,
 }
 
 impl Description {
@@ -275,6 +283,8 @@ pub struct Machine {
     gaps: Vec<Picos>,
     /// The same for a single core that is bound by memory and not throttled.
     pace: Picos,
+    /// What hardware threads share, where that is modelled.
+    shared: Option<Shared>,
     /// Scratch space: lines to prefetch.
     fetch: Vec<u64>,
     cores: Vec<Core>,
@@ -345,6 +355,10 @@ impl Machine {
             tlbs,
             spaces: 0,
             gaps: vec![0; CLASSES],
+            shared: description
+                .smt
+                .as_ref()
+                .map(|smt| Shared::new(smt, &levels[0].cache_of, description.clock)),
             fetch: Vec::new(),
             cores: (0..cores).map(core).collect(),
             acts: vec![Picos::MAX; cores],
@@ -386,6 +400,7 @@ impl Machine {
 
     /// Puts `program` on `core`, to run from `at` on. Returns the program that was there.
     pub fn switch(&mut self, core: usize, program: Option<Program>, at: Picos) -> Option<Program> {
+        self.leave(core, at);
         let (tagged, spaces) = (self.tagged, &mut self.spaces);
         let core = &mut self.cores[core];
         core.suspend(at);

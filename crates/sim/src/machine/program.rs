@@ -18,6 +18,8 @@ pub const CHANNELS: usize = 8;
 pub struct Counts {
     /// How many accesses were done.
     pub accesses: u64,
+    /// Instructions executed: those of computing, and those that access.
+    pub instructions: u64,
     /// Core cycles computed between accesses.
     pub compute: u64,
     /// Accesses that found their line in a cache, by level.
@@ -46,14 +48,13 @@ impl Counts {
         self.channels[channel.min(CHANNELS - 1)] += 1;
     }
 
-    /// Replaces instructions per cycle on a machine without instructions: accesses plus cycles of
-    /// computing, per core cycle of `clock` picoseconds. An access that hits without dependence
-    /// takes one cycle, as computing does. Waiting lowers the value.
+    /// Instructions per core cycle of `clock` picoseconds. Programs that do not say how many
+    /// instructions they have execute one per access, and one per cycle computed.
     #[must_use]
     pub fn ipc(&self, clock: Picos) -> f64 {
         let cycles = self.active as f64 / clock.max(1) as f64;
         if cycles > 0.0 {
-            (self.accesses + self.compute) as f64 / cycles
+            self.instructions as f64 / cycles
         } else {
             0.0
         }

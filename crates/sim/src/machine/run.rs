@@ -8,6 +8,7 @@ use quell_model::dram::Accepted;
 use crate::access::{Effect, LINE};
 use crate::tlb::{Page, Tlb, Translated};
 
+use super::smt::{PIECE, Uses};
 use super::{Ahead, CORE_BITS, Kind, LEVELS, Machine, Message, Program, Raised, State};
 
 impl Machine {
@@ -39,6 +40,9 @@ impl Machine {
                 if let Some(Reverse(message)) = self.messages.pop() {
                     self.deliver(message);
                     self.acts[message.core] = self.cores[message.core].acts();
+                    if message.kind == Kind::Return {
+                        self.let_go_on(message.core, now);
+                    }
                 }
             } else {
                 // No other part acts before this time.
@@ -81,7 +85,8 @@ impl Machine {
                 }
                 core.flying -= 1;
                 let ready = match core.state {
-                    State::Full => true,
+                    // Where threads share miss buffers, the longest waiting goes first.
+                    State::Full => self.shared.is_none(),
                     State::Needs(number) => number == message.number,
                     State::Drains => core.flying == 0,
                     State::Idle | State::Ready => false,
@@ -122,6 +127,7 @@ impl Machine {
 
     /// Lets `core` act until `limit`, or until it waits, sends a message or reports something.
     fn act(&mut self, n: usize, limit: Picos) -> Option<Raised> {
+        let taken = self.taken_by_others(n);
         let core = &mut self.cores[n];
         let memory = self.caches.levels();
         let Some(program) = &mut core.program else {
@@ -158,12 +164,22 @@ impl Machine {
                 access.begins = false;
             }
             if access.compute > 0 {
-                program.counts.compute += u64::from(access.compute);
-                core.time += u64::from(access.compute) * self.clock;
-                access.compute = 0;
-                if core.time >= limit {
+                let most = self.shared.as_ref().map_or(u32::MAX, |_| PIECE);
+                let cycles = access.compute.min(most);
+                let instructions = u64::from(access.compute(cycles));
+                program.counts.compute += u64::from(cycles);
+                program.counts.instructions += instructions;
+                let takes = u64::from(cycles) * self.clock;
+                if let Some(shared) = &mut self.shared {
+                    core.time += shared.delay(n, core.time, takes, Uses::computing(instructions));
+                }
+                core.time += takes;
+                if core.time >= limit || access.compute > 0 {
                     program.pending = Some(access);
-                    return None;
+                    if core.time >= limit {
+                        return None;
+                    }
+                    continue;
                 }
             }
             let page = access.address >> program.space.shift();
@@ -189,7 +205,7 @@ impl Machine {
                     return None;
                 }
             }
-            if core.flying == self.misses {
+            if core.flying + taken >= self.misses {
                 core.state = State::Full;
                 program.pending = Some(access);
                 return None;
@@ -199,13 +215,25 @@ impl Machine {
                 return None;
             };
             program.done += 1;
+            program.counts.instructions += u64::from(access.instructions.unwrap_or(1));
             core.counts.accesses += 1;
             if access.effect != Effect::Use {
                 let began = core.time;
+                if let Some(shared) = &mut self.shared {
+                    core.time += shared.delay(n, began, self.clock, Uses::accessing(&access));
+                }
                 core.time += self.clock;
                 return self.rid(n, address, access.effect, began);
             }
             let level = self.caches.access(n, program.class, address, access.write);
+            if let Some(shared) = &mut self.shared {
+                let takes = if access.dependent {
+                    self.latencies[level]
+                } else {
+                    self.clock
+                };
+                core.time += shared.delay(n, core.time, takes, Uses::accessing(&access));
+            }
             let looked_up = core.time + self.latencies[level];
             let began = core.time;
             core.time = if access.dependent {

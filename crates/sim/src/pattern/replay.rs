@@ -15,11 +15,14 @@ const MOST: usize = 32 << 20;
 #[derive(Clone, Copy, Debug)]
 struct Step {
     line: u32,
-    /// Core cycles; the highest bit is set for a write.
+    /// Core cycles, with two bits above them.
     compute: u32,
 }
 
+/// Set for a write.
 const WRITES: u32 = 1 << 31;
+/// Set for a further access of the instruction before.
+const SAME: u32 = 1 << 30;
 
 /// The accesses of a trace. Its pages lie in a dense memory of their own, in the order of their
 /// first touch. An instruction takes a cycle.
@@ -62,9 +65,14 @@ impl Replay {
                 let page = *pages.entry(access.address >> PAGE_SHIFT).or_insert(next);
                 let within = u32::try_from(access.address / LINE % LINES).unwrap_or(0);
                 let writes = if access.write { WRITES } else { 0 };
+                let same = if access.instructions == Some(0) {
+                    SAME
+                } else {
+                    0
+                };
                 steps.push(Step {
                     line: (page << (PAGE_SHIFT - 6)) + within,
-                    compute: access.compute.min(WRITES - 1) | writes,
+                    compute: access.compute.min(SAME - 1) | writes | same,
                 });
             }
             if steps.len() > MOST {
@@ -94,10 +102,13 @@ impl Replay {
         } else {
             self.at + 1
         };
+        let cycles = compute & !(WRITES | SAME);
+        let same = compute & SAME != 0;
         Access {
             address: u64::from(line) * LINE,
             write: compute & WRITES != 0,
-            compute: compute & !WRITES,
+            compute: cycles,
+            instructions: Some(if same { 0 } else { cycles + 1 }),
             ..Access::default()
         }
     }

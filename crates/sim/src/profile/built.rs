@@ -28,6 +28,7 @@ impl Profile {
             dram: self.memory.dram(),
             tlb: Some(self.tlb.clone()),
             prefetcher: self.prefetcher.clone().filter(|prefetcher| prefetcher.on),
+            smt: self.smt.clone(),
         })
     }
 

@@ -53,6 +53,9 @@ pub struct Profile {
     pub architecture: String,
     /// Number, clock and misses of the cores.
     pub cores: Cores,
+    /// What the hardware threads of a core share besides caches and TLB. `None`: that is not
+    /// modelled, and each thread has issue slots, ports and misses of its own.
+    pub smt: Option<Smt>,
     /// Cache levels, nearest first.
     pub cache: Vec<CacheLevel>,
     /// Memory and its controllers.
@@ -84,6 +87,23 @@ pub struct Cores {
     pub mhz: u32,
     /// Misses of its first-level cache that a core can have outstanding.
     pub misses: u32,
+    /// Where the section's numbers come from.
+    pub source: String,
+    /// Keys that no source gives, with the reason for their value.
+    #[serde(default)]
+    pub assumed: Assumed,
+}
+
+/// What the hardware threads of a core share, per core cycle. They share its misses, too.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Smt {
+    /// Instructions that a core can issue.
+    pub issue: u32,
+    /// Loads that its first-level cache can serve.
+    pub loads: u32,
+    /// Stores that its first-level cache can serve.
+    pub stores: u32,
     /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.

@@ -42,6 +42,9 @@ impl Profile {
 
     fn sections(&self) -> Vec<(String, &str, &Assumed)> {
         let mut sections = vec![("cores".to_owned(), &*self.cores.source, &self.cores.assumed)];
+        if let Some(smt) = &self.smt {
+            sections.push(("smt".into(), &smt.source, &smt.assumed));
+        }
         for level in &self.cache {
             let name = format!("cache.{}", level.name);
             sections.push((name, &level.source, &level.assumed));
@@ -100,6 +103,13 @@ impl Profile {
             text("mhz", &c.mhz),
             text("misses", &c.misses),
         ]];
+        if let Some(smt) = &self.smt {
+            all.push(vec![
+                text("issue", &smt.issue),
+                text("loads", &smt.loads),
+                text("stores", &smt.stores),
+            ]);
+        }
         for level in &self.cache {
             let mut values = vec![
                 text("size", &level.size),

@@ -15,6 +15,7 @@ use super::{Assumed, CacheLevel, Profile};
 
 /// Keys that may be assumed, by section.
 const CORES: &[&str] = &["count", "threads", "mhz", "misses"];
+const SMT: &[&str] = &["issue", "loads", "stores"];
 const CACHE: &[&str] = &[
     "size",
     "ways",
@@ -149,6 +150,7 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
         found.say(at.key("count"), why, Some(remedy));
     }
     let counted = found.0.is_empty();
+    threads(profile, &mut found);
     caches(profile, counted, &mut found);
     memory(profile, &mut found);
     let at = root.key("tlb");
@@ -197,6 +199,22 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     }
     mechanisms(profile, &mut found);
     found.0
+}
+
+/// What hardware threads share.
+fn threads(profile: &Profile, found: &mut Found) {
+    let at = Path::default().key("smt");
+    let Some(smt) = &profile.smt else {
+        return;
+    };
+    found.origin(&at, &smt.source, &smt.assumed, SMT);
+    found.range(&at, "issue", smt.issue, 64);
+    found.range(&at, "loads", smt.loads, 64);
+    found.range(&at, "stores", smt.stores, 64);
+    if profile.cores.threads < 2 {
+        let remedy = "leave the section out, or give more threads";
+        found.say(at, "a core has one hardware thread", Some(remedy));
+    }
 }
 
 /// What so many functions of one bit each tell apart.

@@ -101,8 +101,7 @@ impl Counter {
     fn end(&self, os: &Os, task: TaskId) -> Vec<(String, Vec<f64>)> {
         let (now, before) = (os.counts(task), self.before);
         let since = Counts {
-            accesses: now.accesses - before.accesses,
-            compute: now.compute - before.compute,
+            instructions: now.instructions - before.instructions,
             misses: now.misses - before.misses,
             active: now.active.saturating_sub(before.active),
             ..Counts::default()
