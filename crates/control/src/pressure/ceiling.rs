@@ -1,12 +1,13 @@
 //! What all neighbours may use together, judged by how long the critical groups wait.
 //!
-//! It falls at once, in proportion to the share of the time for which they waited. It rises slowly:
-//! half-way to where they waited last, then in steps that shrink as memory is used up (like the
-//! closed loop around a deadline, [`crate::deadline`]). Between `start` and `release` nothing moves.
+//! It falls at once, in proportion to the share of the time for which they waited. It rises
+//! slowly: half-way to where they waited last, then in steps that shrink as memory is used up (like
+//! the closed loop around a deadline, [`crate::deadline`]). Between `start` and `release` nothing
+//! moves.
 //!
-//! A rise is a trial: if it fails, it costs a critical group a unit of work. So each failure doubles
-//! the time that passes before the ceiling comes near where the groups waited, up to [`LONGEST`]. Once
-//! the neighbours use more than that and no group waits, it halves.
+//! A rise is a trial: if it fails, it costs a critical group a unit of work. So each failure
+//! doubles the time that passes before the ceiling comes near where the groups waited, up to
+//! [`LONGEST`]. Once the neighbours use more than that and no group waits, it halves.
 
 use quell_types::units::{Nanos, Share};
 

@@ -292,18 +292,15 @@ impl Quell {
         let reserve = reserve(machine).0;
         // What there is for all of them: what they have, and what is left beyond the reserve.
         let known = (used + left).saturating_sub(reserve);
-        self.ceiling.step(
-            &self.rules,
-            now,
-            &Together {
-                share,
-                calm_since: self.calm_since,
-                used,
-                least: least * count,
-                known,
-                total,
-            },
-        );
+        let together = Together {
+            share,
+            calm_since: self.calm_since,
+            used,
+            least: least * count,
+            known,
+            total,
+        };
+        self.ceiling.step(&self.rules, now, &together);
         let ceiling = self.ceiling.bytes();
         let any = self.held.iter().any(|h| h.limit.is_some());
         let calm = self
@@ -312,17 +309,7 @@ impl Quell {
         let plenty = left > reserve + total / PLENTY && ceiling.is_none() && calm;
         let scarce = left < reserve + total / SCARCE || ceiling.is_some();
         if any && plenty {
-            for neighbour in 0..self.held.len() {
-                if self.held[neighbour].limit.take().is_some() {
-                    decisions.push(Decision {
-                        act: Act::Limit {
-                            neighbour,
-                            most: None,
-                        },
-                        why: Why::Calm,
-                    });
-                }
-            }
+            self.remove_limits(decisions);
             return;
         }
         if !any && !scarce {
@@ -350,12 +337,10 @@ impl Quell {
             .filter(|i| self.limitable(sample, *i))
             .map(blamed)
             .sum();
-        let why = if share >= self.rules.start {
-            Why::Stalled(share)
-        } else if ceiling.is_some_and(|ceiling| ceiling < known) {
-            Why::Calm
-        } else {
-            Why::Spare(Bytes(left))
+        let why = match ceiling {
+            _ if share >= self.rules.start => Why::Stalled(share),
+            Some(ceiling) if ceiling < known => Why::Calm,
+            _ => Why::Spare(Bytes(left)),
         };
         for neighbour in 0..sample.neighbours.len() {
             if !self.limitable(sample, neighbour) {
@@ -383,6 +368,18 @@ impl Quell {
                         most: Some(most),
                     },
                     why,
+                });
+            }
+        }
+    }
+
+    fn remove_limits(&mut self, decisions: &mut Vec<Decision>) {
+        for (neighbour, held) in self.held.iter_mut().enumerate() {
+            if held.limit.take().is_some() {
+                let most = None;
+                decisions.push(Decision {
+                    act: Act::Limit { neighbour, most },
+                    why: Why::Calm,
                 });
             }
         }
