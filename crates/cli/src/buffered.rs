@@ -134,6 +134,9 @@ pub enum Buffered {
         /// The distance between two loads of a pass
         #[arg(long, default_value = "32B")]
         step: Bytes,
+        /// Operations before each load, each of which needs the one before
+        #[arg(long, default_value_t = 0)]
+        compute: u32,
         /// From one release to the next
         #[arg(long, default_value = "10ms")]
         period: Nanos,
@@ -231,6 +234,7 @@ impl Buffered {
             Self::Periodic {
                 size,
                 step,
+                compute,
                 period,
                 passes,
                 deadline,
@@ -241,6 +245,7 @@ impl Buffered {
                 size: *size,
                 pages,
                 step: *step,
+                compute: *compute,
                 period: *period,
                 passes: *passes,
                 deadline: *deadline,

@@ -37,4 +37,6 @@ pub struct Access {
     pub compute: u32,
     /// Whether it begins a unit of work (a frame). It waits until the unit is due: see
     pub begins: bool,
+    /// Whether it is to the program's code, stack or page tables, and not to its data.
+    pub own: bool,
 }

@@ -80,6 +80,7 @@ impl Machine {
                     return;
                 }
                 core.flying -= 1;
+                core.window.back(message.number);
                 let ready = match core.state {
                     State::Full => true,
                     State::Needs(number) => number == message.number,
@@ -88,6 +89,13 @@ impl Machine {
                 };
                 if ready {
                     core.state = State::Ready;
+                    let waited = now.saturating_sub(core.time);
+                    if let Some(program) = &mut core.program {
+                        program.counts.stalled += waited;
+                        if core.own {
+                            program.counts.own_stalled += waited;
+                        }
+                    }
                     core.time = core.time.max(now);
                 }
             }
@@ -148,8 +156,7 @@ impl Machine {
                     program.pending = Some(access);
                     return None;
                 }
-                let (period, late) = (program.pattern.period(), program.pattern.late());
-                if let Some(until) = program.units.begin(core.time, period, late) {
+                if let Some(until) = program.begin_unit(core.time, core.since) {
                     core.state = State::Idle;
                     program.pending = Some(access);
                     let at = core.time;
@@ -158,9 +165,16 @@ impl Machine {
                 access.begins = false;
             }
             if access.compute > 0 {
-                program.counts.compute += u64::from(access.compute);
-                core.time += u64::from(access.compute) * self.clock;
-                access.compute = 0;
+                let room = core.window.room(program.instructions());
+                let now = u64::from(access.compute).min(room);
+                program.counts.compute += now;
+                core.time += now * self.clock;
+                access.compute -= u32::try_from(now).unwrap_or(access.compute);
+                if let Some(oldest) = core.window.oldest().filter(|_| access.compute > 0) {
+                    core.state = State::Needs(oldest);
+                    program.pending = Some(access);
+                    return None;
+                }
                 if core.time >= limit {
                     program.pending = Some(access);
                     return None;
@@ -189,6 +203,13 @@ impl Machine {
                     return None;
                 }
             }
+            if core.window.room(program.instructions()) == 0
+                && let Some(oldest) = core.window.oldest()
+            {
+                core.state = State::Needs(oldest);
+                program.pending = Some(access);
+                return None;
+            }
             if core.flying == self.misses {
                 core.state = State::Full;
                 program.pending = Some(access);
@@ -206,6 +227,12 @@ impl Machine {
                 return self.rid(n, address, access.effect, began);
             }
             let level = self.caches.access(n, program.class, address, access.write);
+            core.own = access.own;
+            for ports in &mut self.ports {
+                let queued = ports.enter(n, level, core.time);
+                program.counts.queued += queued;
+                core.time += queued;
+            }
             let looked_up = core.time + self.latencies[level];
             let began = core.time;
             core.time = if access.dependent {
@@ -248,7 +275,11 @@ impl Machine {
                 program.counts.request(&self.dram, address);
                 core.counts.reads += 1;
                 program.counts.misses += 1;
+                program.counts.own_misses += u64::from(access.own);
                 core.flying += 1;
+                if !access.write {
+                    core.window.send(number, program.instructions());
+                }
                 if access.dependent {
                     core.state = State::Needs(number);
                 }
@@ -257,6 +288,7 @@ impl Machine {
             {
                 if !std::mem::replace(&mut line.wanted, true) {
                     core.flying += 1;
+                    core.window.send(line.number, program.instructions());
                 }
                 if access.dependent {
                     core.state = State::Needs(line.number);
