@@ -87,7 +87,10 @@ mod tests {
         let text = text(&result, Style::default());
         let none: Vec<&str> = text.lines().filter(|l| l.starts_with("none ")).collect();
         assert_eq!(none.len(), 2, "a row per subject: {text}");
-        assert!(none[0].contains("900") && none[0].ends_with('7'), "{text}");
+        assert!(
+            none[0].contains("900") && none[0].ends_with("7.00"),
+            "{text}"
+        );
         assert!(!text.contains(" misses"), "no column of zeros: {text}");
         let page = table(&result, 10).unwrap();
         let subjects = result.configurations.iter().map(|c| c.subjects.len());
