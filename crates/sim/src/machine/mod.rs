@@ -7,8 +7,8 @@
 //! - A core issues accesses in program order.
 //! - A hit costs the level's latency if the next access depends on it, else one cycle.
 //! - A miss becomes a request to DRAM after the lookups. The core continues until an access depends
-//!   on the answer, or until all misses that it can have are outstanding. Where its window is known it
-//!   also waits for the oldest miss when so many instructions have followed. An access is an
+//!   on the answer, or until all misses that it can have are outstanding. Where its window is known
+//!   it also waits for the oldest miss when so many instructions have followed. An access is an
 //!   instruction, and so is a cycle of computing.
 //! - Before an access that begins a unit of work, the core waits for all misses. The previous unit
 //!   has ended then. If the new one is not due, the machine reports until when ([`Raised::Waits`]).
@@ -27,8 +27,8 @@
 //! **Classes of service** ([`CLASSES`]) have fill masks and a throttle: so many picoseconds from
 //! one request for a line to the next.
 //!
-//! **Ports.** An access that comes to a cache with a port occupies it for some cycles, a miss twice.
-//! Its core does nothing while it waits for the port.
+//! **Ports.** An access that comes to a cache with a port occupies it for some cycles, a miss
+//! twice. Its core does nothing while it waits for the port.
 //!
 //! Deviations from hardware:
 //! - There are no instructions between accesses but those that an access says. Without a window in

@@ -10,8 +10,8 @@
 //! - A task never leaves its core: of the allowed ones, the core with the fewest tasks.
 //! - Slices are equal, whatever a task has had before.
 //! - A task that wakes preempts one without a priority at once.
-//! - There is no other kernel work, and the only interrupts are those of the counters and, where the
-//!   profile has them, of timers.
+//! - There is no other kernel work, and the only interrupts are those of the counters and, where
+//!   the profile has them, of timers.
 
 mod classes;
 mod kernel;

@@ -8,8 +8,8 @@ use crate::access::{Access, Effect, LINE};
 
 /// How many lines an operation gets before the next one takes its turn, as on Linux.
 const BLOCK: u64 = 16;
-/// Core cycles that it takes to draw a line at random. Assumed: on Linux a draw needs the one before,
-/// by a multiplication of 64 bits (five cycles on small cores) and an addition.
+/// Core cycles that it takes to draw a line at random. Assumed: on Linux a draw needs the one
+/// before, by a multiplication of 64 bits (five cycles on small cores) and an addition.
 const DRAW: u32 = 6;
 
 /// Blocks of lines of a buffer, at random or in order, each block under the next of some
