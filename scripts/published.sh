@@ -24,7 +24,7 @@ for name; do
     echo "$name on $on"
     status=0
     # 3: a direction is wrong. The text says which.
-    "$quell" compare "$name" --on "$on" --check --out "$out" >"$keep/$name.txt" 2>"$out/said" || status=$?
+    "$quell" compare "experiments/$name.toml" --on "$on" --check --out "$out" >"$keep/$name.txt" 2>"$out/said" || status=$?
     if [ "$status" != 0 ] && [ "$status" != 3 ]; then
         cat "$out/said" >&2
         exit "$status"

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use quell_policy::workload::{
-    Access, Banks, CHURN_SIZE, LIST_SIZE, Operation, Order, STREAM_SIZE, Size, Store, TASK_SIZE,
-    Touch, Workload,
+    Access, Banks, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, STREAM_SIZE, Size, Store,
+    TASK_SIZE, Touch, Workload,
 };
 use quell_types::units::{Bytes, Nanos, Rate};
 
@@ -127,32 +127,56 @@ pub enum Buffered {
     },
     /// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up
     /// latency, misses)
-    Periodic {
-        /// The buffer's size, as 24MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'
-        #[arg(long, default_value_t = TASK_SIZE)]
-        size: Size,
-        /// The distance between two loads of a pass
-        #[arg(long, default_value = "32B")]
-        step: Bytes,
-        /// From one release to the next
-        #[arg(long, default_value = "10ms")]
-        period: Nanos,
-        /// Passes over the buffer per job
-        #[arg(long, default_value_t = 1)]
-        passes: u32,
-        /// The longest time from a release to the end of its job (default: the period)
-        #[arg(long)]
-        deadline: Option<Nanos>,
-        /// Its SCHED_FIFO priority, 1 to 79 (default: an ordinary task)
-        #[arg(long)]
-        priority: Option<u32>,
-        /// Say what a job moves and works on, as a program does through quell-client
-        #[arg(long)]
-        declares: bool,
-        /// Its pages, and common options
-        #[command(flatten)]
-        buffer: Buffer,
-    },
+    Periodic(Periodic),
+}
+
+/// A real-time task that passes over a buffer at a fixed interval (cycles per pass, wake-up
+/// latency, misses)
+#[derive(Debug, Args)]
+pub struct Periodic {
+    /// The buffer's size, as 24MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'
+    #[arg(long, default_value_t = TASK_SIZE)]
+    size: Size,
+    /// The distance between two loads of a pass
+    #[arg(long, default_value = "32B")]
+    step: Bytes,
+    /// Operations before each load, each of which needs the one before
+    #[arg(long, default_value_t = 0)]
+    compute: u32,
+    /// From one release to the next
+    #[arg(long, default_value = "10ms")]
+    period: Nanos,
+    /// Passes over the buffer per job
+    #[arg(long, default_value_t = 1)]
+    passes: u32,
+    /// The longest time from a release to the end of its job (default: the period)
+    #[arg(long)]
+    deadline: Option<Nanos>,
+    /// Its SCHED_FIFO priority, 1 to 79 (default: an ordinary task)
+    #[arg(long)]
+    priority: Option<u32>,
+    /// Say what a job moves and works on, as a program does through quell-client
+    #[arg(long)]
+    declares: bool,
+    /// Its pages, and common options
+    #[command(flatten)]
+    buffer: Buffer,
+}
+
+impl Periodic {
+    fn workload(&self, pages: Pages) -> Workload {
+        Workload::Periodic {
+            size: self.size,
+            pages,
+            step: self.step,
+            compute: self.compute,
+            period: self.period,
+            passes: self.passes,
+            deadline: self.deadline,
+            priority: self.priority,
+            declares: self.declares,
+        }
+    }
 }
 
 impl Buffered {
@@ -228,25 +252,7 @@ impl Buffered {
                 pages,
                 rate: *rate,
             },
-            Self::Periodic {
-                size,
-                step,
-                period,
-                passes,
-                deadline,
-                priority,
-                declares,
-                ..
-            } => Workload::Periodic {
-                size: *size,
-                pages,
-                step: *step,
-                period: *period,
-                passes: *passes,
-                deadline: *deadline,
-                priority: *priority,
-                declares: *declares,
-            },
+            Self::Periodic(task) => task.workload(pages),
         })
     }
 
@@ -262,8 +268,8 @@ impl Buffered {
             | Self::ParallelLists { buffer, .. }
             | Self::CacheChurn { buffer, .. }
             | Self::Stores { buffer, .. }
-            | Self::Lattice { buffer, .. }
-            | Self::Periodic { buffer, .. } => buffer,
+            | Self::Lattice { buffer, .. } => buffer,
+            Self::Periodic(task) => &task.buffer,
         }
     }
 }

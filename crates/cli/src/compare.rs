@@ -223,7 +223,7 @@ fn real(experiment: &Experiment, args: &Compare) -> Result<()> {
 }
 
 /// The experiment as it is measured on a simulated machine.
-fn simulated(mut experiment: Experiment, args: &Compare) -> Result<Experiment> {
+fn simulated(experiment: Experiment, args: &Compare) -> Result<Experiment> {
     let command = |(_, subject): &(&String, &Subject)| subject.command.is_some();
     if let Some((name, _)) = experiment.subjects.iter().find(command) {
         return Err(usage(format!(
@@ -238,8 +238,7 @@ fn simulated(mut experiment: Experiment, args: &Compare) -> Result<Experiment> {
             args.experiment
         )));
     }
-    experiment.measure = experiment.measure.simulated();
-    Ok(experiment)
+    Ok(experiment.simulated())
 }
 
 /// An experiment that is to be run, and how.

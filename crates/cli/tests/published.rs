@@ -214,3 +214,13 @@ fn a_short_p4080_goes_the_published_directions() {
         assert!(found.iter().any(|one| one == holds), "{holds}: {found:?}");
     }
 }
+
+/// Twenty passes of the real-time task, alone and next to the cache stressor.
+#[test]
+fn a_short_cache_allocation_goes_the_published_way() {
+    let text = include_str!("../../../experiments/apollolake-cat.toml");
+    let windows = r#"warmup = "2ms", duration = "10ms", period = "501us""#;
+    let (code, found) = directions(text, windows, "solo,none");
+    assert_eq!(found, ["none rta cycles: right"]);
+    assert_eq!(code, Some(0));
+}

@@ -13,6 +13,7 @@ use quell_record::result::{
     CellFailure, CompareResult, ConfigurationResult, Figures, Frontier, PromiseLost, PromiseResult,
     Reaction, SubjectResult, Timing, Totals,
 };
+use quell_record::worst::{self, Worst};
 use quell_types::ids::PromiseId;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::stats::Better;
@@ -48,6 +49,8 @@ fn reaction(late: &[f64]) -> Option<Reaction> {
 struct Taken {
     shared: Option<bool>,
     metrics: BTreeMap<String, Round>,
+    /// Its worst units in this cell, worst first.
+    worst: Vec<Worst>,
     accounted: Option<Accounted>,
 }
 
@@ -137,6 +140,15 @@ impl<'s> Collected<'s> {
             if let Some(round) = achieved.get(group).and_then(|r| Round::of(&[*r])) {
                 metrics.insert(ACHIEVED.to_owned(), round);
             }
+            let run = prepared.and_then(|p| p.configuration.run(instance));
+            let worst = if matches!(run, Some(Workload::Periodic { passes: 1, .. })) {
+                let primary = instance.subject.primary();
+                let better = instance.subject.better(primary).unwrap_or(Better::Lower);
+                let round = self.rounds.saturating_sub(1);
+                worst::of_round(&measurement.metrics, primary, better, round)
+            } else {
+                Vec::new()
+            };
             let rounds = self.taken.entry((configuration, index)).or_default();
             rounds.resize_with(self.rounds as usize, || None);
             if let Some(last) = rounds.last_mut() {
@@ -155,6 +167,7 @@ impl<'s> Collected<'s> {
                 *last = Some(Taken {
                     shared,
                     metrics,
+                    worst,
                     accounted,
                 });
             }
@@ -365,6 +378,13 @@ impl<'s> Collected<'s> {
             .flat_map(|t| t.metrics.keys())
             .filter(|name| *name != primary)
             .collect();
+        let better = subject.better(primary).unwrap_or(Better::Lower);
+        let taken = self
+            .taken
+            .get(&(configuration, index))
+            .into_iter()
+            .flatten();
+        let worst = taken.flatten().flat_map(|taken| &taken.worst).cloned();
         Some(SubjectResult {
             name: instance.name.clone(),
             role: subject.role,
@@ -375,7 +395,7 @@ impl<'s> Collected<'s> {
                 .map(|cpus| cpus.iter().collect())
                 .unwrap_or_default(),
             metric: primary.to_owned(),
-            better: subject.better(primary).unwrap_or(Better::Lower),
+            better,
             figures: form(primary, &|_| true),
             shared: shared.rounds.is_some().then_some(shared),
             metrics: names
@@ -383,6 +403,7 @@ impl<'s> Collected<'s> {
                 .map(|name| (name.clone(), form(name, &|_| true)))
                 .collect(),
             attribution: baseline.and_then(|b| self.attribution(configuration, index, b)),
+            worst: worst::of_all(worst, better),
         })
     }
 

@@ -157,6 +157,9 @@ pub enum Workload<S = Size> {
         /// The distance between two loads of a pass.
         #[serde(default = "periodic_step")]
         step: Bytes,
+        /// Operations before each load, each of which needs the one before.
+        #[serde(default, skip_serializing_if = "nothing")]
+        compute: u32,
         /// From one release to the next.
         #[serde(default = "periodic_period")]
         period: Nanos,
@@ -234,6 +237,14 @@ const fn periodic_step() -> Bytes {
 const fn periodic_period() -> Nanos {
     Nanos::millis(10)
 }
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn nothing(n: &u32) -> bool {
+    *n == 0
+}
+
 const fn periodic_passes() -> u32 {
     1
 }
@@ -347,6 +358,7 @@ impl Workload {
                 size,
                 pages,
                 step,
+                compute,
                 period,
                 passes,
                 deadline,
@@ -356,6 +368,7 @@ impl Workload {
                 size: size.resolve(caches),
                 pages,
                 step,
+                compute,
                 period,
                 passes,
                 deadline,

@@ -13,3 +13,4 @@ pub mod published;
 pub mod result;
 pub mod standing;
 pub mod ways;
+pub mod worst;

@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use crate::attribution::Attribution;
 use crate::published::PublishedResult;
 use crate::standing::Cause;
+use crate::worst::Worst;
 
 /// Whether the times in a result were measured or computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -142,6 +143,10 @@ pub struct SubjectResult {
     /// have no units, and without a baseline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attribution: Option<Attribution>,
+    /// The ten worst units of the primary metric over all rounds, worst first. Absent for subjects
+    /// that report nothing else of each unit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub worst: Vec<Worst>,
 }
 
 impl SubjectResult {

@@ -61,6 +61,7 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
     }
     out.push_str(&crate::curve::text(result, style));
     out.push_str(&crate::attribution::text(result, style));
+    out.push_str(&crate::worst::text(result, style));
     if let Some(table) = throttling(result) {
         out.push('\n');
         out.push_str(&table.render(style));

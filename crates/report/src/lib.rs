@@ -28,6 +28,7 @@ mod throttling;
 mod verdict;
 mod view;
 mod ways;
+mod worst;
 
 #[cfg(test)]
 mod sample;

@@ -92,6 +92,7 @@ pub(crate) fn row(
         shared: Some(latency),
         metrics: BTreeMap::new(),
         attribution: (name != "solo").then(attributed),
+        worst: Vec::new(),
     };
     let neighbour = SubjectResult {
         name: "neighbour".into(),
@@ -103,6 +104,7 @@ pub(crate) fn row(
         shared: Some(rate),
         metrics: BTreeMap::new(),
         attribution: None,
+        worst: Vec::new(),
     };
     let limit = mechanisms
         .contains(&Mechanism::Bandwidth)

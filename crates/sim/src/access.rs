@@ -40,6 +40,8 @@ pub struct Access {
     pub instructions: Option<u32>,
     /// Whether it begins a unit of work (a frame). It waits until the unit is due: see
     pub begins: bool,
+    /// Whether it is to the program's code, stack or page tables, and not to its data.
+    pub own: bool,
 }
 
 impl Access {

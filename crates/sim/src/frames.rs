@@ -119,6 +119,16 @@ impl Space {
         self.spilled
     }
 
+    /// Its pages, and behind them those of `more`, which have the same size.
+    #[must_use]
+    pub fn followed_by(&self, more: &Self) -> Self {
+        let pages = self.pages.iter().chain(&more.pages);
+        Self {
+            pages: pages.copied().collect(),
+            ..self.clone()
+        }
+    }
+
     /// The numbers of its 4 KiB frames, in order of their virtual addresses.
     pub fn frames(&self) -> impl Iterator<Item = u64> + '_ {
         let small = self.shift - PAGE_SHIFT;

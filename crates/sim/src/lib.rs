@@ -28,5 +28,5 @@ pub mod trace;
 
 pub use backend::Sim;
 pub use machine::{
-    CLASSES, CoreCounts, Counts, Description, LEVELS, Machine, Program, Raised, Unit,
+    CLASSES, CoreCounts, Counts, Description, LEVELS, Machine, Met, Program, Raised, Unit,
 };

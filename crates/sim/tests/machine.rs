@@ -5,7 +5,7 @@ use quell_model::address::{AddressMap, Colours, Fields, bits};
 use quell_model::cache::{Geometry, Inclusion, Level, Policy};
 use quell_model::dram::{Config, Timing};
 use quell_sim::frames::{Choice, Frames, Placement, Refused};
-use quell_sim::pattern::Pattern;
+use quell_sim::pattern::{Pattern, Task};
 use quell_sim::{Description, Machine};
 
 const MS: u64 = 1_000_000_000;
@@ -45,7 +45,9 @@ fn description() -> Description {
             (level(8 * MIB, 16, Inclusion::Inclusive, &[0, 0, 0, 0]), 38),
         ],
         transit: 10_000,
+        ports: vec![0; 3],
         misses: 10,
+        window: None,
         map: AddressMap::new(fields).expect("a real map"),
         dram: Config::ddr3(Timing::ddr3_1066()),
         tlb: None,
@@ -186,6 +188,60 @@ fn one_core_is_bound_by_its_outstanding_misses() {
     );
     // Ten reach the bus rate: 2 ms at 8.5 GB/s, less refresh and turnarounds.
     assert!(many * 64.0 > 0.9 * 2e-3 * 8.533e9, "{many}");
+}
+
+#[test]
+fn a_window_keeps_a_loop_from_running_ahead_of_its_misses() {
+    // 12 cycles before each load of half a line: all misses fit behind the computing, unless the
+    // core may run ahead of the oldest one by 78 instructions only.
+    let passes = |window| {
+        let mut machine = Machine::new(&Description {
+            window,
+            ..description()
+        })
+        .expect("a real machine");
+        let bytes = 32 * MIB;
+        let space = Frames::new(FRAME_BITS, 1)
+            .allocate(bytes + Task::own_bytes(bytes), &Placement::Sequential)
+            .expect("enough memory");
+        let task = Pattern::Task(Task::new(bytes, 32, MS, 12));
+        machine.start(0, task, space, 0);
+        machine.run(2 * MS);
+        let program = machine.program(0).expect("it runs");
+        (machine.counts(0).reads, program.counts().stalled)
+    };
+    let ((free, waits), (bound, stalled)) = (passes(None), passes(Some(78)));
+    // 26 cycles a line, and some time for the own lines.
+    let cycles = 2 * MS / 357;
+    assert!(free > cycles / 30, "{free} of {cycles} cycles");
+    assert!(bound < free * 8 / 10, "{bound} of {free} lines");
+    assert!(stalled > 4 * waits, "{stalled} and {waits} ps");
+}
+
+#[test]
+fn cores_wait_for_the_port_of_their_cache() {
+    let lines = |port| {
+        let mut machine = Machine::new(&Description {
+            ports: vec![0, 0, port],
+            ..description()
+        })
+        .expect("a real machine");
+        let mut frames = Frames::new(FRAME_BITS, 1);
+        for core in 0..2 {
+            let space = frames
+                .allocate(MIB, &Placement::Plain)
+                .expect("enough memory");
+            machine.touch(core, 0, &space, MIB, false);
+            machine.start(core, Pattern::bandwidth(MIB, false), space, 0);
+        }
+        machine.run(MS);
+        machine.counts(0).accesses + machine.counts(1).accesses
+    };
+    // One line a cycle and core without, one in four cycles for both together with it.
+    let (without, with) = (lines(0), lines(4));
+    assert!(without * 357 > 19 * MS / 10, "{without}");
+    let share = with * 4 * 357;
+    assert!((9 * MS / 10..=11 * MS / 10).contains(&share), "{with}");
 }
 
 #[test]

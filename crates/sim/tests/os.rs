@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use quell_sim::Unit;
 use quell_sim::board::Board;
 use quell_sim::frames::Placement;
 use quell_sim::os::{Os, TaskId};
 use quell_sim::pattern::{Pattern, Task};
+use quell_sim::profile::Profile;
 use quell_types::cpuset::CpuSet;
 use quell_types::units::Nanos;
 
@@ -39,8 +41,52 @@ fn spawn(os: &mut Os, core: u32, priority: Option<u32>, pattern: Pattern, bytes:
 
 /// A pass over 64 MiB, thirty times a second.
 fn passes(os: &mut Os, cpu: u32) -> TaskId {
-    let pattern = Pattern::Task(Task::new(64 * MIB, 64, 1_000_000_000_000 / 30));
-    spawn(os, cpu, None, pattern, 64 * MIB)
+    let pattern = Pattern::Task(Task::new(64 * MIB, 64, 1_000_000_000_000 / 30, 0));
+    let bytes = 64 * MIB + Task::own_bytes(64 * MIB);
+    spawn(os, cpu, None, pattern, bytes)
+}
+
+/// A pass over 512 KiB every 523 us on a machine whose kernel is modelled, for 100 ms.
+fn ticked() -> (Os, TaskId) {
+    let board = Board::of(Profile::built_in("apollolake").unwrap()).unwrap();
+    let mut os = Os::boot(&board, 1).unwrap();
+    let pattern = Pattern::Task(Task::new(512 << 10, 32, 523_000_000, 11));
+    let bytes = (512 << 10) + Task::own_bytes(512 << 10);
+    let task = spawn(&mut os, 0, Some(50), pattern, bytes);
+    os.go_on(task, u64::MAX);
+    os.run(Nanos::millis(100));
+    (os, task)
+}
+
+#[test]
+fn timer_interrupts_take_time_within_and_before_units() {
+    let (mut os, task) = ticked();
+    let units = os.take_units(task);
+    // The handler takes 2 us, and then reads 128 lines.
+    let handler = 2 * MS / 1_000;
+    for unit in &units[1..] {
+        assert!(unit.began - unit.due > handler, "{unit:?}");
+    }
+    let took = |unit: &Unit| unit.ended - unit.began;
+    let away = |unit: &&Unit| took(unit) - unit.met.active > handler;
+    let interrupted: Vec<&Unit> = units.iter().filter(away).collect();
+    // A tick every 4 ms, where a pass of some 125 us begins every 523.
+    assert!(
+        (1..=15).contains(&interrupted.len()),
+        "{}",
+        interrupted.len()
+    );
+    let median = took(&units[units.len() / 2]);
+    assert!(interrupted.iter().all(|unit| took(unit) > median));
+}
+
+#[test]
+fn a_task_alone_reads_nothing_from_memory_after_its_first_pass() {
+    let (mut os, task) = ticked();
+    let units = os.take_units(task);
+    assert!(units[2..].iter().all(|unit| unit.met.misses == 0));
+    // Its translations stay: nothing of what a pass reads is walked for.
+    assert!(os.counts(task).walks <= 160, "{}", os.counts(task).walks);
 }
 
 #[test]

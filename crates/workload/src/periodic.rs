@@ -40,6 +40,7 @@ const ASK_NS: u64 = 50_000_000;
 pub(crate) struct Task {
     buffer: Buffer,
     step: usize,
+    compute: u32,
     period: u64,
     passes: u32,
     deadline: u64,
@@ -103,6 +104,7 @@ impl Task {
             size,
             pages,
             step,
+            compute,
             period,
             passes,
             deadline,
@@ -121,6 +123,7 @@ impl Task {
         let mut task = Self {
             buffer,
             step: usize::try_from(step.0).unwrap_or(usize::MAX),
+            compute,
             period: period.0,
             passes,
             deadline: deadline.unwrap_or(period).0,
@@ -141,11 +144,17 @@ impl Task {
 
     /// One pass over the buffer.
     fn pass(&self) {
+        let mut chain = 1_u32;
         for at in (0..self.buffer.len()).step_by(self.step) {
+            for _ in 0..self.compute {
+                // No compiler knows a shorter way to the end of this chain.
+                chain = (chain ^ 0x9e37_79b1).rotate_left(5);
+            }
             // SAFETY: `at` lies below the buffer's length. Volatile, because the load is the
             // purpose.
             unsafe { self.buffer.start().add(at).read_volatile() };
         }
+        std::hint::black_box(chain);
     }
 
     /// Program bytes of a pass: the lines that it touches.
@@ -397,6 +406,7 @@ mod tests {
             size: Bytes(size),
             pages: Pages::Base,
             step: Bytes(32),
+            compute: 0,
             period,
             passes,
             deadline: None,

@@ -133,7 +133,7 @@ fn pressed(args: &Args, subject: &Subject, press: &Press) -> Result<CompareResul
     let name = "probe.toml";
     let mut experiment = Experiment::parse(&text, name).map_err(|all| problems(&all))?;
     if args.on != On::Linux {
-        experiment.measure = experiment.measure.simulated();
+        experiment = experiment.simulated();
     }
     let (target, machine) = args.on.measured(args.seed, NonZeroUsize::MIN)?;
     let wanted = Wanted::whole(&experiment, &text, name);

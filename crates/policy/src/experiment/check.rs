@@ -191,6 +191,10 @@ fn measure(list: &mut Vec<Complaint>, keys: &Keys) {
             let why = "nothing would be measured";
             list.push(complaint(at.key("duration"), why, None));
         }
+        if shorter.period == Some(Nanos(0)) {
+            let why = "a task needs time between two releases";
+            list.push(complaint(at.key("period"), why, None));
+        }
         if shorter.duration.is_some() && (measure.units.is_some() || measure.until.is_some()) {
             let why = "measure says otherwise what ends a cell";
             list.push(complaint(at.key("duration"), why, None));

@@ -51,6 +51,10 @@ pub struct Shorter {
     /// Length of the measured span.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration: Option<Nanos>,
+    /// From one release of a `periodic` task to the next, for all of them. A task sleeps between
+    /// its jobs, so a shorter period leaves out what its neighbours do then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub period: Option<Nanos>,
 }
 
 impl Default for Measure {

@@ -228,6 +228,25 @@ pub struct Instance<'e> {
 }
 
 impl Experiment {
+    /// The experiment as it is measured on a simulated machine ([`Shorter`]).
+    #[must_use]
+    pub fn simulated(mut self) -> Self {
+        let shorter = self.measure.simulated.as_ref();
+        if let Some(shorter) = shorter.and_then(|shorter| shorter.period) {
+            let own = self.subjects.values_mut();
+            let own = own.filter_map(|subject| subject.run.as_mut());
+            let varied = self.configurations.iter_mut();
+            let varied = varied.flat_map(|configuration| configuration.runs.values_mut());
+            for run in own.chain(varied) {
+                if let Workload::Periodic { period, .. } = run {
+                    *period = shorter;
+                }
+            }
+        }
+        self.measure = self.measure.simulated();
+        self
+    }
+
     /// The text of an experiment that comes with Quell; `None` for an unknown name.
     #[must_use]
     pub fn builtin(name: &str) -> Option<&'static str> {

@@ -70,6 +70,9 @@ impl<S> Workload<S> {
             Self::Periodic { step, .. } if !(1..=4096).contains(&step.0) => {
                 outside("step", step.to_string(), "1B", "4KiB")
             }
+            Self::Periodic { compute, .. } if *compute > 1_000_000 => {
+                outside("compute", compute.to_string(), "0", "1000000")
+            }
             Self::Periodic { period, .. }
                 if !(Nanos::micros(50)..=Nanos::secs(10)).contains(period) =>
             {

@@ -64,12 +64,17 @@ const LISTS: [Reported; 2] = [
     lower(LATENCY_NS, "ns per access"),
     higher(BANDWIDTH_MB_S, "MB/s"),
 ];
-const PERIODIC: [Reported; 5] = [
+const PERIODIC: [Reported; 10] = [
     lower("cycles", "TSC cycles per pass"),
     lower("wakeup_us", "us"),
     lower("response_us", "us"),
     lower("llc_misses", "lines per job"),
     lower("misses", "of the jobs"),
+    lower("own_misses", "lines per job"),
+    lower("buffer_cycles", "cycles per job"),
+    lower("own_cycles", "cycles per job"),
+    lower("port_cycles", "cycles per job"),
+    lower("interrupt_cycles", "cycles per job"),
 ];
 const TRACE: [Reported; 2] = [
     higher(ACCESSES_PER_S, "accesses/s"),

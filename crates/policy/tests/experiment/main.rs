@@ -13,6 +13,7 @@ mod published;
 use std::collections::BTreeMap;
 
 use quell_policy::experiment::{Experiment, Pin, RUN_TIME, Span};
+use quell_policy::workload::Workload;
 use quell_policy::{Bandwidth, CpusWanted, Role};
 use quell_types::stats::Better;
 use quell_types::units::{Nanos, Share};
@@ -242,4 +243,21 @@ fn a_condition_reads_as_it_was_written() {
     );
     assert!(conditions[0].met_by(0.5) && !conditions[0].met_by(0.49));
     assert!(conditions[1].met_by(9.0) && !conditions[1].met_by(9.1));
+}
+
+#[test]
+fn a_simulated_machine_releases_tasks_as_often_as_is_said() {
+    const CAT: &str = include_str!("../../../../experiments/apollolake-cat.toml");
+    let written = Experiment::parse(CAT, "e.toml").unwrap();
+    let period = |experiment: &Experiment| match experiment.subjects["rta"].run {
+        Some(Workload::Periodic {
+            period, compute, ..
+        }) => (period, compute),
+        _ => panic!("it is a periodic task"),
+    };
+    assert_eq!(period(&written), (Nanos::millis(10), 11));
+    let simulated = written.simulated();
+    assert_eq!(period(&simulated), (Nanos::micros(501), 11));
+    assert_eq!(simulated.measure.duration, Some(Nanos::millis(501)));
+    assert_eq!(simulated.measure.rounds, 3);
 }

@@ -27,6 +27,7 @@ mod tails;
 mod throttling;
 mod ways;
 mod whole;
+mod worst;
 
 #[cfg(test)]
 mod tests;
@@ -60,6 +61,7 @@ const PICTURES: &[Build] = &[
 /// The sections of text and tables.
 const FACTS: &[Build] = &[
     published::section,
+    worst::section,
     throttling::section,
     caveats::section,
     plans::section,

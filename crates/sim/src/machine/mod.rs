@@ -7,7 +7,9 @@
 //! - A core issues accesses in program order.
 //! - A hit costs the level's latency if the next access depends on it, else one cycle.
 //! - A miss becomes a request to DRAM after the lookups. The core continues until an access depends
-//!   on the answer, or until all misses that it can have are outstanding.
+//!   on the answer, or until all misses that it can have are outstanding. Where its window is known
+//!   it also waits for the oldest miss when so many instructions have followed. An access is an
+//!   instruction, and so is a cycle of computing.
 //! - Before an access that begins a unit of work, the core waits for all misses. The previous unit
 //!   has ended then. If the new one is not due, the machine reports until when ([`Raised::Waits`]).
 //!
@@ -28,15 +30,21 @@
 //! **Classes of service** ([`CLASSES`]) have fill masks and a throttle: so many picoseconds from
 //! one request for a line to the next.
 //!
+//! **Ports.** An access that comes to a cache with a port occupies it for some cycles, a miss
+//! twice. Its core does nothing while it waits for the port.
+//!
 //! Deviations from hardware:
-//! - Instructions between accesses are cycles of computing. There is no out-of-order window except
-//!   the misses.
+//! - Instructions between accesses are cycles of computing. Without a window in the profile nothing
+//!   but the misses limits how far a core runs ahead.
 //! - A line counts as present in the caches from the moment it was asked for.
 //! - A write that misses reads its line first and is waited for as a read is.
-//! - Shared caches have no bandwidth limit of their own.
+//! - A cache has no bandwidth limit unless the profile names one. Write-backs from a nearer level
+//!   do not occupy the port.
 //! - Lines on their way to a full queue of DRAM wait without occupying anything.
 //! - A program taken off its core does not wait for its outstanding misses when it comes back.
 
+mod cores;
+mod limits;
 mod program;
 mod run;
 mod smt;
@@ -55,7 +63,8 @@ use crate::pattern::Pattern;
 use crate::prefetch::Prefetcher;
 use crate::profile;
 use crate::tlb::Tlb;
-pub use program::{Counts, LEVELS, Program, Unit};
+use limits::{Ports, Window};
+pub use program::{Counts, LEVELS, Met, Program, Unit};
 use smt::Shared;
 
 /// What a [`Machine`] is built from.
@@ -67,8 +76,12 @@ pub struct Description {
     pub levels: Vec<(Level, u32)>,
     /// Picoseconds between a core and DRAM, there and back, beyond the lookups.
     pub transit: Picos,
+    /// By level: cycles that an access occupies its cache. 0: it has no limit.
+    pub ports: Vec<u32>,
     /// How many misses a core can have outstanding.
     pub misses: u32,
+    /// How many instructions a core has in flight behind its oldest miss. `None`: no limit.
+    pub window: Option<u32>,
     /// Where a physical address lies in DRAM.
     pub map: AddressMap,
     /// The timing and queues of every DRAM channel.
@@ -210,6 +223,9 @@ struct Core {
     since: Picos,
     program: Option<Program>,
     flying: u32,
+    window: Window,
+    /// Whether the line that it waits for is of its program's code, stack or page tables.
+    own: bool,
     /// The index of its TLB.
     tlb: usize,
     /// The number of its program's address space in that TLB.
@@ -270,6 +286,8 @@ pub struct Machine {
     transit: Picos,
     misses: u32,
     caches: Hierarchy,
+    /// Those of the levels that have any.
+    ports: Vec<Ports>,
     dram: Dram,
     /// One per core. Hardware threads share it.
     tlbs: Vec<Tlb>,
@@ -327,6 +345,8 @@ impl Machine {
             since: 0,
             program: None,
             flying: 0,
+            window: Window::new(description.window),
+            own: false,
             tlb: levels[0].cache_of[n],
             space: 0,
             last: None,
@@ -338,6 +358,10 @@ impl Machine {
             armed: [u64::MAX; 3],
         };
         let caches = Hierarchy::new(&levels, CLASSES)?;
+        let ports = description.ports.iter().zip(&levels).enumerate();
+        let ports = ports.filter(|(_, (time, _))| **time > 0);
+        let ports = ports.map(|(number, (time, level))| Ports::new(number, level, cycles(*time)));
+        let ports = ports.collect();
         let tlbs = match &description.tlb {
             Some(shape) => vec![Tlb::new(shape)?; cores],
             None => Vec::new(),
@@ -349,6 +373,7 @@ impl Machine {
             transit: description.transit,
             misses: description.misses.max(1),
             caches,
+            ports,
             dram: Dram::new(description.map.clone(), &description.dram)?,
             tagged: description.tlb.as_ref().is_none_or(|tlb| tlb.tagged),
             software: description.tlb.as_ref().is_some_and(|tlb| tlb.software),
@@ -405,6 +430,7 @@ impl Machine {
         let core = &mut self.cores[core];
         core.suspend(at);
         core.state = State::Idle;
+        core.window.clear();
         if let Some(program) = &program {
             core.state = State::Ready;
             core.page = u64::MAX;
@@ -540,54 +566,4 @@ fn pace(description: &Description, lookups: Picos) -> Picos {
     let dram = timing.cycles(timing.rcd + timing.cl + timing.burst);
     let alone = lookups + description.transit + dram;
     bus.max(alone / u64::from(description.misses.max(1)))
-}
-
-impl Core {
-    /// Lines read, written back, and both together.
-    fn counted(&self) -> [u64; 3] {
-        let counts = &self.counts;
-        [counts.lines(), counts.writebacks, counts.moved()]
-    }
-
-    /// Whether a counter has overflowed since it was armed. If so, none overflows again.
-    fn overflows(&mut self) -> bool {
-        let over = self
-            .counted()
-            .iter()
-            .zip(&self.armed)
-            .any(|(now, at)| now >= at);
-        if over {
-            self.armed = [u64::MAX; 3];
-        }
-        over
-    }
-
-    /// When it acts next without a message. Never where it waits.
-    fn acts(&self) -> Picos {
-        if self.state == State::Ready {
-            self.time
-        } else {
-            Picos::MAX
-        }
-    }
-
-    /// Stops its program at `at`: interrupts its computing and adds up its active time.
-    fn suspend(&mut self, at: Picos) {
-        if let Some(program) = &mut self.program {
-            program.counts.active += at.saturating_sub(self.since);
-            if program.pending.is_some() && self.time > at {
-                program.left = self.time - at;
-                self.time = at;
-            }
-        }
-    }
-
-    /// Resumes its program at `at`.
-    fn proceed(&mut self, at: Picos) {
-        self.time = self.time.max(at);
-        self.since = self.time;
-        if let Some(program) = &mut self.program {
-            self.time += std::mem::take(&mut program.left);
-        }
-    }
 }

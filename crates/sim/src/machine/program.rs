@@ -37,6 +37,14 @@ pub struct Counts {
     pub writebacks: u64,
     /// Picoseconds on its core.
     pub active: Picos,
+    /// Of the misses, those of its code, stack and page tables.
+    pub own_misses: u64,
+    /// Picoseconds that its core waited for lines from memory.
+    pub stalled: Picos,
+    /// Of these, the time for its code, stack and page tables.
+    pub own_stalled: Picos,
+    /// Picoseconds that its accesses waited for the port of a cache.
+    pub queued: Picos,
 }
 
 impl Counts {
@@ -72,11 +80,57 @@ pub struct Unit {
     pub ended: Picos,
     /// How many due units before it never began, because there was no time for them.
     pub skipped: u64,
+    /// What the program met within it.
+    pub met: Met,
+}
+
+/// What a program met within a unit of work. Times in picoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Met {
+    /// Time on its core. The rest of the unit went to other programs and to the kernel.
+    pub active: Picos,
+    /// Time that its core waited for lines from memory.
+    pub stalled: Picos,
+    /// Of this, the time for its code, stack and page tables.
+    pub own_stalled: Picos,
+    /// Time that its accesses waited for the port of a cache.
+    pub queued: Picos,
+    /// Lines read from DRAM because an access asked for them.
+    pub misses: u64,
+    /// Of these, the lines of its code, stack and page tables.
+    pub own_misses: u64,
+}
+
+impl Met {
+    /// From what the program has done so far, on its core since `since`.
+    fn so_far(counts: &Counts, since: Picos, now: Picos) -> Self {
+        Self {
+            active: counts.active + now.saturating_sub(since),
+            stalled: counts.stalled,
+            own_stalled: counts.own_stalled,
+            queued: counts.queued,
+            misses: counts.misses,
+            own_misses: counts.own_misses,
+        }
+    }
+
+    /// What was met since `before`.
+    fn since(self, before: Self) -> Self {
+        Self {
+            active: self.active - before.active,
+            stalled: self.stalled - before.stalled,
+            own_stalled: self.own_stalled - before.own_stalled,
+            queued: self.queued - before.queued,
+            misses: self.misses - before.misses,
+            own_misses: self.own_misses - before.own_misses,
+        }
+    }
 }
 
 /// The units of a program: which one is open, and when the next is due.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Units {
+    /// The open unit. What it met is what the program had met before it.
     open: Option<Unit>,
     next: Option<Picos>,
     pub(super) ended: Vec<Unit>,
@@ -84,9 +138,14 @@ pub(super) struct Units {
 
 impl Units {
     /// Ends the open unit at `now` and begins the next one. If that is not due, returns when it is.
-    pub(super) fn begin(&mut self, now: Picos, period: Option<Picos>, late: Late) -> Option<Picos> {
+    /// `met`: what the program has met so far.
+    fn begin(&mut self, now: Picos, met: Met, period: Option<Picos>, late: Late) -> Option<Picos> {
         if let Some(open) = self.open.take() {
-            self.ended.push(Unit { ended: now, ..open });
+            self.ended.push(Unit {
+                ended: now,
+                met: met.since(open.met),
+                ..open
+            });
         }
         // Without a period each unit is due when the last has ended. The first unit is due when the
         // program comes to it.
@@ -106,6 +165,7 @@ impl Units {
             began: now,
             ended: now,
             skipped,
+            met,
         });
         None
     }
@@ -164,6 +224,14 @@ impl Program {
             accesses: self.done,
             ..self.counts
         }
+    }
+
+    /// Ends its unit of work at `now` and begins the next one. If that is not due, returns when it
+    /// is. The program has been on its core since `since`.
+    pub(super) fn begin_unit(&mut self, now: Picos, since: Picos) -> Option<Picos> {
+        let met = Met::so_far(&self.counts, since, now);
+        let (period, late) = (self.pattern.period(), self.pattern.late());
+        self.units.begin(now, met, period, late)
     }
 
     /// Takes the units that have ended since the last call.

@@ -84,6 +84,7 @@ impl Machine {
                     return;
                 }
                 core.flying -= 1;
+                core.window.back(message.number);
                 let ready = match core.state {
                     // Where threads share miss buffers, the longest waiting goes first.
                     State::Full => self.shared.is_none(),
@@ -93,6 +94,13 @@ impl Machine {
                 };
                 if ready {
                     core.state = State::Ready;
+                    let waited = now.saturating_sub(core.time);
+                    if let Some(program) = &mut core.program {
+                        program.counts.stalled += waited;
+                        if core.own {
+                            program.counts.own_stalled += waited;
+                        }
+                    }
                     core.time = core.time.max(now);
                 }
             }
@@ -154,8 +162,7 @@ impl Machine {
                     program.pending = Some(access);
                     return None;
                 }
-                let (period, late) = (program.pattern.period(), program.pattern.late());
-                if let Some(until) = program.units.begin(core.time, period, late) {
+                if let Some(until) = program.begin_unit(core.time, core.since) {
                     core.state = State::Idle;
                     program.pending = Some(access);
                     let at = core.time;
@@ -164,7 +171,14 @@ impl Machine {
                 access.begins = false;
             }
             if access.compute > 0 {
+                let room = core.window.room(program.counts.instructions);
+                if let Some(oldest) = core.window.oldest().filter(|_| room == 0) {
+                    core.state = State::Needs(oldest);
+                    program.pending = Some(access);
+                    return None;
+                }
                 let most = self.shared.as_ref().map_or(u32::MAX, |_| PIECE);
+                let most = u32::try_from(room).map_or(most, |room| room.min(most));
                 let cycles = access.compute.min(most);
                 let instructions = u64::from(access.compute(cycles));
                 program.counts.compute += u64::from(cycles);
@@ -205,6 +219,13 @@ impl Machine {
                     return None;
                 }
             }
+            if core.window.room(program.counts.instructions) == 0
+                && let Some(oldest) = core.window.oldest()
+            {
+                core.state = State::Needs(oldest);
+                program.pending = Some(access);
+                return None;
+            }
             if core.flying + taken >= self.misses {
                 core.state = State::Full;
                 program.pending = Some(access);
@@ -226,6 +247,7 @@ impl Machine {
                 return self.rid(n, address, access.effect, began);
             }
             let level = self.caches.access(n, program.class, address, access.write);
+            core.own = access.own;
             if let Some(shared) = &mut self.shared {
                 let takes = if access.dependent {
                     self.latencies[level]
@@ -233,6 +255,11 @@ impl Machine {
                     self.clock
                 };
                 core.time += shared.delay(n, core.time, takes, Uses::accessing(&access));
+            }
+            for ports in &mut self.ports {
+                let queued = ports.enter(n, level, core.time);
+                program.counts.queued += queued;
+                core.time += queued;
             }
             let looked_up = core.time + self.latencies[level];
             let began = core.time;
@@ -276,7 +303,11 @@ impl Machine {
                 program.counts.request(&self.dram, address);
                 core.counts.reads += 1;
                 program.counts.misses += 1;
+                program.counts.own_misses += u64::from(access.own);
                 core.flying += 1;
+                if !access.write {
+                    core.window.send(number, program.counts.instructions);
+                }
                 if access.dependent {
                     core.state = State::Needs(number);
                 }
@@ -285,6 +316,7 @@ impl Machine {
             {
                 if !std::mem::replace(&mut line.wanted, true) {
                     core.flying += 1;
+                    core.window.send(line.number, program.counts.instructions);
                 }
                 if access.dependent {
                     core.state = State::Needs(line.number);

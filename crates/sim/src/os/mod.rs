@@ -4,15 +4,17 @@
 //! Method: each core has a queue of tasks and serves them in turn by time slices. Tasks with a
 //! priority go before those without, and run until they sleep, as under SCHED_FIFO. A task sleeps
 //! until its next unit of work is due, without the latency of a timer. How groups are regulated:
-//! [`regulator`].
+//! [`regulator`]. What the kernel itself does: [`kernel`].
 //!
 //! Deviations from Linux:
 //! - A task never leaves its core: of the allowed ones, the core with the fewest tasks.
 //! - Slices are equal, whatever a task has had before.
 //! - A task that wakes preempts one without a priority at once.
-//! - There is no other kernel work, and the only interrupts are those of the counters.
+//! - There is no other kernel work, and the only interrupts are those of the counters and, where
+//!   the profile has them, of timers.
 
 mod classes;
+mod kernel;
 mod quota;
 mod regulator;
 
@@ -30,6 +32,7 @@ use crate::frames::{Frames, Placement, Refused, Space};
 use crate::machine::{Counts, Machine, Program, Raised, Unit};
 use crate::pattern::Pattern;
 use classes::Classes;
+use kernel::Kernel;
 use quota::Quota;
 pub use regulator::Throttled;
 use regulator::{Regulated, Splits};
@@ -63,6 +66,7 @@ enum Due {
     Quota(u8),
     Refill(u8),
     Slice(usize),
+    Tick(usize),
     Alarm(u64),
 }
 
@@ -80,6 +84,22 @@ struct Task {
     ran: Picos,
     /// Bytes of its memory that are locked, and the cache level (from 0).
     locked: Option<(u64, usize)>,
+}
+
+impl Task {
+    /// Asleep on `core`.
+    fn new(core: usize, class: u8, priority: Option<u32>, program: Program) -> Self {
+        Self {
+            core,
+            class,
+            priority,
+            program: Some(program),
+            watched: false,
+            wakes: None,
+            ran: 0,
+            locked: None,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -108,6 +128,8 @@ pub struct Os {
     cores: Vec<Core>,
     classes: Classes,
     quotas: BTreeMap<u8, Quota>,
+    /// `None`: the kernel's own work is not modelled.
+    kernel: Option<Kernel>,
     /// Whether a budget for both directions also counts lines written back.
     counts_writes: bool,
     pool: SharedPool,
@@ -127,7 +149,7 @@ impl Os {
         let machine = Machine::new(&board.description)?;
         let cores = (0..machine.cores()).map(|_| Core::default()).collect();
         let large = board.profile.tlb.large_page.0;
-        Ok(Self {
+        let mut os = Self {
             machine,
             frames: Frames::of(board.memory(), large, board.profile.os.frames, seed),
             costs: board.costs,
@@ -135,6 +157,7 @@ impl Os {
             cores,
             classes: Classes::new(&board.description.levels),
             quotas: BTreeMap::new(),
+            kernel: None,
             counts_writes: board.profile.counters.writes,
             pool: SharedPool::new(Nanos(0)),
             splits: Vec::new(),
@@ -142,7 +165,19 @@ impl Os {
             born: 0,
             events: BinaryHeap::new(),
             notices: VecDeque::new(),
-        })
+        };
+        let started = os.start_kernel(&board.profile.os, seed);
+        started.map_err(|refused| Invalid {
+            what: "the kernel's memory".to_owned(),
+            reason: refused.to_string(),
+        })?;
+        Ok(os)
+    }
+
+    /// A number for a new task.
+    fn next_id(&mut self) -> TaskId {
+        self.born += 1;
+        TaskId(self.born)
     }
 
     /// The time since booting.
@@ -175,25 +210,13 @@ impl Os {
             .filter(|core| *core < self.cores.len())
             .min_by_key(|core| (self.cores[*core].tasks, *core))?;
         self.machine.touch(core, class, &space, bytes, write);
-        self.born += 1;
-        let id = TaskId(self.born);
+        let id = self.next_id();
         let mut program = Program::endless(pattern, space, class);
         program.until = 0;
-        program.number = u16::try_from(self.born & 0xffff).unwrap_or(0);
+        program.number = u16::try_from(id.0 & 0xffff).unwrap_or(0);
         self.cores[core].tasks += 1;
-        self.tasks.insert(
-            id,
-            Task {
-                core,
-                class,
-                priority,
-                program: Some(program),
-                watched: false,
-                wakes: None,
-                ran: 0,
-                locked: None,
-            },
-        );
+        self.tasks
+            .insert(id, Task::new(core, class, priority, program));
         Some(id)
     }
 
@@ -316,10 +339,19 @@ impl Os {
         task.wakes = None;
         let core = task.core;
         let (priority, current) = (task.priority, self.cores[core].current);
-        let current = current.and_then(|id| self.tasks.get(&id));
+        // The kernel's work is done first, and counts as what it interrupted.
+        let kernel = current.is_some_and(|id| self.is_kernel(id));
+        let rival = if kernel {
+            self.cores[core].queue.front().copied()
+        } else {
+            current
+        };
+        let rival = rival.and_then(|id| self.tasks.get(&id));
         let goes_first = self.may_run(id)
-            && current.is_none_or(|other| other.priority.is_none() || priority > other.priority);
-        if goes_first {
+            && rival.is_none_or(|other| other.priority.is_none() || priority > other.priority);
+        if goes_first && kernel {
+            self.cores[core].queue.push_front(id);
+        } else if goes_first {
             self.take_off(core, true);
             self.cores[core].queue.push_front(id);
             self.dispatch(core);
@@ -388,8 +420,10 @@ impl Os {
                 }
                 Some(Raised::Finished { core, at }) => {
                     self.now = self.now.max(at);
-                    if let Some(id) = self.cores[core].current {
-                        return Some(Notice::Finished(id));
+                    match self.cores[core].current {
+                        Some(id) if self.is_kernel(id) => self.sleep(id),
+                        Some(id) => return Some(Notice::Finished(id)),
+                        None => {}
                     }
                 }
                 Some(Raised::Waits { core, at, until }) => {
@@ -420,11 +454,15 @@ impl Os {
             Due::Wake(id) => {
                 let wakes = self.tasks.get(&id).and_then(|task| task.wakes);
                 if wakes.is_some_and(|at| at <= self.now) {
+                    if let Some(core) = self.core_of(id) {
+                        self.timer(core);
+                    }
                     self.wake(id);
                 }
             }
             Due::Alarm(key) => self.notices.push_back(Notice::Alarm(key)),
             Due::Slice(core) => self.slice_over(core),
+            Due::Tick(core) => self.tick(core),
         }
     }
 
@@ -524,16 +562,22 @@ impl Os {
         let Some(at) = queue.iter().position(first) else {
             return;
         };
+        let kernel = highest == Some(kernel::PRIORITY);
         let this = &mut self.cores[core];
         let Some(id) = this.queue.remove(at) else {
             return;
         };
-        let switch = if this.last == Some(id) {
+        let switch = if kernel {
+            self.costs.interrupt.0 * PS
+        } else if this.last == Some(id) {
             0
         } else {
             self.costs.switch.0 * PS
         };
-        (this.current, this.last) = (Some(id), Some(id));
+        this.current = Some(id);
+        if !kernel {
+            this.last = Some(id);
+        }
         (this.began, this.charged) = (self.now, self.now);
         let program = self.tasks.get_mut(&id).and_then(|t| t.program.take());
         self.machine.switch(core, program, self.now + switch);

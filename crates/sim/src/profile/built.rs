@@ -22,8 +22,10 @@ impl Profile {
                 .iter()
                 .map(|level| Ok((level.level(&self.cores)?, level.latency)))
                 .collect::<Result<_, Invalid>>()?,
+            ports: self.cache.iter().map(|level| level.port).collect(),
             transit: self.memory.transit.0 * 1000,
             misses: self.cores.misses,
+            window: self.cores.window,
             map: self.memory.map()?,
             dram: self.memory.dram(),
             tlb: Some(self.tlb.clone()),

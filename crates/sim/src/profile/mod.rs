@@ -87,6 +87,8 @@ pub struct Cores {
     pub mhz: u32,
     /// Misses of its first-level cache that a core can have outstanding.
     pub misses: u32,
+    /// Instructions that a core has in flight behind its oldest miss. `None`: without limit.
+    pub window: Option<u32>,
     /// Where the section's numbers come from.
     pub source: String,
     /// Keys that no source gives, with the reason for their value.
@@ -125,6 +127,9 @@ pub struct CacheLevel {
     pub line: u64,
     /// Core cycles of a dependent access that hits here.
     pub latency: u32,
+    /// Core cycles that an access occupies one cache, whichever core it comes from. 0: no limit.
+    #[serde(default)]
+    pub port: u32,
     /// How many cores share one cache.
     pub cores: u32,
     /// Which line leaves a full set.
@@ -379,6 +384,12 @@ pub struct OsTimes {
     pub switch: Nanos,
     /// Core time that the handler of a counter's interrupt takes.
     pub interrupt: Nanos,
+    /// From one timer tick of a core that is not idle to the next. 0: there is no tick.
+    #[serde(default)]
+    pub tick: Nanos,
+    /// The kernel's code and data that a timer interrupt goes through. 0: it touches nothing.
+    #[serde(default)]
+    pub kernel: Bytes,
     /// Which of the free page frames a program gets.
     #[serde(default)]
     pub frames: FrameOrder,

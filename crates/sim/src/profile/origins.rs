@@ -97,12 +97,14 @@ impl Profile {
             (!functions.0.is_empty()).then(|| (key, masks(functions)))
         };
         let c = &self.cores;
-        let mut all = vec![vec![
+        let mut cores = vec![
             text("count", &c.count),
             text("threads", &c.threads),
             text("mhz", &c.mhz),
             text("misses", &c.misses),
-        ]];
+        ];
+        cores.extend(c.window.map(|window| text("window", &window)));
+        let mut all = vec![cores];
         if let Some(smt) = &self.smt {
             all.push(vec![
                 text("issue", &smt.issue),
@@ -120,6 +122,9 @@ impl Profile {
                 ("replacement", format!("{:?}", level.replacement)),
                 ("inclusion", format!("{:?}", level.inclusion)),
             ];
+            if level.port > 0 {
+                values.push(("port", format!("{} cycles", level.port)));
+            }
             if level.replacement == Replacement::Bimodal {
                 values.push(text("aging", &level.aging));
             }
@@ -163,12 +168,15 @@ impl Profile {
             text("writes", &counters.writes),
         ]);
         let os = &self.os;
-        all.push(vec![
+        let mut values = vec![
             text("slice", &os.slice),
             text("switch", &os.switch),
             text("interrupt", &os.interrupt),
             text("frames", &os.frames),
-        ]);
+        ];
+        values.extend((os.tick.0 > 0).then(|| text("tick", &os.tick)));
+        values.extend((os.kernel.0 > 0).then(|| text("kernel", &os.kernel)));
+        all.push(values);
         let m = &self.mechanisms;
         let names: Vec<&str> = m
             .available

@@ -9,18 +9,19 @@ use quell_model::dram::Dram;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::MbaUnit;
 use quell_types::text::{Complaint, Path, suggestion};
-use quell_types::units::Nanos;
+use quell_types::units::{Bytes, Nanos};
 
 use super::{Assumed, CacheLevel, Profile};
 
 /// Keys that may be assumed, by section.
-const CORES: &[&str] = &["count", "threads", "mhz", "misses"];
+const CORES: &[&str] = &["count", "threads", "mhz", "misses", "window"];
 const SMT: &[&str] = &["issue", "loads", "stores"];
 const CACHE: &[&str] = &[
     "size",
     "ways",
     "line",
     "latency",
+    "port",
     "cores",
     "replacement",
     "aging",
@@ -52,7 +53,7 @@ const TLB: &[&str] = &[
 const FIRST_TLB: &[&str] = &["entries", "ways", "large-entries", "large-ways", "refill"];
 const PREFETCHER: &[&str] = &["on", "streams", "degree", "distance"];
 const COUNTERS: &[&str] = &["delay", "writes"];
-const OS: &[&str] = &["slice", "switch", "interrupt", "frames"];
+const OS: &[&str] = &["slice", "switch", "interrupt", "tick", "kernel", "frames"];
 const MECHANISMS: &[&str] = &["available", "ways", "mba", "exclusion"];
 
 #[derive(Default)]
@@ -113,6 +114,32 @@ const LONGEST: Nanos = Nanos::secs(1);
 /// Banks of memory that can be modelled.
 const MOST_BANKS: u64 = 1 << 16;
 
+/// The most kernel memory that an interrupt can go through.
+const MOST_KERNEL: Bytes = Bytes(1 << 20);
+/// The shortest time between two ticks.
+const SHORTEST_TICK: Nanos = Nanos::micros(50);
+
+/// The kernel's timer interrupts.
+fn kernel(profile: &Profile, at: &Path, found: &mut Found) {
+    let os = &profile.os;
+    if os.kernel > MOST_KERNEL {
+        let why = format!("{}: at most {MOST_KERNEL} are possible", os.kernel);
+        found.say(at.key("kernel"), why, None);
+    }
+    if os.tick.0 > 0 && os.tick < SHORTEST_TICK {
+        let why = format!("{}: at least {SHORTEST_TICK} are possible", os.tick);
+        found.say(at.key("tick"), why, None);
+    }
+    if os.tick.0 > 0 && os.kernel.0 == 0 {
+        let remedy = "say with `kernel` what memory an interrupt goes through";
+        found.say(
+            at.key("tick"),
+            "an interrupt would touch nothing",
+            Some(remedy),
+        );
+    }
+}
+
 /// All problems of `profile`.
 pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     let mut found = Found::default();
@@ -140,6 +167,9 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     found.range(&at, "threads", cores.threads, 8);
     found.range(&at, "mhz", cores.mhz, 10_000);
     found.range(&at, "misses", cores.misses, 1024);
+    if let Some(window) = cores.window {
+        found.range(&at, "window", window, 4096);
+    }
     let counted = found.0.is_empty();
     if counted && cores.count.saturating_mul(cores.threads) > 64 {
         let why = format!(
@@ -185,12 +215,14 @@ pub(super) fn check(profile: &Profile) -> Vec<Complaint> {
     if profile.os.slice.0 == 0 {
         found.say(at.key("slice"), "tasks must run for some time", None);
     }
+    kernel(profile, &at, &mut found);
     for (section, key, time) in [
         ("memory", "transit", profile.memory.transit),
         ("counters", "delay", profile.counters.delay),
         ("os", "slice", profile.os.slice),
         ("os", "switch", profile.os.switch),
         ("os", "interrupt", profile.os.interrupt),
+        ("os", "tick", profile.os.tick),
     ] {
         if time > LONGEST {
             let why = format!("{time}: at most {LONGEST} are possible");
@@ -345,7 +377,7 @@ fn memory(profile: &Profile, found: &mut Found) {
         Ok(_) if memory.reach() != memory.size.0 => {
             let why = format!(
                 "the functions tell {} apart, not {}",
-                quell_types::units::Bytes(memory.reach()),
+                Bytes(memory.reach()),
                 memory.size
             );
             let remedy =

@@ -180,6 +180,7 @@ fn task_metrics(
     clock: Picos,
 ) -> u64 {
     let (mut cycles, mut wakeup, mut response, mut misses) = (vec![], vec![], vec![], vec![]);
+    let mut met: [Vec<f64>; MET.len()] = Default::default();
     let mut before = 0;
     for unit in units {
         let slept = before <= unit.due;
@@ -188,6 +189,9 @@ fn task_metrics(
             continue;
         }
         cycles.push((unit.ended - unit.began) as f64 / clock.max(1) as f64);
+        for (values, value) in met.iter_mut().zip(of_unit(unit, clock)) {
+            values.push(value);
+        }
         if slept {
             wakeup.push((unit.began - unit.due) as f64 / 1e6);
         }
@@ -203,12 +207,41 @@ fn task_metrics(
         ("response_us", response),
         ("misses", misses),
     ]);
+    metrics.extend(MET.into_iter().zip(met));
     jobs
+}
+
+/// What is known of each job beyond its time, in the order of [`of_unit`].
+const MET: [&str; 6] = [
+    "llc_misses",
+    "own_misses",
+    "buffer_cycles",
+    "own_cycles",
+    "port_cycles",
+    "interrupt_cycles",
+];
+
+/// The values of [`MET`] for a job: lines from memory and those of them that are its code, stack
+/// and page tables. Then the cycles that it waited for the buffer's lines, for its own, and for the
+/// port of a cache, and those in which it was not on its core.
+fn of_unit(unit: &Unit, clock: Picos) -> [f64; MET.len()] {
+    let met = &unit.met;
+    let cycles = |time: Picos| time as f64 / clock.max(1) as f64;
+    let away = (unit.ended - unit.began).saturating_sub(met.active);
+    [
+        met.misses as f64,
+        met.own_misses as f64,
+        cycles(met.stalled - met.own_stalled),
+        cycles(met.own_stalled),
+        cycles(met.queued),
+        cycles(away),
+    ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Met;
 
     const MS: Picos = 1_000_000_000;
 
@@ -219,6 +252,7 @@ mod tests {
             began: began * MS,
             ended: ended * MS,
             skipped,
+            met: Met::default(),
         }
     }
 

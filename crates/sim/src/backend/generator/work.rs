@@ -224,12 +224,13 @@ impl Work {
                     let why = "`passes`: the simulated machine tells jobs apart and not the passes of a job; leave it out, or use --on linux";
                     return Err(refused(workload, &why));
                 }
+                let memory = Bytes(size.0.next_multiple_of(LINE_BYTES) + Task::own_bytes(size.0));
                 let job = Job {
                     period,
                     deadline: deadline.unwrap_or(period),
                     bytes: pass_bytes(size, step),
                 };
-                (size, false, Kind::Units(job))
+                (memory, false, Kind::Units(job))
             }
             Workload::FramesCall { rate, .. } => {
                 as_published(workload, rate)?;
@@ -341,8 +342,12 @@ impl Work {
                 Pattern::Replay(replay.ok_or_else(|| refused(of, &"it was not read"))?)
             }
             Workload::Periodic {
-                size, step, period, ..
-            } => Pattern::Task(Task::new(size.0, step.0, period.0 * 1_000)),
+                size,
+                step,
+                period,
+                compute,
+                ..
+            } => Pattern::Task(Task::new(size.0, step.0, period.0 * 1_000, compute)),
             Workload::FramesCall { .. } => self.frames(Stage::Call, self.set),
             Workload::FramesDisplay { .. } => self.frames(Stage::Display, self.set),
             Workload::Detector(_)
