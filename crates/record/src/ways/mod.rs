@@ -10,6 +10,7 @@
 //! Hardware counts how much of a cache a class has, never in which ways. Lanes therefore show which
 //! class may fill a way, not what lies in it.
 
+mod fillers;
 mod findings;
 mod lanes;
 
@@ -29,6 +30,7 @@ use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::partition::Mask;
 use quell_types::units::UnitError;
 
+pub use fillers::{Filler, Filling, Who};
 pub use findings::{Finding, Kind, findings};
 pub use lanes::{Block, Fill, Sampled, Stretch, ThreadLane, ThreadPosition, Timeline, Ways, rate};
 
@@ -207,6 +209,9 @@ pub struct Register {
     pub number: u32,
     /// What it is (`the mask of class /`).
     pub of: String,
+    /// The class that it belongs to, where it is one's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
     /// What the kernel believes is in it.
     pub kernel: u64,
     /// The value that was read from it.
@@ -232,6 +237,10 @@ pub enum Change {
     Machine {
         /// Its caches that can be divided.
         caches: Vec<Cache>,
+        /// Only the processor's registers were read, since resctrl was not mounted. CPUs have
+        /// classes then.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        registers: bool,
     },
     /// A class was made.
     Appeared {
@@ -511,6 +520,20 @@ impl Snapshot {
 
 /// What a person wants listed of changes: not samples, and not threads that move between CPUs.
 impl Change {
+    /// The class whose settings changed, or whose register did.
+    #[must_use]
+    pub fn class(&self) -> Option<&str> {
+        match self {
+            Self::Appeared { class }
+            | Self::Mask { class, .. }
+            | Self::Throttle { class, .. }
+            | Self::Mode { class, .. }
+            | Self::Cpus { class, .. } => Some(class),
+            Self::Differs { register } | Self::Agrees { register } => register.class.as_deref(),
+            _ => None,
+        }
+    }
+
     /// The change in a sentence. `None` for samples, for threads that only ran elsewhere, and for
     /// the machine.
     #[must_use]
