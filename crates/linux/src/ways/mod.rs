@@ -155,7 +155,7 @@ fn without_resctrl(files: &dyn Files, wanted: bool) -> Result<Bare> {
             format!("where it can, {MOUNT}; elsewhere try it in a virtual machine ({LAB})"),
         )),
         Err(why) => Err(Error::refused_with(
-            format!("resctrl is not mounted. {why}"),
+            format!("resctrl is not mounted, and {why}"),
             format!("or {MOUNT}; elsewhere try it in a virtual machine ({LAB})"),
         )),
     }

@@ -21,11 +21,21 @@ const USUAL: Duration = Duration::from_secs(1);
 /// The time between two searches is at least this multiple of the length of the last one.
 const SPARING: u32 = 100;
 
+/// Up to so many threads, their children are looked for in every sample, else once a second.
+const FEW: usize = 64;
+
 /// Which threads are read.
 #[derive(Debug, Default)]
 pub struct Threads {
     /// Processes whose threads are read whatever their class.
     watched: BTreeSet<u32>,
+    /// Processes of threads that have a class, by thread. Read anew with [`Self::renewed`].
+    processes: BTreeMap<u32, u32>,
+    /// Threads that the last sample found in the root's class. One that is in no class's list now
+    /// is there still.
+    in_root: BTreeSet<u32>,
+    /// When children and processes were read last.
+    renewed: Option<Instant>,
     /// The CPUs that have a class of their own.
     cpus: CpuSet,
     /// When the last search began, and how long it took.
@@ -50,30 +60,48 @@ impl Threads {
         classes: &BTreeMap<u32, String>,
         seen: &mut Snapshot,
     ) -> Result<()> {
-        let mut processes = self.watched.clone();
-        for tid in classes.keys() {
-            processes.extend(procfs::process_of(files, *tid)?);
+        let renew = self.renewed.is_none_or(|at| at.elapsed() >= USUAL);
+        if renew {
+            self.renewed = Some(Instant::now());
+            self.processes.clear();
         }
+        self.processes.retain(|tid, _| classes.contains_key(tid));
+        for tid in classes.keys() {
+            if !self.processes.contains_key(tid)
+                && let Some(pid) = procfs::process_of(files, *tid)?
+            {
+                self.processes.insert(*tid, pid);
+            }
+        }
+        let mut processes = self.watched.clone();
+        processes.extend(self.processes.values());
+        let in_root = std::mem::take(&mut self.in_root);
+        // The kernel goes through all children of a process for each thread.
+        let children = renew || in_root.len() < FEW;
         for pid in processes {
             for tid in procfs::threads(files, pid)? {
                 let Some(stat) = procfs::stat(files, tid)?.filter(|stat| !stat.dead()) else {
                     continue;
                 };
-                if self.watched.contains(&pid) {
+                if self.watched.contains(&pid) && children {
                     let path = format!("/proc/{pid}/task/{tid}/children");
-                    let children = files.optional(&path)?.unwrap_or_default();
-                    let children = children.split_ascii_whitespace();
+                    let listed = files.optional(&path)?.unwrap_or_default();
+                    let listed = listed.split_ascii_whitespace();
                     self.watched
-                        .extend(children.filter_map(|c| c.parse::<u32>().ok()));
+                        .extend(listed.filter_map(|c| c.parse::<u32>().ok()));
                 }
                 let class = match classes.get(&tid) {
                     Some(class) => class.clone(),
+                    None if in_root.contains(&tid) => ROOT.to_owned(),
                     // In the root's class, or born since the classes were listed.
                     None => match membership(files, tid)?.map(|m| m.control) {
                         Some(class) if !class.is_empty() => class,
                         _ => ROOT.to_owned(),
                     },
                 };
+                if class == ROOT {
+                    self.in_root.insert(tid);
+                }
                 seen.threads.insert(tid, thread(pid, stat, class));
             }
         }

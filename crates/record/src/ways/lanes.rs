@@ -170,11 +170,16 @@ impl Timeline {
             timeline
                 .told
                 .extend(joined.into_iter().map(|told| (at, told)));
+            let mut named = BTreeSet::new();
             for change in told {
-                let told = change
-                    .told()
-                    .map(|told| (at, told + &members(change, &state)));
-                timeline.told.extend(told);
+                let Some(mut told) = change.told() else {
+                    continue;
+                };
+                // Once for each class of a sample.
+                if named.insert(change.class()) {
+                    told += &members(change, &state);
+                }
+                timeline.told.push((at, told));
             }
             if settings {
                 timeline.sample(at, &state);
