@@ -91,6 +91,12 @@ pub fn same(number: u32, a: &str, b: &str) -> bool {
     matches!((value(a), value(b)), (Some(a), Some(b)) if keep(a) == keep(b))
 }
 
+/// Why a register cannot be reverted now, in a sentence.
+#[must_use]
+pub fn unreached(path: &str) -> String {
+    format!("{path} keeps its value: its CPUs are offline, or the module msr is gone")
+}
+
 fn device(cpu: CpuId) -> String {
     format!("/dev/cpu/{cpu}/msr")
 }
@@ -245,40 +251,49 @@ fn refused(cpu: CpuId, number: u32, error: &io::Error) -> Error {
     }
 }
 
-/// Why a register was not written, with the remedy. `error` is what the writing returned.
+/// Why no register can be written by any process, with the remedy. `None` where nothing says so.
 #[must_use]
-pub fn unwritten(files: &dyn Files, register: &str, error: &Error) -> Error {
+pub fn locked(files: &dyn Files) -> Option<Error> {
     const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
     const ALLOWED: &str = "/sys/module/msr/parameters/allow_writes";
     let text = |path: &str| files.read(path).unwrap_or_default();
-    let locked = text(LOCKDOWN);
-    match error.errno() {
-        Some(libc::EPERM) if !locked.is_empty() && !locked.contains("[none]") => {
-            Error::refused_with(
-                format!("{register} was not written: the kernel is locked down ({LOCKDOWN})"),
-                "boot without lockdown (Secure Boot off), or mount resctrl and leave mechanisms.registers out",
-            )
-        }
-        Some(libc::EPERM) if text(ALLOWED).trim() == "off" => Error::refused_with(
-            format!("{register} was not written: the module msr refuses writes ({ALLOWED} is off)"),
+    let lockdown = text(LOCKDOWN);
+    if !lockdown.is_empty() && !lockdown.contains("[none]") {
+        return Some(Error::refused_with(
+            format!("the kernel is locked down and writes no register ({LOCKDOWN})"),
+            "boot without lockdown (Secure Boot off), or mount resctrl",
+        ));
+    }
+    (text(ALLOWED).trim() == "off").then(|| {
+        Error::refused_with(
+            format!("the module msr refuses to write registers ({ALLOWED} is off)"),
             format!("echo on > {ALLOWED}"),
-        ),
-        Some(libc::EPERM | libc::EACCES) => Error::refused_with(
-            format!("{register} was not written: {error}"),
-            "run as root with CAP_SYS_RAWIO, outside of any container",
-        ),
-        Some(libc::EIO) => Error::refused_with(
-            format!(
-                "{register} was not written: the processor, or its hypervisor, refuses the value"
+        )
+    })
+}
+
+/// Why a register was not written, with the remedy. `error` is what the writing returned.
+#[must_use]
+pub fn unwritten(files: &dyn Files, register: &str, error: &Error) -> Error {
+    let (why, remedy) = match error.errno() {
+        Some(libc::EPERM | libc::EACCES) => match locked(files) {
+            Some(locked) => return Error::refused(format!("{register} was not written: {locked}")),
+            None => (
+                "this process may not",
+                "run as root with CAP_SYS_RAWIO, outside of any container",
             ),
-            "leave mechanisms.registers out, and mount resctrl",
+        },
+        Some(libc::EIO) => (
+            "the processor, or its hypervisor, refuses the value",
+            "leave out mechanisms.registers, and mount resctrl",
         ),
-        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::refused_with(
-            format!("{register} was not written: its CPUs are offline, or the module msr is gone"),
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => (
+            "its CPUs are offline, or the module msr is gone",
             "bring the CPUs online, modprobe msr, and plan again",
         ),
-        _ => Error::refused(format!("{register} was not written: {error}")),
-    }
+        _ => return Error::refused(format!("{register} was not written: {error}")),
+    };
+    Error::refused_with(format!("{register} was not written: {why}"), remedy)
 }
 
 #[cfg(test)]
