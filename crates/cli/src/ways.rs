@@ -70,16 +70,7 @@ pub fn run(args: &Ways) -> Result {
     }
     let files = Kernel::new().map_err(failed)?;
     let mut looker = Looker::new(&files, !args.no_registers).map_err(failed)?;
-    if looker.registers_alone() {
-        eprintln!(
-            "quell: note: resctrl is not mounted: CPUs have classes, as their registers say, and nothing counts what a class has of a cache"
-        );
-    }
-    if !args.no_registers && !looker.sees_registers() {
-        eprintln!(
-            "quell: note: the processor's registers cannot be read here (on Intel: modprobe msr): what is set behind the kernel's back is not seen"
-        );
-    }
+    notes(args, &looker);
     for pid in running(&files, args)? {
         looker.watch(pid);
     }
@@ -161,6 +152,20 @@ pub fn run(args: &Ways) -> Result {
         Some(status) => Exit::Status(quell_linux::shell_status(status)),
         None => Exit::Done,
     })
+}
+
+/// Says what is not seen here.
+fn notes(args: &Ways, looker: &Looker) {
+    if looker.registers_alone() {
+        eprintln!(
+            "quell: note: resctrl is not mounted: CPUs have classes, as their registers say, and nothing counts what a class has of a cache"
+        );
+    }
+    if !args.no_registers && !looker.sees_registers() {
+        eprintln!(
+            "quell: note: the processor's registers cannot be read here (on Intel: modprobe msr): what is set behind the kernel's back is not seen"
+        );
+    }
 }
 
 /// What was told, here and in the record.

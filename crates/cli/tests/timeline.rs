@@ -1,6 +1,6 @@
-//! `quell ways` in the lab, while cache allocation is set step by step (`tests/lab/timeline.sh`): by
-//! registers alone, by resctrl, by Intel's `pqos` through either, and by a process behind resctrl's
-//! back. Each change is seen within one sample, with core, process and thread.
+//! `quell ways` in the lab, while cache allocation is set step by step (`tests/lab/timeline.sh`):
+//! by registers alone, by resctrl, by Intel's `pqos` through either, and by a process behind
+//! resctrl's back. Each change is seen within one sample, with core, process and thread.
 //!
 //! Skipped aloud where the lab cannot be had: no plugin beside the program, no `apt-get`, no
 //! mirror, another architecture.
@@ -158,8 +158,8 @@ fn check(kernel: &str) {
         let marks: Vec<f64> = words.map(|w| w.parse().unwrap()).collect();
         let seen = seen(scene, &changes(out.path(), scene.name));
         assert_eq!(marks.len(), 2 * seen.len(), "{}", scene.name);
-        // The two clocks begin at different times. There is a difference with which every change was
-        // seen no earlier than its step began, and no later than one sample after its end.
+        // The two clocks begin at different times. There is a difference with which every change
+        // was seen no earlier than its step began, and no later than one sample after its end.
         let spacing = spacing(out.path(), scene.name);
         let steps = || marks.chunks(2).zip(&seen);
         let least = steps()

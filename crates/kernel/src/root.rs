@@ -217,7 +217,8 @@ impl Kernel {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// The register that a path stands for. Elsewhere than on the running kernel it is a plain file.
+    /// The register that a path stands for. Elsewhere than on the running kernel it is a plain
+    /// file.
     fn register(&self, path: &str) -> Option<(CpuSet, u32)> {
         msr::parse(path).filter(|_| self.is_live())
     }

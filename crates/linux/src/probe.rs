@@ -23,7 +23,6 @@ use quell_types::partition::{Partitions, WayPartition};
 use serde::{Deserialize, Serialize};
 
 use crate::disks;
-use crate::enforce::registers;
 use crate::resident;
 
 /// What no file says and has to be tried. Answered by the machine that Quell runs on ([`Live`]) or
@@ -144,7 +143,7 @@ impl Trials for Live {
     }
 
     fn registers(&self, files: &dyn Files) -> std::result::Result<Vec<WayPartition>, String> {
-        registers::offered(files).map_err(|e| e.to_string())
+        resctrl::offer::by_registers(files).map_err(|e| e.to_string())
     }
 }
 

@@ -1,14 +1,14 @@
 //! Ways through the processor's registers (`/dev/cpu/N/msr`), where resctrl is not mounted. A class
 //! belongs to CPUs, and whatever runs there fills its ways.
 //!
-//! Registers are written and recorded as files are ([`msr::path`]). A mask is one value for all CPUs
-//! of its cache, a class one for each CPU. A value that does not read back is refused. Class 0 is
-//! that of all CPUs that have no other.
+//! Registers are written and recorded as files are ([`msr::path`]). A mask is one value for all
+//! CPUs of its cache, a class one for each CPU. A value that does not read back is refused. Class 0
+//! is that of all CPUs that have no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use quell_kernel::error::{Error, Result};
-use quell_kernel::msr::{self, ASSOCIATION, Devices};
+use quell_kernel::msr::{self, ASSOCIATION};
 use quell_kernel::resctrl::{Resctrl, processor};
 use quell_kernel::root::Files;
 use quell_kernel::topology;
@@ -56,31 +56,6 @@ pub fn caches(files: &dyn Files, offered: &Partitions) -> Result<Vec<Caches>> {
     Ok(offered.ways.iter().map(of_level).collect())
 }
 
-/// What registers divide: seen to be readable, and not known to be locked.
-///
-/// # Errors
-/// [`Error::Refused`] with what keeps registers from dividing a cache here.
-pub fn offered(files: &dyn Files) -> Result<Vec<WayPartition>> {
-    if let Some(resctrl) = Resctrl::find(files)? {
-        return Err(Error::refused_with(
-            format!(
-                "resctrl is mounted at {}, and the kernel writes the same registers",
-                resctrl.root
-            ),
-            format!("umount {}", resctrl.root),
-        ));
-    }
-    let Some(offered) = processor::by_registers(files) else {
-        return Err(Error::refused(
-            "the processor does not report registers that divide a cache",
-        ));
-    };
-    let cpus = topology::online(files)?;
-    let devices = Devices::open(files, &cpus)?;
-    devices.read(files, &cpus, ASSOCIATION)?;
-    msr::locked(files).map_or(Ok(offered.ways), Err)
-}
-
 /// The value of a register that these CPUs share. `None` while all of them are offline.
 fn read(files: &dyn Files, cpus: &CpuSet, number: u32) -> Result<Option<u64>> {
     let path = msr::path(cpus, number);
@@ -95,8 +70,8 @@ fn one(cpu: CpuId) -> CpuSet {
     [cpu].into_iter().collect()
 }
 
-/// The classes that no CPU has, and whose masks are all wide: those that can be used. Class 0 is not
-/// among them.
+/// The classes that no CPU has, and whose masks are all wide: those that can be used. Class 0 is
+/// not among them.
 ///
 /// # Errors
 /// Registers that cannot be read.

@@ -18,8 +18,8 @@ use super::words::division as words;
 /// The key that asks for registers.
 const KEY: &str = "mechanisms.registers";
 
-/// The machine as registers divide it. `None` where the policy does not ask for them, or they cannot
-/// be had.
+/// The machine as registers divide it. `None` where the policy does not ask for them, or they
+/// cannot be had.
 pub(super) fn machine(
     policy: &Policy,
     machine: &Inventory,
@@ -68,8 +68,8 @@ pub(super) fn machine(
     Some(by_registers)
 }
 
-/// Makes of all steps that give ways such that write registers. Refuses a group that has ways of its
-/// own and shares its CPUs.
+/// Makes of all steps that give ways such that write registers. Refuses a group that has ways of
+/// its own and shares its CPUs.
 pub(super) fn plan(draft: &mut Draft<'_>) {
     if !draft.policy.mechanisms.registers {
         return;

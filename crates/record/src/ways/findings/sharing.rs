@@ -173,8 +173,8 @@ pub(super) fn escaped(timeline: &Timeline) -> Vec<Finding> {
             }
         }
         let (stretch, classes) = longest_of(all)?;
-        // The process's own class is the one, other than the root, that has most of its threads. The
-        // class of a CPU is none: a thread that happens to run there escapes nothing.
+        // The process's own class is the one, other than the root, that has most of its threads.
+        // The class of a CPU is none: a thread that happens to run there escapes nothing.
         let put = |class: &str| was().any(|w| w.is.class == class && !w.is.by_cpu);
         let home = classes
             .iter()
