@@ -19,6 +19,8 @@ wrmsr() {
     printf "$3" | dd of="/dev/cpu/$1/msr" bs=8 seek="$(($2))" oflag=seek_bytes conv=notrunc
 }
 class_of() { wrmsr "$1" 0xc8f "\\0\\0\\0\\0\\$2\\0\\0\\0"; }
+# The guest's `pqos` is told to use resctrl. This one writes registers.
+by_msr() { /lab/pqos/ld-linux-x86-64.so.2 --library-path /lab/pqos /lab/pqos/pqos --iface=msr "$@"; }
 schemata() { echo "L3:0=$2" >"$R/$1/schemata"; }
 tasks() { for task in /proc/"$rt"/task/*; do echo "${task##*/}" >"$R/$1/tasks"; done; }
 
@@ -30,7 +32,7 @@ begin() {
     quell ways --for "$2" --out "/out/$scene" >"/out/$scene.txt" 2>"/out/$scene.log" &
     looks=$!
     # Once it has a record, its first sample is near.
-    until ls "/out/$scene"/*/events.jsonl >/dev/null 2>&1; do sleep 1; done
+    until find "/out/$scene" -name events.jsonl 2>/dev/null | grep -q .; do sleep 1; done
     sleep 3
 }
 end() {
@@ -54,11 +56,11 @@ registers() {
 pqos_msr() {
     umount "$R"
     begin pqos_msr 18s
-    step pqos --iface=msr -a 'core:3=1'
-    step pqos --iface=msr -e 'llc:3=0x000f'
-    step pqos --iface=msr -e 'llc:0=0xfff0'
+    step by_msr -a 'core:3=1'
+    step by_msr -e 'llc:3=0x000f'
+    step by_msr -e 'llc:0=0xfff0'
     end
-    pqos --iface=msr -R >/dev/null 2>&1
+    by_msr -R >/dev/null 2>&1
     mount -t resctrl resctrl "$R"
 }
 resctrl() {
@@ -72,11 +74,11 @@ resctrl() {
 }
 pqos_os() {
     begin pqos_os 18s
-    step pqos --iface=os -a 'core:1=1'
-    step pqos --iface=os -e 'llc:1=0x000f'
-    step pqos --iface=os -e 'llc:0=0xfff0'
+    step pqos -a 'core:1=1'
+    step pqos -e 'llc:1=0x000f'
+    step pqos -e 'llc:0=0xfff0'
     end
-    pqos --iface=os -R >/dev/null 2>&1
+    pqos -R >/dev/null 2>&1
     for class in "$R"/*/schemata; do rmdir "${class%/schemata}" 2>/dev/null; done
     schemata . ffff
 }

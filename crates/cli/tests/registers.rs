@@ -59,7 +59,7 @@ within 10 test -e /dev/cpu/1/msr || for cpu in 0 1; do mkdir -p /dev/cpu/$cpu; m
 echo plan $(quell plan /tmp/policy.toml --steps)
 holds
 echo masks $(register 0 0xc90) / $(register 0 0xc91)
-pqos --iface=msr -s >/tmp/pqos 2>&1
+/lab/pqos/ld-linux-x86-64.so.2 --library-path /lab/pqos /lab/pqos/pqos --iface=msr -s >/tmp/pqos 2>&1
 echo pqos $(sed -n 's/ *L3CA COS[01] => MASK //p' /tmp/pqos) $(sed -n 's/.*Core 1, .* => \(COS[0-9]*\).*/\1/p' /tmp/pqos)
 # What another program changes is set again.
 write_register 1 0xc8f '\0\0\0\0\0\0\0\0'
