@@ -44,7 +44,7 @@ end() {
 
 registers() {
     umount "$R"
-    begin registers 16s
+    begin registers 40s
     step class_of 1 3
     step wrmsr 0 0xc93 '\17\0\0\0\0\0\0\0'
     step wrmsr 0 0xc90 '\360\377\0\0\0\0\0\0'
@@ -55,7 +55,7 @@ registers() {
 # The same through Intel's own tool, which writes registers, too.
 pqos_msr() {
     umount "$R"
-    begin pqos_msr 18s
+    begin pqos_msr 40s
     step by_msr -a 'core:3=1'
     step by_msr -e 'llc:3=0x000f'
     step by_msr -e 'llc:0=0xfff0'
@@ -64,7 +64,7 @@ pqos_msr() {
     mount -t resctrl resctrl "$R"
 }
 resctrl() {
-    begin resctrl 16s
+    begin resctrl 40s
     step mkdir "$R/db"
     step tasks db
     step schemata db 000f
@@ -73,7 +73,7 @@ resctrl() {
     rmdir "$R/db"; schemata . ffff
 }
 pqos_os() {
-    begin pqos_os 18s
+    begin pqos_os 40s
     step pqos -a 'core:1=1'
     step pqos -e 'llc:1=0x000f'
     step pqos -e 'llc:0=0xfff0'
@@ -85,7 +85,7 @@ pqos_os() {
 # Another process writes the register of a class, while resctrl is mounted and says something else.
 behind() {
     mkdir "$R/db"; schemata db 000f; schemata . fff0
-    begin behind 16s
+    begin behind 40s
     step tasks db
     step wrmsr 0 0xc91 '\377\0\0\0\0\0\0\0'
     step wrmsr 0 0xc91 '\17\0\0\0\0\0\0\0'

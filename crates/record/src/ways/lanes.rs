@@ -346,7 +346,9 @@ impl Timeline {
     }
 }
 
-/// The most processes of a class that are named next to a change, and the most threads of each.
+/// The most processes of a class that are named next to a change.
+const PROCESSES: usize = 8;
+/// The most threads of each that are named.
 const NAMED: usize = 3;
 
 /// A process with some of its threads, in words.
@@ -380,10 +382,10 @@ fn members(change: &Change, state: &Snapshot) -> String {
     if let Some(is) = state.classes.get(class).filter(|c| !c.cpus.is_empty()) {
         all.push(format!("CPU {}", is.cpus));
     }
-    let first = processes.iter().take(NAMED);
+    let first = processes.iter().take(PROCESSES);
     all.extend(first.map(|(pid, threads)| named(*pid, threads)));
-    if processes.len() > NAMED {
-        all.push(format!("{} more processes", processes.len() - NAMED));
+    if processes.len() > PROCESSES {
+        all.push(format!("{} more", processes.len() - PROCESSES));
     }
     match all.is_empty() {
         true => String::new(),
