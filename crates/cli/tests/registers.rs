@@ -50,10 +50,6 @@ echo shared $(quell plan /tmp/shared.toml 2>&1)
 echo off >/sys/module/msr/parameters/allow_writes
 echo off $(quell plan /tmp/policy.toml 2>&1)
 echo on >/sys/module/msr/parameters/allow_writes
-rmmod msr
-echo module $(quell plan /tmp/policy.toml 2>&1)
-modprobe msr
-within 10 test -e /dev/cpu/1/msr || for cpu in 0 1; do mkdir -p /dev/cpu/$cpu; mknod /dev/cpu/$cpu/msr c 202 $cpu; done
 
 # Held. pqos says the same as the registers.
 echo plan $(quell plan /tmp/policy.toml --steps)
@@ -84,10 +80,12 @@ quell restore >/tmp/log 2>&1; said
 for pid in $SUBJECTS; do taskset -p 3 $pid >/dev/null; done
 tell offline
 
-# Nothing undoes this one.
+# Nothing undoes these: the guest has no modules to load.
 mount -t securityfs securityfs /sys/kernel/security 2>/dev/null
 echo integrity >/sys/kernel/security/lockdown
 echo lockdown $(quell plan /tmp/policy.toml 2>&1)
+rmmod msr
+echo module $(quell plan /tmp/policy.toml 2>&1)
 "#;
 
 fn ways_are_given_by_registers(kernel: &str) {
