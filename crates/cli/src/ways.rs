@@ -11,7 +11,7 @@ use quell_engine::folder::Folder;
 use quell_engine::sink::Sink;
 use quell_kernel::root::Kernel;
 use quell_kernel::tasks::{Matcher, assign};
-use quell_kernel::{procfs, rt, signals};
+use quell_kernel::{procfs, rt, self_usage, signals};
 use quell_linux::ways::Looker;
 use quell_record::events::{Event, MANIFEST_SCHEMA, Phase};
 use quell_record::ways::{Change, Snapshot, Timeline, changes, findings};
@@ -70,11 +70,7 @@ pub fn run(args: &Ways) -> Result {
     }
     let files = Kernel::new().map_err(failed)?;
     let mut looker = Looker::new(&files, !args.no_registers).map_err(failed)?;
-    if !args.no_registers && !looker.sees_registers() {
-        eprintln!(
-            "quell: note: the processor's registers cannot be read here (on Intel: modprobe msr): what is set behind the kernel's back is not seen"
-        );
-    }
+    notes(args, &looker);
     for pid in running(&files, args)? {
         looker.watch(pid);
     }
@@ -87,23 +83,29 @@ pub fn run(args: &Ways) -> Result {
     let clock = Instant::now();
     let now = || Nanos(u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let mut all = Changes::default();
-    let caches = looker.caches().to_vec();
-    all.put(Nanos(0), Change::Machine { caches }, &mut record);
+    let registers = looker.registers_alone();
+    let mut caches = None;
     // Before the command: what is set already is there from the first moment on.
     let mut before = Snapshot::default();
     let mut child = start(&args.command, &mut looker)?;
     let end = args.span.or((child.is_none()).then_some(USUAL));
-    let (mut status, mut looks, mut busy) = (None, 0u64, Nanos(0));
+    let (mut status, mut looks) = (None, 0u64);
+    let spent = || self_usage::own(&files).map(|own| own.cpu).map_err(failed);
+    let before_all = spent()?;
     let mut next = Nanos(0);
     loop {
         let at = now();
         let seen = looker.sample(&files).map_err(failed)?;
+        if caches != Some(looker.caches().len()) {
+            caches = Some(looker.caches().len());
+            let caches = looker.caches().to_vec();
+            all.put(at, Change::Machine { caches, registers }, &mut record);
+        }
         for change in changes(&before, &seen) {
             all.put(at, change, &mut record);
         }
         before = seen;
         looks += 1;
-        busy = busy.plus(Nanos(now().since(at).0));
         next = next.plus(args.every).max(now());
         let over = |at: Nanos| end.is_some_and(|end| at >= end);
         let wait = next.min(end.unwrap_or(next)).since(now());
@@ -122,9 +124,9 @@ pub fn run(args: &Ways) -> Result {
         status = Some(child.wait().map_err(failed)?);
     }
     eprintln!(
-        "quell: {looks} samples in {:.1} s, {:.2} ms each",
+        "quell: {looks} samples in {:.1} s, {:.2} ms of CPU time each",
         end.as_secs_f64(),
-        busy.0 as f64 / 1e6 / looks.max(1) as f64
+        spent()?.since(before_all).0 as f64 / 1e6 / looks.max(1) as f64
     );
     if let Some(folder) = record.take() {
         eprintln!("quell: the record is in {}", keep(folder, end, begun)?);
@@ -150,6 +152,20 @@ pub fn run(args: &Ways) -> Result {
         Some(status) => Exit::Status(quell_linux::shell_status(status)),
         None => Exit::Done,
     })
+}
+
+/// Says what is not seen here.
+fn notes(args: &Ways, looker: &Looker) {
+    if looker.registers_alone() {
+        eprintln!(
+            "quell: note: resctrl is not mounted: CPUs have classes, as their registers say, and nothing counts what a class has of a cache"
+        );
+    }
+    if !args.no_registers && !looker.sees_registers() {
+        eprintln!(
+            "quell: note: the processor's registers cannot be read here (on Intel: modprobe msr): what is set behind the kernel's back is not seen"
+        );
+    }
 }
 
 /// What was told, here and in the record.

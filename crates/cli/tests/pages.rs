@@ -325,6 +325,11 @@ fn a_video_call_on_a_laptop() {
 }
 
 #[test]
+fn is_my_cat_set_up_doing_anything() {
+    runs("docs/guides/cache.md");
+}
+
+#[test]
 fn no_root_a_container_a_cloud_machine() {
     runs("docs/guides/cloud.md");
 }
@@ -337,6 +342,7 @@ fn every_guide_is_run_and_short() {
         .collect();
     guides.sort();
     let known = [
+        "cache.md",
         "cloud.md",
         "control-loop.md",
         "detector.md",

@@ -477,6 +477,7 @@ pub fn machine(cpus: u32) -> Inventory {
             brake: Ok(()),
             brake_in_place: Ok(()),
             cpu_max: true,
+            registers: quell_plan::inventory::unknown_registers(),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
         },

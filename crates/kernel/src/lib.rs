@@ -20,6 +20,7 @@ pub mod freezer;
 pub mod io;
 pub mod irq;
 pub mod memory;
+pub mod msr;
 pub mod oom;
 pub mod perf;
 pub mod pidfd;

@@ -16,7 +16,7 @@ use quell_types::task::TaskId;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};
-use crate::{affinity, pidfd};
+use crate::{affinity, msr, pidfd};
 
 /// What the kernel's file systems offer. Errors are the kernel's, with three exceptions: ENOSYS
 /// where the root is no running kernel, EIO after a short write, InvalidInput for a zero byte in
@@ -217,6 +217,12 @@ impl Kernel {
         self.root.join(path.trim_start_matches('/'))
     }
 
+    /// The register that a path stands for. Elsewhere than on the running kernel it is a plain
+    /// file.
+    fn register(&self, path: &str) -> Option<(CpuSet, u32)> {
+        msr::parse(path).filter(|_| self.is_live())
+    }
+
     fn need_live(&self) -> io::Result<()> {
         if self.is_live() {
             Ok(())
@@ -228,6 +234,10 @@ impl Kernel {
 
 impl Files for Kernel {
     fn read(&self, path: &str) -> io::Result<String> {
+        if let Some((cpus, number)) = self.register(path) {
+            let open = |cpu| fs::File::open(format!("/dev/cpu/{cpu}/msr"));
+            return msr::read_file(&cpus, number, open);
+        }
         let mut bytes = Vec::with_capacity(512);
         fs::File::open(self.path(path))?.read_to_end(&mut bytes)?;
         Ok(match String::from_utf8(bytes) {
@@ -237,6 +247,12 @@ impl Files for Kernel {
     }
 
     fn write(&self, path: &str, text: &str) -> io::Result<()> {
+        if let Some((cpus, number)) = self.register(path) {
+            let mut options = fs::OpenOptions::new();
+            options.read(true).write(true);
+            let open = |cpu| options.open(format!("/dev/cpu/{cpu}/msr"));
+            return msr::write_file(&cpus, number, text, open);
+        }
         // Kernel files take one write each. The newline prevents a write of zero bytes, which would
         // be none.
         let mut bytes = text.as_bytes().to_vec();

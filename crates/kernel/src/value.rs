@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use quell_types::cpuset::CpuSet;
 
+use crate::msr;
 use crate::resctrl::Schemata;
 use crate::root::parse_mask;
 
@@ -67,6 +68,9 @@ pub fn same(path: &str, a: &str, b: &str) -> bool {
     let (a, b) = (a.trim(), b.trim());
     if a == b {
         return true;
+    }
+    if let Some((_, number)) = msr::parse(path) {
+        return msr::same(number, a, b);
     }
     if let Some(line) = line_of(path, a, b) {
         // A key that a write does not name stays as it is.

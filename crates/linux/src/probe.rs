@@ -15,11 +15,11 @@ use quell_kernel::root::Files;
 use quell_kernel::{cpuset, fair, irq, oom, psi, resctrl, rt, topology, workqueue};
 use quell_plan::inventory::{
     Availability, CpusetKind, Inventory, Lack, Means, Measured, MemoryControl, MemoryMeans,
-    MeterKind,
+    MeterKind, unknown_registers,
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::partition::Partitions;
+use quell_types::partition::{Partitions, WayPartition};
 use serde::{Deserialize, Serialize};
 
 use crate::disks;
@@ -41,6 +41,8 @@ pub trait Trials {
     fn lock(&self) -> std::result::Result<(), String>;
     /// What the processor itself reports that it can divide. Asked where resctrl is not mounted.
     fn divides(&self, files: &dyn Files) -> Option<Partitions>;
+    /// What registers divide while resctrl is not mounted. The error is the reason, and what to do.
+    fn registers(&self, files: &dyn Files) -> std::result::Result<Vec<WayPartition>, String>;
 }
 
 /// The results of trying.
@@ -66,6 +68,9 @@ pub struct Tried {
     /// What the processor itself reported that it can divide, where resctrl was not mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub divides: Option<Partitions>,
+    /// What registers divide, or why they divide nothing. `None` in captures of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub registers: Option<std::result::Result<Vec<WayPartition>, String>>,
     /// Events that were seen to count, as `pmu/event`.
     #[serde(default)]
     pub counters: Vec<String>,
@@ -94,6 +99,10 @@ impl Trials for Tried {
 
     fn divides(&self, _: &dyn Files) -> Option<Partitions> {
         self.divides.clone()
+    }
+
+    fn registers(&self, _: &dyn Files) -> std::result::Result<Vec<WayPartition>, String> {
+        self.registers.clone().unwrap_or_else(unknown_registers)
     }
 }
 
@@ -131,6 +140,10 @@ impl Trials for Live {
 
     fn divides(&self, files: &dyn Files) -> Option<Partitions> {
         resctrl::processor::partitions(files)
+    }
+
+    fn registers(&self, files: &dyn Files) -> std::result::Result<Vec<WayPartition>, String> {
+        resctrl::offer::by_registers(files).map_err(|e| e.to_string())
     }
 }
 
@@ -188,6 +201,7 @@ pub fn probe(
     })
     // An error here must not hide the rest of the machine.
     .unwrap_or_else(|e| Err(e.to_string()));
+    let registers = trials.registers(files);
     let tried = Tried {
         immunity_refused: immunity.clone().err(),
         lock_refused: lock.clone().err(),
@@ -195,6 +209,7 @@ pub fn probe(
         realtime_refused: None,
         cgroup_clock_refused: time.clone().err(),
         divides,
+        registers: Some(registers.clone()),
         counters,
     };
     let meter = match (meter, &time) {
@@ -219,6 +234,7 @@ pub fn probe(
         brake: brake(files, cgroups, &time),
         brake_in_place: brake_in_place(cgroups),
         cpu_max: root && cgroups.of(Controller::Cpu).is_some(),
+        registers,
         counter_users: topology::counter_users(files)?,
         memory: memory(files, cgroups, root, immunity, lock),
     };

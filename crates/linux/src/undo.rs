@@ -10,7 +10,8 @@
 //!   where its process or closest moved ancestor came from, else to the heir.
 //! - Of a `schemata` only the values that were written are restored, each by itself.
 //! - A resctrl that Quell mounted is unmounted, unless other programs have made groups in it.
-//! - Memory locked in a cache, and its mount, stay while a process has it open: try again later.
+//! - Memory locked in a cache stays while a process has it open, a register while its CPUs are
+//!   offline: try again later.
 //! - A value that a loop moved is restored, whatever the file reads.
 //! - Only what Quell stopped and has not resumed since is resumed or thawed.
 //! - A process with Quell's `oom_score_adj` in the cgroup where its process was put gets the old
@@ -25,7 +26,7 @@ use quell_kernel::resctrl::lock::{For, Lock, PATIENCE};
 use quell_kernel::resctrl::{Resctrl, Schemata, locked};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::value::{divided, only, same};
-use quell_kernel::{cgroup_tree, freezer, oom, pidfd};
+use quell_kernel::{cgroup_tree, freezer, msr, oom, pidfd};
 use quell_record::backend::Undone;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::{Stopped, Undo};
@@ -198,6 +199,7 @@ impl<'a> Work<'a> {
         }
         let now = match self.files.read(path) {
             Ok(text) => text.trim().to_owned(),
+            Err(e) if gone(&e) && msr::parse(path).is_some() => return Err(msr::unreached(path)),
             Err(e) if gone(&e) => return Ok(false),
             Err(e) => return Err(format!("{path} could not be read: {e}")),
         };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use quell_policy::workload::Caches;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::partition::Partitions;
+use quell_types::partition::{Partitions, WayPartition};
 use quell_types::refusal::Cause;
 use quell_types::stats::median;
 use quell_types::units::{Bytes, Nanos, Rate};
@@ -201,6 +201,13 @@ pub struct Means {
     pub brake_in_place: Result<(), String>,
     /// Whether the CPU-time quota (`cpu.max` or `cpu.cfs_quota_us`) can be written.
     pub cpu_max: bool,
+    /// What can be divided by the processor's registers alone, while resctrl is not mounted. If
+    /// nothing can, the reason and what to do.
+    #[serde(
+        default = "unknown_registers",
+        skip_serializing_if = "is_unknown_registers"
+    )]
+    pub registers: Result<Vec<WayPartition>, String>,
     /// Other users of hardware counters, for example the NMI watchdog.
     pub counter_users: Vec<String>,
     /// What can be done about memory.
@@ -211,6 +218,18 @@ pub struct Means {
 /// The value for inventories of versions without the brake.
 fn unknown_brake() -> Result<(), String> {
     Err("this inventory says nothing about it; take it again".to_owned())
+}
+
+/// The value for inventories that say nothing about registers.
+///
+/// # Errors
+/// Always: nothing is known.
+pub fn unknown_registers() -> Result<Vec<WayPartition>, String> {
+    Err("this machine says nothing about its registers; take its inventory again".to_owned())
+}
+
+fn is_unknown_registers(registers: &Result<Vec<WayPartition>, String>) -> bool {
+    *registers == unknown_registers()
 }
 
 /// Which cgroup controller limits and protects memory.

@@ -1,5 +1,6 @@
 //! The plan: what will be done, why, and what each promise is then worth.
 
+mod disk;
 mod loops;
 
 use quell_control::config::Regulation;
@@ -18,6 +19,7 @@ use quell_types::partition::{ColourChoice, Divides, Mask};
 use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 
+pub use disk::DiskRates;
 pub use loops::{Adaptation, Following, Headroom, Lever, Observed, Pressured, Steered, Watched};
 
 /// One setting that the plan makes. Steps are applied in order.
@@ -155,6 +157,17 @@ pub enum Setting {
         /// The CPUs that the group has to itself.
         cpus: CpuSet,
     },
+    /// Let the group fill these ways only of the caches of a level, by the processor's registers:
+    /// its CPUs get a class of their own.
+    WayRegisters {
+        /// The cache level: 2 or 3.
+        level: u32,
+        /// The ways that the class may fill, one bit each.
+        mask: Mask,
+        /// The CPUs of the class. Empty: the class of all CPUs that have no other.
+        #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+        cpus: CpuSet,
+    },
     /// Give the group page frames of these colours only (pages of 4 KiB). Every choice must hold.
     Colour {
         /// The colours, per kind of colour. A page must fit all of them.
@@ -230,39 +243,6 @@ pub enum Setting {
         /// The rate in MiB/s, as resctrl's `MB` line.
         mib_s: u32,
     },
-}
-
-/// What a group moves to and from each disk, per second, at most.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", default)]
-pub struct DiskRates {
-    /// Bytes read per second. Absent: no limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub read: Option<Rate>,
-    /// Bytes written per second. Absent: no limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub write: Option<Rate>,
-    /// Read requests per second. Absent: no limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub read_iops: Option<u64>,
-    /// Write requests per second. Absent: no limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub write_iops: Option<u64>,
-}
-
-impl std::fmt::Display for DiskRates {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let rate = |rate: Option<Rate>, what| rate.map(|rate| format!("{rate} {what}"));
-        let requests = |n: Option<u64>, what| n.map(|n| format!("{n} {what} a second"));
-        let all = [
-            rate(self.read, "read"),
-            rate(self.write, "written"),
-            requests(self.read_iops, "reads"),
-            requests(self.write_iops, "writes"),
-        ];
-        let all: Vec<String> = all.into_iter().flatten().collect();
-        write!(f, "{} on each disk", all.join(", "))
-    }
 }
 
 /// One direction of memory traffic.

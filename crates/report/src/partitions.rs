@@ -179,6 +179,18 @@ pub(crate) fn described(set: &Setting) -> String {
         Setting::WaysCodeData { level, code, data } => {
             format!("fill of L{level} only {code} with code and {data} with data")
         }
+        Setting::WayRegisters { level, mask, cpus } => {
+            let ways = if mask.count() == 1 { "way" } else { "ways" };
+            let whose = if cpus.is_empty() {
+                "all other CPUs".to_owned()
+            } else {
+                on(cpus)
+            };
+            format!(
+                "fill {} {ways} of L{level} only: {mask}, by the registers of {whose}",
+                mask.count()
+            )
+        }
         Setting::WaysCpus { cpus } => {
             format!(
                 "fill its ways, too, from kernel threads and interrupts on {}",

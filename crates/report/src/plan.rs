@@ -207,7 +207,10 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             format!("at most {share} of one CPU's time in each {period}")
         }
         Setting::IoMax(rates) => format!("at most {rates}"),
-        Setting::Ways { .. } | Setting::WaysCodeData { .. } | Setting::Colour { .. }
+        Setting::Ways { .. }
+        | Setting::WaysCodeData { .. }
+        | Setting::WayRegisters { .. }
+        | Setting::Colour { .. }
             if !plan.promises.iter().any(given) =>
         {
             describe(&step.set)
@@ -305,6 +308,7 @@ pub(crate) fn describe(set: &Setting) -> String {
         | Setting::MountCodeData { .. }
         | Setting::WaysCodeData { .. }
         | Setting::WaysCpus { .. }
+        | Setting::WayRegisters { .. }
         | Setting::Colour { .. }
         | Setting::Lock { .. } => partitions::described(set),
         Setting::OomImmune => "make it immune from the kernel's killing for memory".to_owned(),

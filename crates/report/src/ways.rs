@@ -306,6 +306,7 @@ pub(crate) mod tests {
             event: Event::Ways {
                 change: Change::Machine {
                     caches: vec![cache],
+                    registers: false,
                 },
             },
         }];

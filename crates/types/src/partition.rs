@@ -47,6 +47,17 @@ impl Mask {
     pub fn is_empty(&self) -> bool {
         self.0 == 0
     }
+
+    /// The runs of neighbouring bits that are set, lowest first.
+    pub fn runs(self) -> impl Iterator<Item = std::ops::Range<u32>> {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let rest = self.0.checked_shr(from).filter(|rest| *rest != 0)?;
+            let start = from + rest.trailing_zeros();
+            from = start + (self.0 >> start).trailing_ones();
+            Some(start..from)
+        })
+    }
 }
 
 impl fmt::Display for Mask {
@@ -320,6 +331,10 @@ mod tests {
         assert_eq!(Mask::run(60, 8).count(), 4);
         assert_eq!(Mask::run(0, 64), Mask(u64::MAX));
         assert!(Mask::run(3, 0).is_empty());
+        let runs = |mask: u64| Mask(mask).runs().collect::<Vec<_>>();
+        assert_eq!(runs(0b1011_0001), [0..1, 4..6, 7..8]);
+        assert_eq!(runs(u64::MAX), [0..64]);
+        assert!(runs(0).is_empty() && runs(1 << 63) == [63..64]);
         for wrong in ["", "f", "0x", "0xg", "0x10000000000000000"] {
             assert!(wrong.parse::<Mask>().is_err(), "{wrong}");
         }

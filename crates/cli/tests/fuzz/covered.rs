@@ -96,6 +96,7 @@ const COVERED: &[(&str, &[&str])] = &[
             "kernel/src/io.rs",
             "kernel/src/irq.rs",
             "kernel/src/memory.rs",
+            "kernel/src/msr.rs",
             "kernel/src/self_usage.rs",
             "kernel/src/procfs.rs",
             "kernel/src/psi.rs",

@@ -11,8 +11,8 @@ use quell_kernel::resctrl::{Resctrl, Schemata, groups, info, locked, processor, 
 use quell_kernel::root::{Files, parse_mask};
 use quell_kernel::tasks::{self, Matcher};
 use quell_kernel::{
-    cached_file, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, oom, pmu, procfs, psi,
-    remaining, self_usage, sysctl, topology, value, vm, workqueue,
+    cached_file, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, msr, oom, pmu, procfs,
+    psi, remaining, self_usage, sysctl, topology, value, vm, workqueue,
 };
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
@@ -166,6 +166,8 @@ fn machine(files: &Everywhere, says: &str) {
     let _ = psi::totals("/x", says);
     let _ = psi::is_reported(files);
     let _ = says.parse::<CpuSet>();
+    let _ = msr::parse(says).map(|(cpus, number)| msr::path(&cpus, number));
+    let _ = msr::value(says).map(msr::class_in);
     let _ = parse_mask(says);
 }
 
@@ -193,6 +195,7 @@ fn cgroups(files: &Everywhere, says: &str) {
         "/a/cpuset.cpus",
         "/r/schemata",
         "/proc/irq/1/smp_affinity",
+        "/dev/cpu/0/msr/0xc8f",
         "/a/x",
     ] {
         let _ = value::same(path, says, "8:0 rbps=1");

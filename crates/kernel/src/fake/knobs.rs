@@ -161,6 +161,8 @@ impl Knobs {
                     if i == 0 { "Data" } else { "Unified" }.to_owned(),
                 );
                 put(format!("{cache}/size"), size.to_owned());
+                let number = if i == 0 { cpu } else { 0 };
+                put(format!("{cache}/id"), number.to_string());
                 put(format!("{cache}/shared_cpu_list"), shared);
             }
         }

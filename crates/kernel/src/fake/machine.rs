@@ -24,6 +24,7 @@ impl Machine {
             release: crate::topology::release_number(spec.release).unwrap_or((6, 12)),
             knobs: Knobs::new(spec, &cpus),
             resctrl: None,
+            registers: spec.registers.then(|| super::msr::Registers::new(&cpus)),
             trees: Tree::all(spec.flavour, &cpus, &nodes),
             cpus,
             nodes,
@@ -306,6 +307,9 @@ impl Machine {
         if let Some(text) = self.recorded.get(path) {
             return Ok(text.clone());
         }
+        if let Some(answer) = self.registers.as_ref().and_then(|r| r.read(path)) {
+            return answer;
+        }
         if let Some((tree, rest)) = self.in_tree(path) {
             return self.cgroup_read(tree, &rest);
         }
@@ -340,6 +344,9 @@ impl Machine {
     }
 
     pub(crate) fn write(&mut self, path: &str, text: &str) -> Answer<()> {
+        if let Some(answer) = self.registers.as_mut().and_then(|r| r.write(path, text)) {
+            return answer;
+        }
         if let Some((tree, rest)) = self.in_tree(path) {
             return self.cgroup_write(tree, &rest, text);
         }
@@ -444,6 +451,20 @@ impl Machine {
     pub fn resctrl_domain(&mut self, resource: &str, domain: u32, online: bool) {
         if let Some(resctrl) = &mut self.resctrl {
             resctrl.set_domain(resource, domain, online);
+        }
+    }
+
+    /// Takes the device of a CPU's registers away with the CPU, or brings both back.
+    pub fn registers_online(&mut self, cpu: u32, online: bool) {
+        if let Some(registers) = &mut self.registers {
+            registers.set_online(cpu, online);
+        }
+    }
+
+    /// Lets every write of a register succeed and change nothing.
+    pub fn register_stuck(&mut self, number: u32) {
+        if let Some(registers) = &mut self.registers {
+            registers.stick(number);
         }
     }
 

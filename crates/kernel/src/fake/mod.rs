@@ -24,6 +24,7 @@ mod knobs;
 mod limits;
 mod machine;
 mod memory;
+mod msr;
 mod partition;
 mod proc;
 mod resctrl;
@@ -129,6 +130,7 @@ impl Fake {
                 }
             }
         }
+        found.extend(machine.registers.iter().flat_map(|r| r.dump()));
         for (tid, task) in &machine.tasks {
             found.insert(format!("/proc/{tid}/affinity"), task.allowed.to_string());
         }

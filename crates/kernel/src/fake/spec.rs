@@ -29,6 +29,8 @@ pub struct Spec {
     pub release: &'static str,
     /// Cache and bandwidth allocation. `None` where the processor has none.
     pub rdt: Option<Rdt>,
+    /// Whether registers of cache allocation can be reached (`/dev/cpu/N/msr`).
+    pub registers: bool,
     /// Whether callers have CAP_SYS_RESOURCE. Root in a container often has not.
     pub resource: bool,
 }
@@ -43,6 +45,7 @@ impl Spec {
             nodes: 1,
             release: "6.12.0",
             rdt: None,
+            registers: false,
             resource: true,
         }
     }

@@ -6,6 +6,7 @@ use std::fmt;
 use quell_types::cpuset::CpuSet;
 
 use super::knobs::Knobs;
+use super::msr::Registers;
 use super::resctrl::Resctrl;
 use super::spec::Flavour;
 use super::task::Task;
@@ -20,6 +21,8 @@ pub struct Machine {
     pub(crate) trees: Vec<Tree>,
     pub(crate) knobs: Knobs,
     pub(crate) resctrl: Option<Resctrl>,
+    /// `None` without the module `msr`.
+    pub(crate) registers: Option<Registers>,
     pub(crate) resource: bool,
     /// Microseconds waited, by pressure file.
     pub(crate) stalls: BTreeMap<String, u64>,

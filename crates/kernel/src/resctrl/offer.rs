@@ -8,7 +8,8 @@ use quell_types::partition::{CodeData, Mask, MbaBounds, MbaUnit, Partitions, Way
 use super::info::Bandwidth;
 use super::lock::{For, PATIENCE};
 use super::{Info, Resctrl, locked};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::msr::{self, Devices};
 use crate::root::Files;
 
 /// What resctrl offers to a plan.
@@ -102,6 +103,32 @@ pub fn offer(
                 .to_owned(),
         ),
     })
+}
+
+/// What registers divide: seen to be readable, and not known to be locked.
+///
+/// # Errors
+/// [`Error::Refused`](crate::error::Error::Refused) with what keeps registers from dividing a cache
+/// here.
+pub fn by_registers(files: &dyn Files) -> Result<Vec<WayPartition>> {
+    if let Some(resctrl) = Resctrl::find(files)? {
+        return Err(Error::refused_with(
+            format!(
+                "resctrl is mounted at {}, and the kernel writes the same registers",
+                resctrl.root
+            ),
+            format!("umount {}", resctrl.root),
+        ));
+    }
+    let Some(offered) = super::processor::by_registers(files) else {
+        return Err(Error::refused(
+            "the processor does not report registers that divide a cache",
+        ));
+    };
+    let cpus = crate::topology::online(files)?;
+    let devices = Devices::open(files, &cpus)?;
+    devices.read(files, &cpus, msr::ASSOCIATION)?;
+    msr::locked(files).map_or(Ok(offered.ways), Err)
 }
 
 /// Adds the level in which memory can be locked. It is the last one, where the kernel locks at all.

@@ -5,7 +5,7 @@
 //! The kernel knows of errata that the processor does not report. Once resctrl is mounted, only
 //! `info` counts.
 
-use quell_types::partition::Partitions;
+use quell_types::partition::{CodeData, Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
 
 use crate::arch::{Registers, cpuid};
 use crate::cpuinfo::Cpuinfo;
@@ -20,9 +20,16 @@ pub fn partitions(files: &dyn Files) -> Option<Partitions> {
     (!found.is_empty()).then_some(found)
 }
 
-fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> Option<Partitions> {
-    use quell_types::partition::{CodeData, Mask, MbaBounds, MbaUnit, WayPartition};
+/// What the registers offer by themselves. Each resource has as many classes as the processor has
+/// for it, not as many as all resources have.
+#[must_use]
+pub fn by_registers(files: &dyn Files) -> Option<Partitions> {
+    let processor = Cpuinfo::read(files).ok()?;
+    let found = each(&cpuid, &|flag| processor.has(flag))?;
+    (!found.is_empty()).then_some(found)
+}
 
+fn each(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> Option<Partitions> {
     const ALLOCATION: u32 = 0x10;
     let [last, b, c, d] = cpuid(0, 0);
     let intel = [b, d, c].map(u32::to_le_bytes).concat() == b"GenuineIntel";
@@ -63,6 +70,11 @@ fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> 
             unit: MbaUnit::Percent,
         });
     }
+    Some(found)
+}
+
+fn decode(cpuid: &dyn Fn(u32, u32) -> Registers, has: &dyn Fn(&str) -> bool) -> Option<Partitions> {
+    let mut found = each(cpuid, has)?;
     // A group has one class of service for all resources.
     let all = found.ways.iter().map(|w| w.classes);
     let classes = all.chain(found.mba.iter().map(|m| m.classes)).min()?;
@@ -97,7 +109,7 @@ mod tests {
         assert_eq!((ways.level, ways.bits, ways.classes), (3, 11, 8));
         assert!(ways.sparse && ways.shareable.0 == 0x600 && found.ways.len() == 1);
         // Of twelve classes six are left where code and data are separate.
-        let code_data = quell_types::partition::CodeData::OnceMounted { classes: 6 };
+        let code_data = CodeData::OnceMounted { classes: 6 };
         assert_eq!(ways.code_data, code_data);
         let mba = found.mba.unwrap();
         assert_eq!((mba.least, mba.step, mba.classes), (10, 10, 8));

@@ -30,6 +30,7 @@ mod narrow;
 mod nesting;
 mod pressure;
 pub mod quiet;
+pub mod registers;
 pub mod stop;
 pub mod threaded;
 pub mod weight;
@@ -102,6 +103,7 @@ impl Enforcers {
                 Box::new(weight::Weight),
                 Box::new(cpumax::CpuMax),
                 Box::new(io::Io),
+                Box::new(registers::Registers::default()),
                 Box::new(memory::Accounts),
             ],
         }

@@ -1,33 +1,42 @@
 //! Samples which classes may fill which ways, for `quell ways`: what resctrl reports, and what the
 //! registers say. Nothing is changed.
 //!
-//! A sample reads each class's files, and `/proc` of the threads in classes other than the root's
-//! and of their processes. On a machine where nothing is divided that is a handful of files.
-//! Threads of processes that are wholly in the root's class are not read, except those of a watched
-//! program.
+//! Where resctrl is not mounted, the registers alone are read ([`bare`]). Where it is, they are
+//! compared with what the kernel reports ([`registers`]).
 
+pub mod bare;
 pub mod registers;
+mod threads;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use quell_plan::inventory::CacheKind;
-use quell_record::ways::{Cache, Class, Figures, Mode, Place, ROOT, Snapshot, Thread};
+use quell_record::ways::{Cache, Class, Figures, Mode, Place, ROOT, Snapshot};
 
+use bare::Bare;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::resctrl::groups::membership;
 use quell_kernel::resctrl::{self, Group, Info, Resctrl, Values};
 use quell_kernel::root::Files;
-use quell_kernel::{procfs, topology};
+use quell_kernel::topology;
 use registers::Registers;
+use threads::Threads;
+
+/// Where classes and masks are read from.
+#[derive(Debug)]
+enum Source {
+    Kernel {
+        resctrl: Resctrl,
+        caches: Vec<Cache>,
+        registers: Option<Registers>,
+    },
+    Registers(Bare),
+}
 
 /// Takes samples again and again.
 #[derive(Debug)]
 pub struct Looker {
-    resctrl: Resctrl,
-    caches: Vec<Cache>,
-    registers: Option<Registers>,
-    /// Processes whose threads are read whatever their class.
-    watched: BTreeSet<u32>,
+    source: Source,
+    threads: Threads,
 }
 
 impl Looker {
@@ -35,43 +44,58 @@ impl Looker {
     /// can be read.
     ///
     /// # Errors
-    /// Where resctrl is not mounted, naming what would help.
+    /// Where resctrl is not mounted and the registers cannot be read, naming what would help.
     pub fn new(files: &dyn Files, registers: bool) -> Result<Self> {
-        let Some(resctrl) = Resctrl::find(files)? else {
-            let why = "resctrl is not mounted, so nobody divides a cache through the kernel: where the processor can (`quell doctor`), \
-                       mount -t resctrl resctrl /sys/fs/resctrl; elsewhere try it in a virtual machine (quell lab --profile icelake --with quell -- …)";
-            return Err(Error::refused(why));
-        };
-        let info = resctrl.info(files)?;
-        let caches = caches(files, &resctrl, &info)?;
-        let registers = if registers {
-            Registers::open(files, &resctrl, &info, &caches)?
-        } else {
-            None
+        let source = match Resctrl::find(files)? {
+            Some(resctrl) => {
+                let info = resctrl.info(files)?;
+                let caches = caches(files, &resctrl, &info)?;
+                let registers = match registers {
+                    true => Registers::open(files, &resctrl, &info, &caches)?,
+                    false => None,
+                };
+                Source::Kernel {
+                    resctrl,
+                    caches,
+                    registers,
+                }
+            }
+            None => Source::Registers(without_resctrl(files, registers)?),
         };
         Ok(Self {
-            resctrl,
-            caches,
-            registers,
-            watched: BTreeSet::new(),
+            source,
+            threads: Threads::default(),
         })
     }
 
-    /// The caches that can be divided.
+    /// The caches that can be divided. Another one may appear with a sample, where code and data
+    /// become separate.
     #[must_use]
     pub fn caches(&self) -> &[Cache] {
-        &self.caches
+        match &self.source {
+            Source::Kernel { caches, .. } => caches,
+            Source::Registers(bare) => &bare.caches,
+        }
     }
 
     /// Whether registers are read, too.
     #[must_use]
     pub const fn sees_registers(&self) -> bool {
-        self.registers.is_some()
+        match &self.source {
+            Source::Kernel { registers, .. } => registers.is_some(),
+            Source::Registers(_) => true,
+        }
+    }
+
+    /// Whether registers are all there is, since resctrl is not mounted.
+    #[must_use]
+    pub const fn registers_alone(&self) -> bool {
+        matches!(self.source, Source::Registers(_))
     }
 
     /// Includes the threads of a process, and of its children, whatever their class.
     pub fn watch(&mut self, pid: u32) {
-        self.watched.insert(pid);
+        self.threads.watch(pid);
     }
 
     /// Takes one sample.
@@ -79,9 +103,19 @@ impl Looker {
     /// # Errors
     /// When files cannot be read that have to be there. What ends meanwhile is no error.
     pub fn sample(&mut self, files: &dyn Files) -> Result<Snapshot> {
-        let mut seen = Snapshot::default();
         let mut classes: BTreeMap<u32, String> = BTreeMap::new();
-        for group in self.resctrl.groups(files)? {
+        let (resctrl, registers) = match &mut self.source {
+            Source::Registers(bare) => {
+                let mut seen = bare.sample(files)?;
+                self.threads.sample(files, &classes, &mut seen)?;
+                return Ok(seen);
+            }
+            Source::Kernel {
+                resctrl, registers, ..
+            } => (resctrl, registers),
+        };
+        let mut seen = Snapshot::default();
+        for group in resctrl.groups(files)? {
             let root = group.name.is_empty();
             let name = if root { ROOT } else { &group.name };
             if !root {
@@ -93,53 +127,37 @@ impl Looker {
             };
             seen.classes.insert(name.to_owned(), class);
         }
-        self.threads(files, &classes, &mut seen)?;
-        if let Some(registers) = &mut self.registers {
-            seen.registers = registers.sample(files, &self.resctrl, &seen)?;
+        self.threads.sample(files, &classes, &mut seen)?;
+        if let Some(registers) = registers {
+            seen.registers = registers.sample(files, resctrl, &seen)?;
         }
         Ok(seen)
     }
+}
 
-    fn threads(
-        &mut self,
-        files: &dyn Files,
-        classes: &BTreeMap<u32, String>,
-        seen: &mut Snapshot,
-    ) -> Result<()> {
-        let mut processes = self.watched.clone();
-        for tid in classes.keys() {
-            processes.extend(procfs::process_of(files, *tid)?);
+/// The registers, where resctrl is not mounted.
+fn without_resctrl(files: &dyn Files, wanted: bool) -> Result<Bare> {
+    const MOUNT: &str = "mount -t resctrl resctrl /sys/fs/resctrl";
+    const LAB: &str = "quell lab --profile icelake --with quell -- …";
+    let found = match wanted {
+        true => Bare::open(files),
+        false => {
+            return Err(Error::refused_with(
+                "resctrl is not mounted, and --no-registers leaves the registers alone",
+                format!("leave that option out, or {MOUNT}"),
+            ));
         }
-        for pid in processes {
-            for tid in procfs::threads(files, pid)? {
-                let Some(stat) = procfs::stat(files, tid)?.filter(|stat| !stat.dead()) else {
-                    continue;
-                };
-                if self.watched.contains(&pid) {
-                    let path = format!("/proc/{pid}/task/{tid}/children");
-                    let children = files.optional(&path)?.unwrap_or_default();
-                    let children = children.split_ascii_whitespace();
-                    self.watched
-                        .extend(children.filter_map(|c| c.parse::<u32>().ok()));
-                }
-                let class = match classes.get(&tid) {
-                    Some(class) => class.clone(),
-                    // In the root's class, or born since the classes were listed.
-                    None => match membership(files, tid)?.map(|m| m.control) {
-                        Some(class) if !class.is_empty() => class,
-                        _ => ROOT.to_owned(),
-                    },
-                };
-                let thread = Thread {
-                    pid,
-                    name: stat.comm,
-                    class,
-                    cpu: stat.last_cpu,
-                };
-                seen.threads.insert(tid, thread);
-            }
-        }
-        Ok(())
+    };
+    match found {
+        Ok(Some(bare)) => Ok(bare),
+        Ok(None) => Err(Error::refused_with(
+            "resctrl is not mounted, and the processor does not report that it divides a cache (`quell doctor`)",
+            format!("where it can, {MOUNT}; elsewhere try it in a virtual machine ({LAB})"),
+        )),
+        Err(why) => Err(Error::refused_with(
+            format!("resctrl is not mounted, and {why}"),
+            format!("or {MOUNT}; elsewhere try it in a virtual machine ({LAB})"),
+        )),
     }
 }
 

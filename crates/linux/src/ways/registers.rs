@@ -7,29 +7,22 @@
 //! holds its mask. Where several hold it, the class is left out until its mask is unique.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
 
 use quell_record::ways::{Cache, Place, ROOT, Register, Snapshot};
-use quell_types::cpuset::CpuId;
+use quell_types::cpuset::CpuSet;
 
 use quell_kernel::cpuinfo::Cpuinfo;
-use quell_kernel::error::{Error, Result};
-use quell_kernel::resctrl::{Info, Resctrl};
-use quell_kernel::root::{Access, Files, gone};
+use quell_kernel::error::Result;
+use quell_kernel::msr::{self, ASSOCIATION, DELAYS, Devices};
+use quell_kernel::resctrl::{Info, Resctrl, Values};
+use quell_kernel::root::Files;
 
-const ASSOCIATION: u32 = 0xc8f;
-const L3_MASKS: u32 = 0xc90;
-const L2_MASKS: u32 = 0xd10;
-const DELAYS: u32 = 0xd50;
-
-/// The mask registers of a cache: the CPU to read them on, the number of classes, the first
+/// The mask registers of a cache: the CPUs that share them, the number of classes, the first
 /// register, and the step between classes.
 #[derive(Debug)]
 struct Masks {
     place: Place,
-    cpu: CpuId,
+    cpus: CpuSet,
     classes: u32,
     first: u32,
     step: u32,
@@ -38,7 +31,7 @@ struct Masks {
 /// The registers of all divided caches, opened for reading.
 #[derive(Debug)]
 pub struct Registers {
-    files: BTreeMap<CpuId, File>,
+    devices: Devices,
     masks: Vec<Masks>,
     /// Whether delays of memory bandwidth are 100 minus the percentage.
     percent: bool,
@@ -62,31 +55,24 @@ impl Registers {
         if !Cpuinfo::read(files)?.is_intel() {
             return Ok(None);
         }
-        let mut open = BTreeMap::new();
-        for cpu in caches.iter().flat_map(|c| c.cpus.iter()) {
-            let path = format!("/dev/cpu/{cpu}/msr");
-            match files.open(&path, Access::Read) {
-                Ok(Some(file)) => {
-                    open.insert(cpu, file);
-                }
-                Ok(None) => return Ok(None),
-                Err(e) if gone(&e) || e.raw_os_error() == Some(libc::ENXIO) => return Ok(None),
-                Err(e) => return Err(Error::file("open", &path, None, e)),
-            }
-        }
+        let cpus: CpuSet = caches.iter().flat_map(|c| c.cpus.iter()).collect();
+        let Some(devices) = Devices::open_any(files, &cpus)? else {
+            return Ok(None);
+        };
         let masks = caches.iter().filter_map(|cache| {
             let resource = cache.place.resource.as_str();
-            let first = match cache.place.counted().resource.as_str() {
-                "L3" => L3_MASKS,
-                "L2" => L2_MASKS,
+            let level = match cache.place.counted().resource.as_str() {
+                "L3" => 3,
+                "L2" => 2,
                 _ => return None,
             };
+            let (first, _) = msr::of_level(level)?;
             let classes = info.resources.iter().find(|r| r.name == resource)?.classes;
             // With code and data separate they alternate, data first.
             let code_data = *resource != cache.place.counted().resource;
             Some(Masks {
                 place: cache.place.clone(),
-                cpu: cache.cpus.first()?,
+                cpus: cache.cpus.clone(),
                 classes,
                 first: first + u32::from(resource.ends_with("CODE")),
                 step: if code_data { 2 } else { 1 },
@@ -95,16 +81,16 @@ impl Registers {
         let percent = !resctrl.mib_s && info.bandwidth().is_some_and(|(_, b)| b.linear);
         Ok(Some(Self {
             masks: masks.collect(),
-            files: open,
+            devices,
             percent,
             numbers: BTreeMap::from([(ROOT.to_owned(), 0)]),
             differed: BTreeSet::new(),
         }))
     }
 
-    /// The registers that differ from what the kernel reported, both in this sample and in the last
-    /// one. What the kernel sets between the reading of its files and of these registers is in its
-    /// files the next time.
+    /// The registers that differ from what the kernel reports. A difference that is new is
+    /// confirmed by the kernel's files once more, since the kernel may have set something between
+    /// the reading of its files and of these registers.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -121,11 +107,16 @@ impl Registers {
             let told: Option<u32> = files.parsed(&path, "the number of a class")?;
             self.numbers.extend(told.map(|n| (class.clone(), n)));
         }
-        let mut differ = BTreeSet::new();
+        let mut differ = BTreeMap::new();
         for masks in &self.masks {
-            let read =
-                |number: u32| read(&self.files, masks.cpu, masks.first + number * masks.step);
-            let all: Vec<u64> = (0..masks.classes).map(read).collect::<Result<_>>()?;
+            let read = |number: u32| {
+                let register = masks.first + number * masks.step;
+                self.devices.read(files, &masks.cpus, register)
+            };
+            let all: Option<Vec<u64>> = (0..masks.classes).map(read).collect::<Result<_>>()?;
+            // All CPUs of the cache are offline.
+            let Some(all) = all else { continue };
+            let cpu = masks.cpus.first().unwrap_or_default();
             learn(&mut self.numbers, seen, &masks.place, &all);
             for (name, class) in &seen.classes {
                 let Some(number) = self.numbers.get(name) else {
@@ -136,24 +127,38 @@ impl Registers {
                 if let (Some(kernel), Some(register)) = (kernel, register)
                     && kernel != *register
                 {
-                    differ.insert(Register {
-                        cpu: masks.cpu,
+                    let register = Register {
+                        cpu,
                         number: masks.first + number * masks.step,
                         of: format!("the mask of class {name} in {}", masks.place),
+                        class: Some(name.clone()),
                         kernel,
                         register: *register,
-                    });
+                    };
+                    differ.insert(register, Some(masks.place.clone()));
                 }
             }
         }
-        self.delays(seen, &mut differ)?;
-        self.associations(seen, &mut differ)?;
-        let told = differ.intersection(&self.differed).cloned().collect();
-        self.differed = differ;
+        self.delays(files, seen, &mut differ)?;
+        self.associations(files, seen, &mut differ)?;
+        let mut told = BTreeSet::new();
+        for (register, place) in differ {
+            if self.differed.contains(&register)
+                || confirmed(files, resctrl, seen, &register, place.as_ref())?
+            {
+                told.insert(register);
+            }
+        }
+        self.differed.clone_from(&told);
         Ok(told)
     }
 
-    fn delays(&self, seen: &Snapshot, differ: &mut BTreeSet<Register>) -> Result<()> {
+    fn delays(
+        &self,
+        files: &dyn Files,
+        seen: &Snapshot,
+        differ: &mut BTreeMap<Register, Option<Place>>,
+    ) -> Result<()> {
         if !self.percent {
             return Ok(());
         }
@@ -163,20 +168,24 @@ impl Registers {
             };
             for (place, percent) in class.throttles.iter().filter(|(p, _)| p.resource == "MB") {
                 // Memory bandwidth is allocated at the last-level cache of the same number.
-                let cpu = self.masks.iter().find(|m| m.place.id == place.id);
-                let Some(cpu) = cpu.map(|m| m.cpu) else {
+                let masks = self.masks.iter().find(|m| m.place.id == place.id);
+                let Some(cpus) = masks.map(|m| &m.cpus) else {
                     continue;
                 };
                 let (kernel, number) = (100u64.saturating_sub(*percent), DELAYS + number);
-                let register = read(&self.files, cpu, number)?;
+                let Some(register) = self.devices.read(files, cpus, number)? else {
+                    continue;
+                };
                 if register != kernel {
-                    differ.insert(Register {
-                        cpu,
+                    let register = Register {
+                        cpu: cpus.first().unwrap_or_default(),
                         number,
                         of: format!("the delay of class {name} in {place}"),
+                        class: Some(name.clone()),
                         kernel,
                         register,
-                    });
+                    };
+                    differ.insert(register, Some(place.clone()));
                 }
             }
         }
@@ -185,25 +194,68 @@ impl Registers {
 
     /// CPUs in a class that the kernel does not know. For known classes, only the kernel knows
     /// which one a CPU is in at this moment.
-    fn associations(&self, seen: &Snapshot, differ: &mut BTreeSet<Register>) -> Result<()> {
+    fn associations(
+        &self,
+        files: &dyn Files,
+        seen: &Snapshot,
+        differ: &mut BTreeMap<Register, Option<Place>>,
+    ) -> Result<()> {
         if seen.classes.keys().any(|c| !self.numbers.contains_key(c)) {
             return Ok(());
         }
-        for cpu in self.files.keys() {
-            let register = read(&self.files, *cpu, ASSOCIATION)?;
-            let class = u32::try_from(register >> 32).unwrap_or(u32::MAX);
+        for cpu in self.devices.cpus() {
+            let one: CpuSet = [cpu].into_iter().collect();
+            let Some(register) = self.devices.read(files, &one, ASSOCIATION)? else {
+                continue;
+            };
+            let class = msr::class_in(register);
             if self.numbers.values().all(|known| *known != class) {
-                differ.insert(Register {
-                    cpu: *cpu,
+                let register = Register {
+                    cpu,
                     number: ASSOCIATION,
                     of: format!("the class of CPU {cpu} (number {class}, which no class has)"),
+                    class: None,
                     kernel: register & u64::from(u32::MAX),
                     register,
-                });
+                };
+                differ.insert(register, None);
             }
         }
         Ok(())
     }
+}
+
+/// Whether the kernel still reports what it did, so that only the register was changed. `place`:
+/// that of a mask or a delay. An association is confirmed where no class was made meanwhile.
+fn confirmed(
+    files: &dyn Files,
+    resctrl: &Resctrl,
+    seen: &Snapshot,
+    register: &Register,
+    place: Option<&Place>,
+) -> Result<bool> {
+    let (Some(place), Some(class)) = (place, &register.class) else {
+        let groups = resctrl.groups(files)?;
+        let known = |name: &str| {
+            seen.classes
+                .contains_key(if name.is_empty() { ROOT } else { name })
+        };
+        return Ok(groups.iter().all(|g| known(&g.name)));
+    };
+    let group = match class.as_str() {
+        ROOT => resctrl.default_group(),
+        name => resctrl.group(name),
+    };
+    let now = group.schemata(files)?;
+    let reported = match now.0.get(&place.resource) {
+        Some(Values::Masks(masks)) => masks.get(&place.id).map(|m| m.0),
+        Some(Values::Numbers(percent)) => {
+            let percent = percent.get(&place.id);
+            percent.map(|percent| 100u64.saturating_sub(*percent))
+        }
+        _ => None,
+    };
+    Ok(reported == Some(register.kernel))
 }
 
 /// Learns the numbers of classes whose mask is in one register only.
@@ -223,22 +275,6 @@ fn learn(numbers: &mut BTreeMap<String, u32>, seen: &Snapshot, place: &Place, al
             numbers.insert(name.clone(), number);
         }
     }
-}
-
-fn read(files: &BTreeMap<CpuId, File>, cpu: CpuId, number: u32) -> Result<u64> {
-    let mut bytes = [0; 8];
-    let path = || format!("/dev/cpu/{cpu}/msr");
-    let file = files.get(&cpu).ok_or_else(|| {
-        Error::file(
-            "open",
-            &path(),
-            None,
-            io::Error::from(io::ErrorKind::NotFound),
-        )
-    })?;
-    file.read_exact_at(&mut bytes, u64::from(number))
-        .map_err(|e| Error::file("read", &path(), None, e))?;
-    Ok(u64::from_ne_bytes(bytes))
 }
 
 #[cfg(test)]

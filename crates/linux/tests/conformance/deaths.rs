@@ -13,12 +13,12 @@ use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::affinity::Keep;
 use quell_linux::enforce::cores::{confine, confine_rest};
 use quell_linux::enforce::freezer::Freezer;
-use quell_linux::enforce::{cache, cpumax, quiet, stop, weight};
+use quell_linux::enforce::{cache, cpumax, quiet, registers, stop, weight};
 use quell_linux::group_cgroups::{GroupCgroups, Layout};
 use quell_linux::{enforce, fault, journal, undo};
 use quell_types::cpuset::CpuSet;
 use quell_types::options::CpuWeight;
-use quell_types::partition::Mask;
+use quell_types::partition::{CodeData, Mask, Partitions, WayPartition};
 use quell_types::units::{Bytes, Nanos, Share};
 
 use crate::arms::{Held, compare, furnished};
@@ -122,6 +122,9 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
         braked_in_place(&mut writer, &cgroups, "/service");
     }
     memory(&mut writer, &cgroups, victim);
+    if files.exists("/dev/cpu/0/msr/0xc8f") {
+        by_registers(&mut writer, &last);
+    }
     if files.exists("/proc/filesystems") {
         let resctrl = cache::adopt_or_mount(&mut writer, "").unwrap();
         let info = resctrl.info(files).unwrap();
@@ -130,6 +133,31 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
             None => lock(&mut writer, &resctrl, &info),
         }
     }
+}
+
+/// Divides the cache through registers.
+fn by_registers(writer: &mut JournaledWriter<'_>, own: &CpuSet) {
+    let offered = Partitions {
+        ways: vec![WayPartition {
+            level: 3,
+            bits: 16,
+            least: 1,
+            classes: 16,
+            sparse: false,
+            shareable: Mask(0),
+            code_data: CodeData::Never,
+        }],
+        ..Partitions::default()
+    };
+    let caches = registers::caches(writer.files, &offered).unwrap();
+    let class = registers::free(writer.files, &caches)
+        .unwrap()
+        .first()
+        .copied();
+    let class = class.unwrap();
+    registers::allocate(writer, &caches[0], class, Mask(0x000f)).unwrap();
+    registers::classify(writer, own, class).unwrap();
+    registers::allocate(writer, &caches[0], 0, Mask(0xfff0)).unwrap();
 }
 
 /// Divides the cache, with a newborn in one part.
@@ -317,6 +345,15 @@ fn a_death_at_every_boundary_with_parts_of_caches() {
         };
         every_boundary_of(&spec, false);
     }
+}
+
+#[test]
+fn a_death_at_every_boundary_with_registers() {
+    let spec = Spec {
+        registers: true,
+        ..Spec::new(Flavour::V2)
+    };
+    every_boundary_of(&spec, true);
 }
 
 #[test]

@@ -14,8 +14,8 @@ use super::words::division as words;
 /// Adds a step for each critical group that has CPUs and ways to itself.
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let means = &draft.machine.means;
-    if means.fixed_irqs + means.movable_irqs == 0 {
-        // A simulated machine has no kernel.
+    if means.fixed_irqs + means.movable_irqs == 0 || draft.policy.mechanisms.registers {
+        // A simulated machine has no kernel. Registers give classes to CPUs in any case.
         return;
     }
     let has_ways = |name: &String| {

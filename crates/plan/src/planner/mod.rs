@@ -47,6 +47,7 @@ mod period;
 mod pooling;
 mod quota;
 mod rates;
+mod registers;
 mod reserves;
 mod sharing;
 mod too_small;
@@ -88,6 +89,8 @@ pub fn plan_beside(
     solos: &Solos,
 ) -> Result<Plan, Vec<Refusal>> {
     let mut refusals = Vec::new();
+    let by_registers = registers::machine(policy, machine, &mut refusals);
+    let machine = by_registers.as_ref().unwrap_or(machine);
     let mut division = cpus::divide(policy, machine, &mut refusals);
     others::divide(policy, machine, &mut division, &mut refusals);
     let groups = policy
@@ -126,6 +129,7 @@ pub fn plan_beside(
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
     class_cpus::plan(&mut draft);
+    registers::plan(&mut draft);
     too_small::acts(&mut draft);
     // What was refused would be judged as missing, and its reason is reported already.
     if draft.refusals.is_empty() {

@@ -21,6 +21,7 @@ mod mba;
 mod measured;
 mod memory;
 mod pooling;
+mod registers;
 mod stranger;
 mod throttle;
 
@@ -72,6 +73,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             brake: Ok(()),
             brake_in_place: Ok(()),
             cpu_max: true,
+            registers: crate::inventory::unknown_registers(),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
         },

@@ -214,6 +214,11 @@ pub struct Mechanisms {
     pub deny: Vec<Mechanism>,
     /// What gives a part of the cache where a policy says how much, not which: a size or a share.
     pub cache: CacheMechanism,
+    /// Whether ways are given through the processor's registers where resctrl is not mounted
+    /// (`/dev/cpu/N/msr`, Intel). CPUs, not tasks, have classes then: a group that reserves ways
+    /// needs CPUs to itself, and bandwidth, locked memory and ways that follow misses cannot be
+    /// had.
+    pub registers: bool,
     /// What holds limits of bandwidth.
     pub bandwidth: BandwidthMechanism,
     /// Whether a critical group keeps the ways that it reserves ("fixed"), or has them at first and

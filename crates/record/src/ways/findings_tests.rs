@@ -34,6 +34,7 @@ impl Scene {
                 0,
                 Change::Machine {
                     caches: caches.clone(),
+                    registers: false,
                 },
             )],
             caches,
@@ -276,6 +277,7 @@ fn registers_that_say_something_else() {
             cpu,
             number: 0xc90,
             of: "the mask of class / in L3:0".to_owned(),
+            class: Some(ROOT.to_owned()),
             kernel: 0xff00,
             register: 0xffff,
         });
@@ -295,9 +297,65 @@ fn ways_that_devices_fill() {
         0,
         Change::Machine {
             caches: scene.caches.clone(),
+            registers: false,
         },
     )];
     scene.looks(&[LIST, STREAM]);
     let found = scene.only(Kind::Devices);
     assert!(found.what.contains("2 of the 4 ways"), "{found:?}");
+}
+
+/// The same machine without resctrl: registers alone, and CPUs with classes.
+fn by_registers() -> Scene {
+    let mut scene = Scene::on(1);
+    scene.told = vec![(
+        0,
+        Change::Machine {
+            caches: scene.caches.clone(),
+            registers: true,
+        },
+    )];
+    scene.thread(8, 7, ROOT, 1);
+    scene
+}
+
+#[test]
+fn registers_alone_have_remedies_of_their_own() {
+    let mut scene = by_registers();
+    scene.looks(&[]);
+    let found = scene.only(Kind::Unused);
+    assert!(found.remedy.contains("--iface=msr"), "{found:?}");
+    let mut scene = by_registers();
+    scene.class("COS1", 0x000f);
+    scene.looks(&[]);
+    let found = scene.found();
+    let empty = found.iter().find(|f| f.kind == Kind::Empty).unwrap();
+    assert!(empty.remedy.contains("-a 'core:1=CPU'"), "{empty:?}");
+    // The root kept the ways that were given away.
+    let class = scene.now.classes.get_mut("COS1").unwrap();
+    class.cpus = [1].into_iter().collect();
+    scene.looks(&[]);
+    let found = scene.found();
+    let overlap = found.iter().find(|f| f.kind == Kind::Overlap).unwrap();
+    assert!(overlap.remedy.contains("llc@0:0=0xfff0"), "{overlap:?}");
+}
+
+#[test]
+fn a_change_names_the_core_the_process_and_the_thread() {
+    let mut scene = by_registers();
+    scene.class("COS1", 0x000f);
+    scene.now.classes.get_mut("COS1").unwrap().cpus = [1].into_iter().collect();
+    scene.class(ROOT, 0xfff0);
+    scene.looks(&[]);
+    scene.class("COS1", 0x0007);
+    scene.looks(&[]);
+    let timeline = Timeline::of(scene.told.iter().map(|(at, c)| (*at, c)), scene.at);
+    let (_, told) = timeline.told.last().unwrap();
+    assert_eq!(
+        told,
+        "L3:0: class COS1 may fill 0x7 instead of 0xf [CPU 1; process 7 (rt): thread 8 on CPU 1]"
+    );
+    let lane = &timeline.threads[&8].was;
+    assert!(lane.iter().all(|w| w.is.class == "COS1" && w.is.by_cpu));
+    assert!(findings(&timeline).is_empty(), "{:?}", findings(&timeline));
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::partition::Mask;
 
-use super::{Cache, Change, Class, Mode, Place, Register, Snapshot};
+use super::{Cache, Change, Class, Mode, Place, ROOT, Register, Snapshot, Thread};
 
 /// A stretch of time in which something is the same, in nanoseconds on the record's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,8 @@ pub struct Sampled {
 pub struct ThreadPosition {
     /// The class that decides which ways its lines may fill.
     pub class: String,
+    /// Whether that is the class of its CPU, as it has none of its own.
+    pub by_cpu: bool,
     /// The CPU it ran on last.
     pub cpu: CpuId,
 }
@@ -91,6 +93,8 @@ pub struct Timeline {
     pub end_ns: u64,
     /// The caches that can be divided.
     pub caches: Vec<Cache>,
+    /// Only registers were read: resctrl was not mounted, and CPUs have classes.
+    pub registers_alone: bool,
     /// The classes, in the order in which they were seen.
     pub classes: Vec<String>,
     /// By cache: which classes may fill which ways. Blocks do not overlap, and cover all ways at
@@ -156,8 +160,26 @@ impl Timeline {
             timeline.end_ns = timeline.end_ns.max(at);
             // The changes of one sample happened at once.
             let mut settings = timeline.take(at, first, &mut state);
+            let mut told = vec![first];
             while let Some((_, next)) = changes.next_if(|(then, _)| *then == at) {
                 settings |= timeline.take(at, next, &mut state);
+                told.push(next);
+            }
+            // Members are known once the whole sample is.
+            let joined = joined(&told);
+            timeline
+                .told
+                .extend(joined.into_iter().map(|told| (at, told)));
+            let mut named = BTreeSet::new();
+            for change in told {
+                let Some(mut told) = change.told() else {
+                    continue;
+                };
+                // Once for each class of a sample.
+                if named.insert(change.class()) {
+                    told += &members(change, &state);
+                }
+                timeline.told.push((at, told));
             }
             if settings {
                 timeline.sample(at, &state);
@@ -170,9 +192,11 @@ impl Timeline {
     /// Applies a change. Returns whether it is a change of settings.
     fn take(&mut self, at: u64, change: &Change, state: &mut Snapshot) -> bool {
         state.apply(change);
-        self.told.extend(change.told().map(|told| (at, told)));
         match change {
-            Change::Machine { caches } => self.caches.clone_from(caches),
+            Change::Machine { caches, registers } => {
+                self.caches.clone_from(caches);
+                self.registers_alone = *registers;
+            }
             Change::Sample {
                 class,
                 place,
@@ -187,8 +211,7 @@ impl Timeline {
                 return false;
             }
             Change::Thread { tid, is, .. } => {
-                let class = state.class_of(is).to_owned();
-                self.thread(at, *tid, is.pid, &is.name, Some((class, is.cpu)));
+                self.thread(at, *tid, is, state);
                 return false;
             }
             Change::Ended { tid } => {
@@ -213,18 +236,20 @@ impl Timeline {
         true
     }
 
-    fn thread(&mut self, at: u64, tid: u32, pid: u32, name: &str, is: Option<(String, CpuId)>) {
+    fn thread(&mut self, at: u64, tid: u32, is: &Thread, state: &Snapshot) {
         let lane = self.threads.entry(tid).or_insert_with(|| ThreadLane {
-            pid,
-            name: name.to_owned(),
+            pid: is.pid,
+            name: is.name.clone(),
             was: Vec::new(),
         });
-        name.clone_into(&mut lane.name);
-        now(
-            &mut lane.was,
-            at,
-            is.map(|(class, cpu)| ThreadPosition { class, cpu }),
-        );
+        lane.name.clone_from(&is.name);
+        let class = state.class_of(is);
+        let position = ThreadPosition {
+            class: class.to_owned(),
+            by_cpu: class != is.class,
+            cpu: is.cpu,
+        };
+        now(&mut lane.was, at, Some(position));
     }
 
     /// Opens and closes stretches by the settings from `at` on.
@@ -247,9 +272,7 @@ impl Timeline {
         }
         // Tasks of the root class on CPUs that go to another class go with them.
         for (tid, thread) in &state.threads {
-            let class = state.class_of(thread).to_owned();
-            let (pid, name) = (thread.pid, thread.name.as_str());
-            self.thread(at, *tid, pid, name, Some((class, thread.cpu)));
+            self.thread(at, *tid, thread, state);
         }
         for cache in &self.caches {
             let runs = runs(cache, state);
@@ -299,7 +322,7 @@ impl Timeline {
     #[must_use]
     pub fn had_members(&self, class: &str, span: &Range<u64>) -> bool {
         let during = |f: u64, u: u64| f < span.end && span.start < u;
-        class == super::ROOT
+        class == ROOT
             || self
                 .cpus
                 .get(class)
@@ -321,6 +344,74 @@ impl Timeline {
             .copied()
             .collect()
     }
+}
+
+/// The most processes of a class that are named next to a change.
+const PROCESSES: usize = 8;
+/// The most threads of each that are named.
+const NAMED: usize = 3;
+
+/// A process with some of its threads, in words.
+fn named(pid: u32, threads: &[(u32, &Thread)]) -> String {
+    let first = threads.iter().find(|(tid, _)| *tid == pid);
+    let name = first.or(threads.first()).map_or("", |(_, t)| &t.name);
+    let each = threads.iter().take(NAMED);
+    let each: Vec<String> = each
+        .map(|(tid, thread)| format!("thread {tid} on CPU {}", thread.cpu))
+        .collect();
+    let more = match threads.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(", {more} more"),
+    };
+    format!("process {pid} ({name}): {}{more}", each.join(", "))
+}
+
+/// The CPUs, processes and threads that a change concerns, in brackets. Empty where none is known.
+fn members(change: &Change, state: &Snapshot) -> String {
+    let Some(class) = change.class() else {
+        return String::new();
+    };
+    let mut processes: BTreeMap<u32, Vec<(u32, &Thread)>> = BTreeMap::new();
+    for (tid, thread) in &state.threads {
+        if state.class_of(thread) == class {
+            let threads = processes.entry(thread.pid).or_default();
+            threads.push((*tid, thread));
+        }
+    }
+    let mut all = Vec::new();
+    if let Some(is) = state.classes.get(class).filter(|c| !c.cpus.is_empty()) {
+        all.push(format!("CPU {}", is.cpus));
+    }
+    let first = processes.iter().take(PROCESSES);
+    all.extend(first.map(|(pid, threads)| named(*pid, threads)));
+    if processes.len() > PROCESSES {
+        all.push(format!("{} more", processes.len() - PROCESSES));
+    }
+    match all.is_empty() {
+        true => String::new(),
+        false => format!(" [{}]", all.join("; ")),
+    }
+}
+
+/// Threads that a sample finds in classes of their own and the one before did not know, by process.
+fn joined(changes: &[&Change]) -> Vec<String> {
+    let mut found: BTreeMap<(&str, u32), Vec<(u32, &Thread)>> = BTreeMap::new();
+    for change in changes {
+        if let Change::Thread {
+            tid,
+            is,
+            from: None,
+        } = change
+            && is.class != ROOT
+        {
+            let threads = found.entry((is.class.as_str(), is.pid)).or_default();
+            threads.push((*tid, is));
+        }
+    }
+    let told = found
+        .iter()
+        .map(|((class, pid), threads)| format!("class {class} has {}", named(*pid, threads)));
+    told.collect()
 }
 
 fn each<T: Copy + PartialEq>(

@@ -10,8 +10,10 @@
 //! Hardware counts how much of a cache a class has, never in which ways. Lanes therefore show which
 //! class may fill a way, not what lies in it.
 
+mod fillers;
 mod findings;
 mod lanes;
+mod words;
 
 #[cfg(test)]
 mod findings_tests;
@@ -29,6 +31,7 @@ use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::partition::Mask;
 use quell_types::units::UnitError;
 
+pub use fillers::{Filler, Filling, Who};
 pub use findings::{Finding, Kind, findings};
 pub use lanes::{Block, Fill, Sampled, Stretch, ThreadLane, ThreadPosition, Timeline, Ways, rate};
 
@@ -207,6 +210,9 @@ pub struct Register {
     pub number: u32,
     /// What it is (`the mask of class /`).
     pub of: String,
+    /// The class that it belongs to, where it is one's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
     /// What the kernel believes is in it.
     pub kernel: u64,
     /// The value that was read from it.
@@ -232,6 +238,10 @@ pub enum Change {
     Machine {
         /// Its caches that can be divided.
         caches: Vec<Cache>,
+        /// Only the processor's registers were read, since resctrl was not mounted. CPUs have
+        /// classes then.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        registers: bool,
     },
     /// A class was made.
     Appeared {
@@ -506,90 +516,5 @@ impl Snapshot {
         by_cpu
             .find(|(name, class)| *name != ROOT && class.cpus.contains(thread.cpu))
             .map_or(ROOT, |(name, _)| name)
-    }
-}
-
-/// What a person wants listed of changes: not samples, and not threads that move between CPUs.
-impl Change {
-    /// The change in a sentence. `None` for samples, for threads that only ran elsewhere, and for
-    /// the machine.
-    #[must_use]
-    pub fn told(&self) -> Option<String> {
-        let mask = |mask: &Option<Mask>| mask.map_or_else(|| "none".to_owned(), |m| m.to_string());
-        let number =
-            |n: &Option<u64>| n.map_or_else(|| "none".to_owned(), |number| number.to_string());
-        Some(match self {
-            Self::Machine { .. } | Self::Sample { .. } | Self::Ended { .. } => return None,
-            Self::Thread { from: None, .. } => return None,
-            Self::Appeared { class } => format!("class {class} is there"),
-            Self::Vanished { class } => format!("class {class} is gone"),
-            Self::Mask {
-                class,
-                place,
-                from: None,
-                to,
-            } => format!("{place}: class {class} may fill {}", mask(to)),
-            Self::Mask {
-                class,
-                place,
-                from,
-                to,
-            } => format!(
-                "{place}: class {class} may fill {} instead of {}",
-                mask(to),
-                mask(from)
-            ),
-            Self::Throttle {
-                class,
-                place,
-                from: None,
-                to,
-            } => format!("{place}: class {class} is set to {}", number(to)),
-            Self::Throttle {
-                class,
-                place,
-                from,
-                to,
-            } => format!(
-                "{place}: class {class} is set to {} instead of {}",
-                number(to),
-                number(from)
-            ),
-            Self::Mode { class, from, to } => {
-                format!("class {class} is {} instead of {}", to.name(), from.name())
-            }
-            Self::Cpus { class, from, to } if from.is_empty() => {
-                format!("class {class} gets CPUs {to}")
-            }
-            Self::Cpus { class, from, to } if to.is_empty() => {
-                format!("class {class} loses its CPUs {from}")
-            }
-            Self::Cpus { class, from, to } => {
-                format!("class {class} gets CPUs {to} instead of {from}")
-            }
-            Self::Thread {
-                tid,
-                is,
-                from: Some(from),
-            } => format!(
-                "thread {tid} ({}, process {}) goes from class {from} to class {}",
-                is.name, is.pid, is.class
-            ),
-            Self::Differs { register } => format!("{register}"),
-            Self::Agrees { register } => format!(
-                "{} on CPU {} is what the kernel believes again",
-                register.of, register.cpu
-            ),
-        })
-    }
-}
-
-impl fmt::Display for Register {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} on CPU {} (register {:#x}) is {:#x}, and the kernel believes {:#x}",
-            self.of, self.cpu, self.number, self.register, self.kernel
-        )
     }
 }

@@ -68,6 +68,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
         cpu,
         number: 0xc90,
         of: "the mask of class / in L3:0".to_owned(),
+        class: Some(ROOT.to_owned()),
         kernel: 0xff,
         register,
     });
@@ -85,7 +86,13 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
 
 /// The changes between these snapshots, taken every 100 ms, with their times.
 fn told(snapshots: &[Snapshot]) -> Vec<(u64, Change)> {
-    let mut all = vec![(0, Change::Machine { caches: caches() })];
+    let mut all = vec![(
+        0,
+        Change::Machine {
+            caches: caches(),
+            registers: false,
+        },
+    )];
     let mut before = Snapshot::default();
     for (n, snapshot) in snapshots.iter().enumerate() {
         let at = n as u64 * 100;
@@ -167,6 +174,41 @@ proptest! {
                 if let (Some(was), Some(is)) = (was, is) {
                     prop_assert_eq!(was.is.cpu, is.cpu);
                     prop_assert_eq!(was.is.class.as_str(), snapshot.class_of(is));
+                    prop_assert_eq!(was.is.by_cpu, was.is.class != is.class);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cores_and_threads_may_fill_what_their_classes_may(snapshots in vec(snapshot(), 1..6)) {
+        let timeline = timeline(&snapshots);
+        for cache in caches() {
+            let fillers = timeline.fillers(&cache);
+            for (n, snapshot) in snapshots.iter().enumerate() {
+                let at = n as u64 * 100 + 50;
+                let mask = |class: &str| {
+                    let class = snapshot.classes.get(class);
+                    class.and_then(|c| c.masks.get(&cache.place)).map(|m| m.0)
+                };
+                for filler in &fillers {
+                    let was = filler.was.iter().find(|w| (w.from_ns..w.until_ns).contains(&at));
+                    let found = was.map(|w| w.is.iter().fold(0, |all, f| all | f.mask.0));
+                    match &filler.who {
+                        Who::Thread(tid, _) => {
+                            let is = snapshot.threads.get(tid);
+                            let is = is.filter(|t| cache.cpus.contains(t.cpu));
+                            let wanted = is.and_then(|t| mask(snapshot.class_of(t)));
+                            prop_assert_eq!(found, wanted);
+                        }
+                        // A task of no class fills the ways of its core's class.
+                        Who::Core(cpu) => {
+                            let task = Thread { cpu: *cpu, pid: 1, name: String::new(), class: ROOT.to_owned() };
+                            let wanted = mask(snapshot.class_of(&task)).unwrap_or(0);
+                            prop_assert_eq!(found.unwrap_or(0) & wanted, wanted);
+                        }
+                        Who::Process(..) => {}
+                    }
                 }
             }
         }

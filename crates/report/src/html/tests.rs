@@ -431,7 +431,9 @@ fn who_may_fill_which_ways_is_drawn_with_names_and_evidence() {
     for named in [
         ">everybody else</text>",
         ">db</text>",
-        "7 redis of process 7, CPU 1",
+        ">core 0</text>",
+        ">process 7 redis</text>",
+        ">thread 7 redis</text>",
         "each class has of the cache, MiB",
         "<span class=\"bad\">overlap</span>",
         "class db is exclusive instead of shareable",

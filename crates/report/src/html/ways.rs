@@ -3,9 +3,8 @@
 
 use maud::{Markup, html};
 use quell_record::ways::{
-    Block, Cache, Finding, ROOT, Sampled, ThreadLane, Timeline, findings, rate,
+    Block, Cache, Filler, Finding, ROOT, Sampled, Timeline, Who, findings, rate,
 };
-use quell_types::cpuset::CpuSet;
 
 use crate::text::{Table, TableCell, Tone};
 use crate::ways::{MOST_TOLD, Stage, called, evidence, fillers, stages, title, word};
@@ -16,12 +15,15 @@ use super::table::html_table;
 
 /// The colours of classes other than the root's, which is grey.
 const COLOURS: [&str; 7] = ["s2", "s1", "s4", "s5", "s3", "s6", "s7"];
-/// The most threads that are drawn.
-const MOST_THREADS: usize = 10;
+/// The most lanes of cores that are drawn, and of processes and threads.
+const MOST_CORES: usize = 8;
+const MOST_THREADS: usize = 14;
 const LEFT: f64 = 58.0;
 const ABOVE: f64 = 26.0;
 const COUNTED: f64 = 90.0;
-const THREAD: f64 = 15.0;
+const LANE: f64 = 18.0;
+/// Space for the names of lanes within a lane of a core.
+const INDENT: f64 = 12.0;
 
 pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
     let stages = stages(page.record);
@@ -49,7 +51,7 @@ fn drawn(number: usize, stage: &Stage) -> Markup {
 
 fn figure(id: &str, timeline: &Timeline, cache: &Cache) -> Markup {
     let shows = format!(
-        "{}. Who may fill which of them over time, what each class had of the cache and moved, and where threads were.",
+        "{}. Who may fill which of them over time, what each class had of the cache and moved, and which ways each core, process and thread could fill.",
         title(cache)
     );
     let figure = Figure {
@@ -57,7 +59,8 @@ fn figure(id: &str, timeline: &Timeline, cache: &Cache) -> Markup {
         title: &format!("Who may fill which ways of {}", cache.place),
         shows: &shows,
         reading: "A surface is named by the classes that may fill those ways; ways that several may fill are striped in their colours. \
-                  Hardware tells how much a class has of a cache, not in which ways: dashed is what its mask comes to.",
+                  Hardware tells how much a class has of a cache, not in which ways: dashed is what its mask comes to. \
+                  In the lane of a core, process or thread stand the ways that it could fill, way 0 at the bottom.",
     };
     figure.render(|width| draw(timeline, cache, width))
 }
@@ -166,26 +169,29 @@ fn moved<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
     timeline.classes.iter().filter_map(line).collect()
 }
 
-/// Threads in classes other than the root's, or on this cache's CPUs.
-fn threads<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<(u32, &'t ThreadLane)> {
-    let here = |lane: &ThreadLane| {
-        let mut was = lane.was.iter();
-        was.any(|w| cache.cpus.contains(w.is.cpu))
+/// The lanes that are drawn: cores, processes and threads. Cores come first whose class or threads
+/// are not the root's.
+fn lanes(timeline: &Timeline, cache: &Cache) -> Vec<Filler> {
+    let is_core = |f: &Filler| matches!(f.who, Who::Core(_));
+    let (mut cores, mut others): (Vec<Filler>, Vec<Filler>) =
+        timeline.fillers(cache).into_iter().partition(is_core);
+    let plain = |f: &Filler| {
+        let mut all = f.was.iter().flat_map(|w| &w.is);
+        all.all(|filling| filling.class == ROOT)
     };
-    let mut all: Vec<_> = timeline
-        .threads
-        .iter()
-        .filter(|(_, lane)| here(lane))
-        .map(|(tid, lane)| (*tid, lane))
-        .collect();
-    all.sort_by_key(|(tid, lane)| (lane.pid, *tid));
-    all.truncate(MOST_THREADS);
-    all
+    if cores.len() > MOST_CORES {
+        cores.sort_by_key(plain);
+        cores.truncate(MOST_CORES);
+        cores.sort_by(|a, b| a.who.cmp(&b.who));
+    }
+    others.truncate(MOST_THREADS);
+    cores.append(&mut others);
+    cores
 }
 
 fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
     let (had, moved) = (occupied(timeline, cache), moved(timeline, cache));
-    let threads = threads(timeline, cache);
+    let who = lanes(timeline, cache);
     let names = timeline.classes.iter().map(|c| room(called(c)));
     // Names of lines stand next to their ends.
     let right = width.units() - names.fold(0.0, f64::max).clamp(20.0, 120.0) - 8.0;
@@ -193,9 +199,9 @@ fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
     let lanes = way * f64::from(cache.bits);
     let counted = [had.is_empty(), moved.is_empty()];
     let counted = counted.iter().filter(|none| !**none).count() as f64 * (ABOVE + COUNTED);
-    let below = match threads.len() {
+    let below = match who.len() {
         0 => 0.0,
-        n => ABOVE + n as f64 * THREAD,
+        n => ABOVE + n as f64 * LANE,
     };
     let mut svg = Svg::new(width, ABOVE + lanes + counted + below + 44.0);
     let seconds = timeline.end_ns as f64 / 1e9;
@@ -234,9 +240,15 @@ fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
             lines(&mut svg, timeline, all, what, &area, &x);
         }
     }
-    if !threads.is_empty() {
-        area = under(&area, threads.len() as f64 * THREAD);
-        drawn_threads(&mut svg, timeline, &threads, &area, &x);
+    if !who.is_empty() {
+        area = under(&area, who.len() as f64 * LANE);
+        let lanes = Lanes {
+            timeline,
+            bits: cache.bits,
+            area: &area,
+            x: &x,
+        };
+        lanes.draw(&mut svg, &who);
     }
     let bare = Area {
         top: area.bottom,
@@ -247,25 +259,57 @@ fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
     svg
 }
 
-fn drawn_threads(
-    svg: &mut Svg,
-    timeline: &Timeline,
-    threads: &[(u32, &ThreadLane)],
-    area: &Area,
-    x: &Scale,
-) {
-    let what = "threads, in the class whose ways they fill";
-    svg.text(LEFT, area.top - 8.0, Anchor::Start, "small", what);
-    for (n, (tid, lane)) in threads.iter().enumerate() {
-        let top = area.top + THREAD * n as f64;
-        for was in &lane.was {
-            let from = x.at(was.from_ns as f64 / 1e9);
-            let wide = x.at(was.until_ns as f64 / 1e9) - from;
-            let class = format!("band {}", colour(timeline, &was.is.class));
-            svg.rect(&class, from, top, wide.max(1.0), THREAD - 2.0);
+/// Lanes below each other, in which the ways of a cache are rows.
+struct Lanes<'t> {
+    timeline: &'t Timeline,
+    bits: u32,
+    area: &'t Area,
+    x: &'t Scale,
+}
+
+impl Lanes<'_> {
+    fn draw(&self, svg: &mut Svg, all: &[Filler]) {
+        let what = "ways that each core, process and thread could fill";
+        let area = self.area;
+        svg.text(LEFT, area.top - 8.0, Anchor::Start, "small", what);
+        for (n, filler) in all.iter().enumerate() {
+            let top = area.top + LANE * n as f64;
+            self.lane(svg, filler, top);
+            let (indent, name) = named(&filler.who);
+            svg.text(
+                LEFT + 3.0 + indent,
+                top + LANE / 2.0 + 3.0,
+                Anchor::Start,
+                "value halo",
+                &name,
+            );
         }
-        let name = format!("{tid} {} of process {}{}", lane.name, lane.pid, cpus(lane));
-        svg.text(LEFT + 3.0, top + 10.5, Anchor::Start, "value halo", &name);
+    }
+
+    fn lane(&self, svg: &mut Svg, filler: &Filler, top: f64) {
+        let tall = (LANE - 2.0) / f64::from(self.bits.max(1));
+        for was in &filler.was {
+            let from = self.x.at(was.from_ns as f64 / 1e9);
+            let wide = (self.x.at(was.until_ns as f64 / 1e9) - from).max(1.0);
+            svg.rect("lane", from, top, wide, LANE - 2.0);
+            for filling in &was.is {
+                let class = format!("band {}", colour(self.timeline, &filling.class));
+                for run in filling.mask.runs() {
+                    let high = f64::from(self.bits.saturating_sub(run.end)) * tall;
+                    let rows = f64::from(run.end - run.start) * tall;
+                    svg.rect(&class, from, top + high, wide, rows);
+                }
+            }
+        }
+    }
+}
+
+/// How far a lane's name is moved in, and the name.
+fn named(who: &Who) -> (f64, String) {
+    match who {
+        Who::Core(cpu) => (0.0, format!("core {cpu}")),
+        Who::Process(pid, name) => (0.0, format!("process {pid} {name}")),
+        Who::Thread(tid, name) => (INDENT, format!("thread {tid} {name}")),
     }
 }
 
@@ -274,12 +318,6 @@ fn title_of_lanes(cache: &Cache, width: Width) -> String {
         Width::Wide => title(cache),
         Width::Narrow => format!("{}, {} ways", cache.place, cache.bits),
     }
-}
-
-/// The CPUs on which a thread ran.
-fn cpus(lane: &ThreadLane) -> String {
-    let cpus: CpuSet = lane.was.iter().map(|w| w.is.cpu).collect();
-    format!(", CPU {}", cpus.brief())
 }
 
 /// The ways of a block, in the colours of the classes that may fill them.

@@ -70,6 +70,7 @@ pub(crate) fn machine() -> Inventory {
             brake: Ok(()),
             brake_in_place: Ok(()),
             cpu_max: true,
+            registers: quell_plan::inventory::unknown_registers(),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
         },

@@ -66,6 +66,7 @@ pub(super) fn inventory(board: &Board) -> Inventory {
             brake: Ok(()),
             brake_in_place: Ok(()),
             cpu_max: profile.mechanisms.available.contains(&Mechanism::CpuMax),
+            registers: Err("a simulated machine has no registers; leave the key out".to_owned()),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
         },

@@ -33,7 +33,10 @@ impl Sim {
         if self.told.caches.is_empty() {
             self.told.caches = self.divisible();
             let caches = self.told.caches.clone();
-            self.tell(Change::Machine { caches });
+            self.tell(Change::Machine {
+                caches,
+                registers: false,
+            });
         }
         let mut state = self.told.state.clone();
         let class = state.classes.entry(class_of(group).to_owned());

@@ -29,11 +29,19 @@ pub const NOBODY_MOUNTED_IT: &str = "resctrl is not mounted yet; mounted so, the
 pub const MOUNTED_WITHOUT: &str = "resctrl is mounted without separate ways for code and data, and mounting it again changes no option";
 pub const UNMOUNT_IT: &str = "unmount it where no other tool uses it (umount /sys/fs/resctrl): Quell then mounts it so while the \
     plan holds; or mount it so yourself (-o cdp, for L2 cdpl2)";
+pub const NOTHING_COUNTS_MISSES: &str =
+    "ways that follow the misses need the counts of resctrl, which is not mounted";
+pub const BY_REGISTERS: &str =
+    "the processor's registers (/dev/cpu/N/msr): CPUs, not tasks, have classes";
+pub const TAKES_RESCTRL: &str = "it needs resctrl, and ways are given through registers";
 pub const SAME_FOR_CODE_AND_DATA: &str =
     "ways that follow the misses are the same for code and data";
 pub const NOBODY_RESERVES_WAYS: &str = "no critical group reserves ways of a cache";
 
 sentences! {
+    classes_are_of_cpus(group: &str)
+        "registers give ways to CPUs, not to tasks, and group {group} has no CPUs to itself: other tasks would fill its \
+         ways from there";
     part_is_too_small(group: &str, part: Bytes, needed: Bytes, profile: &str, enough: u64)
         "group {group}: its part of {part} is smaller than the {needed} that its program worked on alone (profile \
         {profile}); {enough} ways would hold that";

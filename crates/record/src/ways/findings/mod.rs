@@ -119,7 +119,29 @@ fn folder(class: &str) -> String {
     }
 }
 
-fn schemata(class: &str, place: &Place, mask: Mask) -> String {
+/// The number of a class of which only registers are known.
+fn number(class: &str) -> &str {
+    class.strip_prefix("COS").unwrap_or("0")
+}
+
+/// A command that gives a class these ways.
+fn give(timeline: &Timeline, class: &str, place: &Place, mask: Mask) -> String {
+    if timeline.registers_alone {
+        let kind = match place.resource.as_str() {
+            name if name.ends_with("CODE") => "c",
+            name if name.ends_with("DATA") => "d",
+            _ => "",
+        };
+        let level = match place.counted().resource.as_str() {
+            "L2" => "l2",
+            _ => "llc",
+        };
+        let (id, number) = (place.id, number(class));
+        return format!(
+            "pqos --iface=msr -e '{level}@{id}:{number}{kind}={:#x}'",
+            mask.0
+        );
+    }
     format!(
         "echo '{}:{}={:x}' > {}/schemata",
         place.resource,
@@ -190,8 +212,15 @@ fn unused(timeline: &Timeline) -> Vec<Finding> {
         .map(|c| c.place.to_string())
         .collect();
     let until = timeline.end_ns;
-    let found = |what: String, evidence: String| {
-        Finding {
+    let remedy = match timeline.registers_alone {
+        true => {
+            "give a class its ways, take them from class 0, and put the program's CPU into it (pqos --iface=msr -e, -a); `quell run` with reserve.cache does all of it and takes it back"
+        }
+        false => {
+            "make a class, write its ways to its schemata, take them from the root's, and write the program's threads to its tasks; `quell run` with reserve.cache does all of it and takes it back"
+        }
+    };
+    let found = |what: String, evidence: String| Finding {
         kind: Kind::Unused,
         class: None,
         place: None,
@@ -199,9 +228,7 @@ fn unused(timeline: &Timeline) -> Vec<Finding> {
         until_ns: until,
         what,
         evidence,
-        remedy: "make a class, write its ways to its schemata, take them from the root's, and write the program's threads to its tasks; `quell run` with reserve.cache does all of it and takes it back"
-            .to_owned(),
-    }
+        remedy: remedy.to_owned(),
     };
     if narrowed.is_empty() {
         return vec![found(
@@ -272,10 +299,16 @@ fn empty(timeline: &Timeline) -> Vec<Finding> {
                 seconds(there),
                 masks.join(", ")
             ),
-            remedy: format!(
-                "write tasks to {0}/tasks, or remove it (rmdir {0}): it takes one of few classes",
-                folder(class)
-            ),
+            remedy: match timeline.registers_alone {
+                true => format!(
+                    "put a CPU into it (pqos --iface=msr -a 'core:{}=CPU'), or give it all ways again",
+                    number(class)
+                ),
+                false => format!(
+                    "write tasks to {0}/tasks, or remove it (rmdir {0}): it takes one of few classes",
+                    folder(class)
+                ),
+            },
         });
     }
     found

@@ -9,7 +9,7 @@ use quell_types::partition::Mask;
 use crate::ways::lanes::{Stretch, ThreadLane, Timeline, rate};
 use crate::ways::{Cache, ROOT};
 
-use super::{Finding, Kind, LEAST_NS, TURNS, folder, longest_of, mb, schemata, seconds};
+use super::{Finding, Kind, LEAST_NS, TURNS, folder, give, longest_of, mb, seconds};
 
 fn both<A, B>(one: &Stretch<A>, other: &Stretch<B>) -> Option<Stretch<()>> {
     let from_ns = one.from_ns.max(other.from_ns);
@@ -90,7 +90,10 @@ fn overlap(timeline: &Timeline, cache: &Cache, one: &str, other: &str) -> Option
     let told = |rate: Option<f64>| rate.map_or("not counted here".to_owned(), mb);
     let rest = longest(Mask(by.1.0 & !shared.0));
     let remedy = if rest.count() >= cache.least.max(1) {
-        format!("take the ways from it: {}", schemata(by.0, place, rest))
+        format!(
+            "take the ways from it: {}",
+            give(timeline, by.0, place, rest)
+        )
     } else {
         "give the two of them ways of their own".to_owned()
     };
@@ -171,7 +174,11 @@ pub(super) fn escaped(timeline: &Timeline) -> Vec<Finding> {
         }
         let (stretch, classes) = longest_of(all)?;
         // The process's own class is the one, other than the root, that has most of its threads.
-        let home = classes.iter().filter(|(class, _)| **class != ROOT);
+        // The class of a CPU is none: a thread that happens to run there escapes nothing.
+        let put = |class: &str| was().any(|w| w.is.class == class && !w.is.by_cpu);
+        let home = classes
+            .iter()
+            .filter(|(class, _)| **class != ROOT && put(class));
         let home = home.max_by_key(|(_, tids)| tids.len())?;
         let away: Vec<(&&str, &Vec<u32>)> = classes.iter().filter(|(c, _)| *c != home.0).collect();
         let count: usize = classes.values().map(Vec::len).sum();

@@ -6,7 +6,7 @@ use crate::ways::Cache;
 use crate::ways::ROOT;
 use crate::ways::lanes::{Sampled, Stretch, Timeline, rate};
 
-use super::{Finding, Kind, TURNS, longest_of, mb, schemata, seconds};
+use super::{Finding, Kind, TURNS, give, longest_of, mb, seconds};
 
 /// Fewer samples than this say nothing about a size.
 const SAMPLES: usize = 3;
@@ -65,8 +65,15 @@ pub(super) fn sizes(timeline: &Timeline, cache: &Cache, class: &str) -> Vec<Find
     let beyond = beyond.into_iter().max_by_key(|(s, _)| s.ns());
     let found = [
         longest_of(small).map(|(s, (mask, moved))| too_small(cache, class, &s, mask, moved)),
-        longest_of(large)
-            .map(|(s, (mask, most, needed))| too_large(cache, class, &s, mask, most, needed)),
+        longest_of(large).map(|(s, (mask, most, needed))| {
+            let finding = too_large(cache, class, &s, mask, most);
+            let fewer = Mask::run(mask.0.trailing_zeros(), needed);
+            let remedy = give(timeline, class, place, fewer);
+            Finding {
+                remedy: format!("{needed} ways would hold it: {remedy}"),
+                ..finding
+            }
+        }),
         beyond.map(|(s, (mask, most, gone))| outside(cache, class, &s, mask, most, gone)),
     ];
     found.into_iter().flatten().collect()
@@ -147,14 +154,8 @@ fn too_small(cache: &Cache, class: &str, stretch: &Stretch<()>, mask: Mask, move
     }
 }
 
-fn too_large(
-    cache: &Cache,
-    class: &str,
-    stretch: &Stretch<()>,
-    mask: Mask,
-    most: u64,
-    needed: u32,
-) -> Finding {
+/// Yet without what to do.
+fn too_large(cache: &Cache, class: &str, stretch: &Stretch<()>, mask: Mask, most: u64) -> Finding {
     let place = &cache.place;
     Finding {
         what: format!(
@@ -166,10 +167,6 @@ fn too_large(
             seconds(stretch.ns()),
             size(most),
             size(cache.part(mask.count()))
-        ),
-        remedy: format!(
-            "{needed} ways would hold it: {}",
-            schemata(class, place, Mask::run(mask.0.trailing_zeros(), needed))
         ),
         ..finding(Kind::TooLarge, cache, class, stretch)
     }

@@ -1,0 +1,148 @@
+//! Ways through the processor's registers under real kernels, in the lab: `quell plan` and `quell
+//! run` where resctrl is not mounted. Read by `dd` from the registers and by Intel's `pqos`, never
+//! by Quell.
+//!
+//! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::time::Duration;
+
+mod guest;
+
+/// Words, and the two groups' programs.
+const SUBJECTS: &str = r#"
+# register CPU NUMBER: its bytes, the lowest first
+register() { echo $(dd if=/dev/cpu/$1/msr bs=8 count=1 skip=$(($2)) iflag=skip_bytes 2>/dev/null | od -An -tx1); }
+# write_register CPU NUMBER BYTES
+write_register() { printf "$3" | dd of=/dev/cpu/$1/msr bs=8 seek=$(($2)) oflag=seek_bytes conv=notrunc 2>/dev/null; }
+picture() {
+    grep resctrl /proc/mounts
+    for number in 0xc90 0xc91 0xc92 0xc93; do echo $number $(register 0 $number); done
+    for cpu in 0 1; do echo class of $cpu: $(register $cpu 0xc8f); done
+    for pid in $SUBJECTS; do taskset -p $pid; done
+}
+# policy CPUS PART
+policy() {
+    printf 'quell = 1\nmechanisms.registers = true\n[group.victim]\nrole = "critical"\nmatch = [{ pid = %s }]\n' $V
+    printf 'cpus = "%s"\nreserve.cache = %s\n[group.noise]\nrole = "best-effort"\nmatch = [{ pid = %s }]\n' $1 "$2" $N
+}
+in_class_1() { [ "$(register 1 0xc8f)" = "00 00 00 00 01 00 00 00" ]; }
+holds() { quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!; within 60 in_class_1 || echo never held; }
+
+sleep 10001 & V=$!
+sleep 10002 & N=$!
+SUBJECTS="$V $N"
+"#;
+
+const SCRIPT: &str = r#"
+# What is refused, and what to do.
+policy 1 '"25%"' >/tmp/policy.toml
+echo mounted $(quell plan /tmp/policy.toml 2>&1)
+umount $R
+before
+policy any '"25%"' >/tmp/shared.toml
+echo shared $(quell plan /tmp/shared.toml 2>&1)
+echo off >/sys/module/msr/parameters/allow_writes
+echo off $(quell plan /tmp/policy.toml 2>&1)
+echo on >/sys/module/msr/parameters/allow_writes
+
+# Held. pqos says the same as the registers.
+echo plan $(quell plan /tmp/policy.toml --steps)
+holds
+echo masks $(register 0 0xc90) / $(register 0 0xc91)
+/lab/pqos/ld-linux-x86-64.so.2 --library-path /lab/pqos /lab/pqos/pqos --iface=msr -s >/tmp/pqos 2>&1
+echo pqos $(sed -n 's/ *L3CA COS[01] => MASK //p' /tmp/pqos) $(sed -n 's/.*Core 1, .* => \(COS[0-9]*\).*/\1/p' /tmp/pqos)
+# What another program changes is set again.
+write_register 1 0xc8f '\0\0\0\0\0\0\0\0'
+within 30 grep -q 'set again' /tmp/log; within 5 in_class_1 && echo again yes
+kill -TERM $run; wait $run; echo status $?
+tell restored
+said
+
+# Killed at journal boundaries.
+for point in $POINTS; do
+    dies killed /tmp/policy.toml $point
+done
+
+# The group's CPU goes offline, the run is killed, and the CPU comes back.
+holds
+echo 0 >/sys/devices/system/cpu/cpu1/online
+kill -9 $run; wait $run 2>/dev/null
+within 30 gone
+echo left $(register 0 0xc91)
+echo 1 >/sys/devices/system/cpu/cpu1/online
+quell restore >/tmp/log 2>&1; said
+for pid in $SUBJECTS; do taskset -p 3 $pid >/dev/null; done
+tell offline
+
+# Nothing undoes these: the guest has no modules to load.
+mount -t securityfs securityfs /sys/kernel/security 2>/dev/null
+echo integrity >/sys/kernel/security/lockdown
+echo lockdown $(quell plan /tmp/policy.toml 2>&1)
+rmmod msr
+echo module $(quell plan /tmp/policy.toml 2>&1)
+"#;
+
+fn ways_are_given_by_registers(kernel: &str) {
+    let points = if guest::soak() {
+        "$(seq 1 200)"
+    } else {
+        "6 9 12"
+    };
+    let script = format!("POINTS=\"{points}\"\n{SUBJECTS}{SCRIPT}");
+    let timeout = Duration::from_secs(if guest::soak() { 2400 } else { 540 });
+    let Some(said) = guest::says(kernel, "icelake", &script, timeout) else {
+        return;
+    };
+    for (word, told) in [
+        ("mounted", "resctrl is mounted at /sys/fs/resctrl"),
+        ("shared", "group victim has no CPUs to itself"),
+        ("off", "echo on > /sys/module/msr/parameters/allow_writes"),
+        ("module", "modprobe msr"),
+        ("lockdown", "the kernel is locked down"),
+    ] {
+        assert!(said.one(word).contains(told), "{word}: {}", said.one(word));
+    }
+    assert!(
+        said.one("plan").contains("by the registers of CPU 1"),
+        "{}",
+        said.one("plan")
+    );
+    assert_eq!(
+        said.one("masks"),
+        "f0 ff 00 00 00 00 00 00 / 0f 00 00 00 00 00 00 00"
+    );
+    assert_eq!(said.one("pqos"), "0xfff0 0xf COS1");
+    assert_eq!(said.one("again"), "yes");
+    assert_eq!(
+        (said.one("status"), said.one("restored")),
+        ("0", "restored")
+    );
+    let killed = said.all("killed");
+    assert!(killed.len() >= 3);
+    for death in killed {
+        assert!(death.ends_with(" restored"), "{death}");
+    }
+    // The mask was restored through the other CPU of the cache.
+    assert_eq!(said.one("left"), "ff ff 00 00 00 00 00 00");
+    assert_eq!(said.one("offline"), "restored");
+}
+
+#[test]
+fn ways_are_given_by_registers_under_6_12() {
+    ways_are_given_by_registers("6.12");
+}
+
+#[test]
+fn ways_are_given_by_registers_under_7_2() {
+    if !guest::soak() {
+        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
+        return;
+    }
+    ways_are_given_by_registers("7.2");
+}
