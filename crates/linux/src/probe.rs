@@ -3,149 +3,26 @@
 //! measured before: a counter that counted wrongly then is refused.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
 
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::cpuinfo::Cpuinfo;
 use quell_kernel::error::Result;
-use quell_kernel::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, Wake, cgroup_dir};
 use quell_kernel::pmu::{self, Counting, Named, Pmu};
 use quell_kernel::resctrl::offer::Offer;
 use quell_kernel::root::Files;
-use quell_kernel::{cpuset, fair, irq, oom, psi, resctrl, rt, topology, workqueue};
+use quell_kernel::{cpuset, fair, irq, psi, resctrl, topology, workqueue};
 use quell_plan::inventory::{
     Availability, CpusetKind, Inventory, Lack, Means, Measured, MemoryControl, MemoryMeans,
-    MeterKind, unknown_registers,
+    MeterKind,
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::partition::{Partitions, WayPartition};
-use serde::{Deserialize, Serialize};
 
 use crate::disks;
-use crate::resident;
 
-/// What no file says and has to be tried. Answered by the machine that Quell runs on ([`Live`]) or
-/// by a capture ([`Tried`]).
-pub trait Trials {
-    /// Whether Quell may change the machine.
-    fn root(&self) -> bool;
-    /// Whether an event is seen to count.
-    fn counts(&self, pmu: &Pmu, event: &Named) -> bool;
-    /// Whether the CPU time of the cgroup in `dir` can be counted on one CPU. The error is the
-    /// reason.
-    fn cgroup_clock(&self, dir: &str) -> std::result::Result<(), String>;
-    /// Whether a program can be made immune from the OOM killer. The error is the reason.
-    fn immunity(&self) -> std::result::Result<(), String>;
-    /// Whether any amount of memory can be locked. The error is the reason.
-    fn lock(&self) -> std::result::Result<(), String>;
-    /// What the processor itself reports that it can divide. Asked where resctrl is not mounted.
-    fn divides(&self, files: &dyn Files) -> Option<Partitions>;
-    /// What registers divide while resctrl is not mounted. The error is the reason, and what to do.
-    fn registers(&self, files: &dyn Files) -> std::result::Result<Vec<WayPartition>, String>;
-}
+mod trials;
 
-/// The results of trying.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Tried {
-    /// Whether Quell may change the machine.
-    #[serde(default)]
-    pub root: bool,
-    /// Found in captures of versions that throttled with real-time threads. It is read and not
-    /// used.
-    #[serde(default, skip_serializing)]
-    pub realtime_refused: Option<String>,
-    /// Why a cgroup's CPU clock cannot be opened. `None` where it can.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cgroup_clock_refused: Option<String>,
-    /// Why a program cannot be made immune from the OOM killer. `None` where it can.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub immunity_refused: Option<String>,
-    /// Why memory of any amount cannot be locked. `None` where it can.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lock_refused: Option<String>,
-    /// What the processor itself reported that it can divide, where resctrl was not mounted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub divides: Option<Partitions>,
-    /// What registers divide, or why they divide nothing. `None` in captures of older versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub registers: Option<std::result::Result<Vec<WayPartition>, String>>,
-    /// Events that were seen to count, as `pmu/event`.
-    #[serde(default)]
-    pub counters: Vec<String>,
-}
-
-impl Trials for Tried {
-    fn root(&self) -> bool {
-        self.root
-    }
-
-    fn counts(&self, pmu: &Pmu, event: &Named) -> bool {
-        self.counters.contains(&pmu.event(event))
-    }
-
-    fn cgroup_clock(&self, _: &str) -> std::result::Result<(), String> {
-        self.cgroup_clock_refused.clone().map_or(Ok(()), Err)
-    }
-
-    fn immunity(&self) -> std::result::Result<(), String> {
-        self.immunity_refused.clone().map_or(Ok(()), Err)
-    }
-
-    fn lock(&self) -> std::result::Result<(), String> {
-        self.lock_refused.clone().map_or(Ok(()), Err)
-    }
-
-    fn divides(&self, _: &dyn Files) -> Option<Partitions> {
-        self.divides.clone()
-    }
-
-    fn registers(&self, _: &dyn Files) -> std::result::Result<Vec<WayPartition>, String> {
-        self.registers.clone().unwrap_or_else(unknown_registers)
-    }
-}
-
-/// Tries on the machine that Quell runs on.
-#[derive(Clone, Copy, Debug)]
-pub struct Live;
-
-impl Trials for Live {
-    fn root(&self) -> bool {
-        quell_kernel::may_change()
-    }
-
-    fn counts(&self, pmu: &Pmu, event: &Named) -> bool {
-        pmu::counts(pmu, event)
-    }
-
-    fn cgroup_clock(&self, dir: &str) -> std::result::Result<(), String> {
-        let dir = cgroup_dir(std::path::Path::new(dir)).map_err(|e| e.to_string())?;
-        let code = EventCode {
-            kind: TYPE_SOFTWARE,
-            config: SW_CPU_CLOCK,
-        };
-        Event::open(code, Scope::Cgroup(dir.as_fd(), rt::current_cpu()), Wake::Once).map(drop).map_err(|e| {
-            format!("a cgroup's CPU clock is refused ({e}): it needs CAP_PERFMON, or kernel.perf_event_paranoid below 0")
-        })
-    }
-
-    fn immunity(&self) -> std::result::Result<(), String> {
-        oom::may_be_immune()
-    }
-
-    fn lock(&self) -> std::result::Result<(), String> {
-        resident::may_lock()
-    }
-
-    fn divides(&self, files: &dyn Files) -> Option<Partitions> {
-        resctrl::processor::partitions(files)
-    }
-
-    fn registers(&self, files: &dyn Files) -> std::result::Result<Vec<WayPartition>, String> {
-        resctrl::offer::by_registers(files).map_err(|e| e.to_string())
-    }
-}
+pub use trials::{Live, Trials, Tried};
 
 /// The machine as found, with the counters that were seen to count.
 #[derive(Debug)]

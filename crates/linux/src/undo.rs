@@ -10,12 +10,10 @@
 //!   where its process or closest moved ancestor came from, else to the heir.
 //! - Of a `schemata` only the values that were written are restored, each by itself.
 //! - A resctrl that Quell mounted is unmounted, unless other programs have made groups in it.
-//! - Memory locked in a cache stays while a process has it open, a register while its CPUs are
-//!   offline: try again later.
+//! - Locked cache memory stays while a process has it open, a register while its CPU is offline.
 //! - A value that a loop moved is restored, whatever the file reads.
 //! - Only what Quell stopped and has not resumed since is resumed or thawed.
-//! - A process with Quell's `oom_score_adj` in the cgroup where its process was put gets the old
-//!   one: children inherit it.
+//! - A process with Quell's `oom_score_adj` in its parent's new cgroup gets the old value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,14 +1,12 @@
-use crate::inventory::Availability;
-use crate::plan::Held;
+use std::collections::BTreeMap;
+
 use quell_control::config::Meter;
 use quell_types::partition::Partitions;
 use quell_types::units::{Bytes, Lines, Nanos, Rate, Share};
 
 use super::*;
-use crate::inventory::{
-    Cache, CacheKind, Cpu, Identity, Means, Measured, MemoryMeans, MeterKind, Node,
-};
-use std::collections::BTreeMap;
+use crate::inventory::*;
+use crate::plan::Held;
 
 mod adaptive_ways;
 mod assumed;
@@ -73,7 +71,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             brake: Ok(()),
             brake_in_place: Ok(()),
             cpu_max: true,
-            registers: crate::inventory::unknown_registers(),
+            registers: unknown_registers(),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
         },

@@ -3,7 +3,7 @@
 use quell_plan::inventory::Parameter;
 use quell_types::partition::MbaBounds;
 
-use super::{Assumed, BitFunctions, Profile, Replacement, TlbShape, Ways};
+use super::{Assumed, BitFunctions, CacheLevel, Profile, Replacement, TlbShape, Ways};
 
 /// Where one number, or the rest of a section, comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,10 +92,6 @@ impl Profile {
 
     /// Keys and values, in the order of [`Profile::sections`]. What the profile lacks is left out.
     fn values(&self) -> Vec<Vec<(&'static str, String)>> {
-        let text = |key, value: &dyn ToString| (key, value.to_string());
-        let bits = |key, functions: &BitFunctions| {
-            (!functions.0.is_empty()).then(|| (key, masks(functions)))
-        };
         let c = &self.cores;
         let mut cores = vec![
             text("count", &c.count),
@@ -113,27 +109,7 @@ impl Profile {
             ]);
         }
         for level in &self.cache {
-            let mut values = vec![
-                text("size", &level.size),
-                text("ways", &level.ways),
-                text("line", &level.line),
-                ("latency", format!("{} cycles", level.latency)),
-                text("cores", &level.cores),
-                ("replacement", format!("{:?}", level.replacement)),
-                ("inclusion", format!("{:?}", level.inclusion)),
-            ];
-            if level.port > 0 {
-                values.push(("port", format!("{} cycles", level.port)));
-            }
-            if level.replacement == Replacement::Bimodal {
-                values.push(text("aging", &level.aging));
-            }
-            values.extend(
-                [bits("set", &level.set), bits("slice", &level.slice)]
-                    .into_iter()
-                    .flatten(),
-            );
-            all.push(values);
+            all.push(cache_values(level));
         }
         let m = &self.memory;
         let mut values = vec![
@@ -192,6 +168,40 @@ impl Profile {
 }
 
 /// Keys and values of the TLB, and of its first level if there is one.
+fn text(key: &'static str, value: &dyn ToString) -> (&'static str, String) {
+    (key, value.to_string())
+}
+
+/// Nothing where there are no functions.
+fn bits(key: &'static str, functions: &BitFunctions) -> Option<(&'static str, String)> {
+    (!functions.0.is_empty()).then(|| (key, masks(functions)))
+}
+
+/// Keys and values of a cache.
+fn cache_values(level: &CacheLevel) -> Vec<(&'static str, String)> {
+    let mut values = vec![
+        text("size", &level.size),
+        text("ways", &level.ways),
+        text("line", &level.line),
+        ("latency", format!("{} cycles", level.latency)),
+        text("cores", &level.cores),
+        ("replacement", format!("{:?}", level.replacement)),
+        ("inclusion", format!("{:?}", level.inclusion)),
+    ];
+    if level.port > 0 {
+        values.push(("port", format!("{} cycles", level.port)));
+    }
+    if level.replacement == Replacement::Bimodal {
+        values.push(text("aging", &level.aging));
+    }
+    values.extend(
+        [bits("set", &level.set), bits("slice", &level.slice)]
+            .into_iter()
+            .flatten(),
+    );
+    values
+}
+
 fn translation(tlb: &TlbShape) -> Vec<Vec<(&'static str, String)>> {
     let text = |key, value: &dyn ToString| (key, value.to_string());
     let cycles = |key, cycles: u32| (key, format!("{cycles} cycles"));

@@ -24,7 +24,7 @@ fn with(mut machine: Inventory, mechanisms: &[Mechanism]) -> Inventory {
 
 /// A simulated machine: no tasks run but those of the groups.
 pub(super) fn simulated(mut machine: Inventory) -> Inventory {
-    machine.simulated = Some(crate::inventory::Simulated {
+    machine.simulated = Some(Simulated {
         profile: "test".to_owned(),
         parameters: Vec::new(),
     });
