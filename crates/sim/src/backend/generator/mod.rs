@@ -31,6 +31,7 @@ pub(super) use work::{Place, Work};
 const WINDOW: Nanos = Nanos::millis(1);
 
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one per subject")]
 enum Phase {
     /// Waits for the order to start.
     Ready,

@@ -23,6 +23,7 @@ pub(super) struct Job {
 }
 
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one per subject")]
 enum Phase {
     Ready,
     WarmsUp {

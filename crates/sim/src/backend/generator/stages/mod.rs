@@ -130,6 +130,7 @@ enum Loop {
 }
 
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one per subject")]
 enum Phase {
     Ready,
     WarmsUp {
