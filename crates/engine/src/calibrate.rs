@@ -12,7 +12,7 @@ use quell_control::config::Regulation;
 use quell_plan::inventory::{Availability, Inventory};
 use quell_plan::{Setting, Step};
 use quell_record::backend::{Backend, BackendError, Program, Seen, SubjectSpec};
-use quell_types::cpuset::CpuId;
+use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::ids::StepId;
 use quell_types::mechanism::Mechanism;
 use quell_types::options::Split;
@@ -61,7 +61,7 @@ pub fn stop_cost(
         return Ok(None);
     }
     let regulation = Regulation {
-        cpus: [cpu.id].into_iter().collect(),
+        cpus: CpuSet::one(cpu.id),
         budget: Lines::at(rates.peak_cpu.part(SHARE), PERIOD),
         period: PERIOD,
         meter: Meter::Time,

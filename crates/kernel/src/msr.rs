@@ -177,7 +177,7 @@ impl Devices {
         let mut open = BTreeMap::new();
         for cpu in cpus.iter() {
             match files.open(&device(cpu), Access::Read) {
-                Ok(None) if !files.exists(&path(&[cpu].into_iter().collect(), ASSOCIATION)) => {}
+                Ok(None) if !files.exists(&path(&CpuSet::one(cpu), ASSOCIATION)) => {}
                 Ok(file) => {
                     open.insert(cpu, file);
                 }
@@ -202,7 +202,7 @@ impl Devices {
             let read = match self.open.get(&cpu) {
                 Some(Some(file)) => read_at(file, number),
                 Some(None) => {
-                    let text = files.read(&path(&[cpu].into_iter().collect(), number));
+                    let text = files.read(&path(&CpuSet::one(cpu), number));
                     text.map(|text| value(&text).unwrap_or_default())
                 }
                 None => continue,

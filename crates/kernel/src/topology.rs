@@ -148,7 +148,7 @@ pub fn cache_number(files: &dyn Files, cpu: CpuId, level: u32) -> Result<u32> {
         let Some(found) = cache(files, &at, cpu)? else {
             continue;
         };
-        if found.level == level && found.kind != CacheKind::Instruction {
+        if found.holds_data_at(level) {
             let number = files.parsed(&format!("{at}/id"), "the number of a cache")?;
             return number.ok_or_else(|| Error::refused(format!("{at}/id is missing")));
         }

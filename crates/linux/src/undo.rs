@@ -10,10 +10,10 @@
 //!   where its process or closest moved ancestor came from, else to the heir.
 //! - Of a `schemata` only the values that were written are restored, each by itself.
 //! - A resctrl that Quell mounted is unmounted, unless other programs have made groups in it.
-//! - Locked cache memory stays while a process has it open, a register while its CPU is offline.
+//! - Locked cache memory and its mount stay while it is open, a register while its CPU is offline.
 //! - A value that a loop moved is restored, whatever the file reads.
 //! - Only what Quell stopped and has not resumed since is resumed or thawed.
-//! - A process with Quell's `oom_score_adj` in its parent's new cgroup gets the old value.
+//! - A process with Quell's `oom_score_adj` where Quell moved its parent gets the old value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

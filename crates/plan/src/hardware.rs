@@ -99,6 +99,14 @@ pub struct Cache {
     pub cpus: CpuSet,
 }
 
+impl Cache {
+    /// Whether it holds data, at this level.
+    #[must_use]
+    pub fn holds_data_at(&self, level: u32) -> bool {
+        self.level == level && self.kind != CacheKind::Instruction
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

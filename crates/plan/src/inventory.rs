@@ -435,9 +435,7 @@ impl Inventory {
         let level = |level| {
             self.caches
                 .iter()
-                .find(|c| {
-                    c.level == level && c.kind != CacheKind::Instruction && c.cpus.contains(cpu)
-                })
+                .find(|c| c.holds_data_at(level) && c.cpus.contains(cpu))
                 .map(|c| c.size)
         };
         let llc = match self.llc(cpu) {

@@ -2,7 +2,7 @@
 
 use quell_plan::Setting;
 use quell_plan::deep::{MbaCurve, MbaPoint};
-use quell_plan::inventory::{CacheKind, Inventory};
+use quell_plan::inventory::Inventory;
 use quell_types::partition::{
     CodeData, ColourChoice, Colouring, Mask, MbaBounds, MbaUnit, WayPartition,
 };
@@ -108,10 +108,7 @@ fn classes(n: u32) -> String {
 }
 
 fn ways_of(machine: &Inventory, ways: &WayPartition) -> String {
-    let cache = machine
-        .caches
-        .iter()
-        .find(|c| c.level == ways.level && c.kind != CacheKind::Instruction);
+    let cache = machine.caches.iter().find(|c| c.holds_data_at(ways.level));
     let each = cache
         .map(|c| c.size.0 / u64::from(ways.bits.max(1)))
         .map_or_else(String::new, |each| format!(" of {} each", size(each)));

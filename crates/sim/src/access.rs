@@ -38,7 +38,7 @@ pub struct Access {
     /// Instructions since the access before, the accessing one included. 0 for a further access of
     /// the same instruction. `None`: one per cycle computed, and one for the access.
     pub instructions: Option<u32>,
-    /// Whether it begins a unit of work (a frame). It waits until the unit is due: see
+    /// Whether it begins a unit of work (a frame). It waits until the unit is due.
     pub begins: bool,
     /// Whether it is to the program's code, stack or page tables, and not to its data.
     pub own: bool,

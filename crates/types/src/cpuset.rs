@@ -32,6 +32,12 @@ impl CpuSet {
         Self::default()
     }
 
+    /// The set of one number.
+    #[must_use]
+    pub fn one(cpu: CpuId) -> Self {
+        Self([cpu].into())
+    }
+
     /// How many numbers are in the set.
     #[must_use]
     pub fn len(&self) -> usize {

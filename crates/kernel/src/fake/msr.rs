@@ -63,7 +63,7 @@ impl Registers {
         let paths = self.associations.keys().map(|cpu| (*cpu, ASSOCIATION));
         let masks = (0..CLASSES).map(|n| (0, L3_MASKS + n));
         let all = paths.chain(masks).chain([(0, L3_CONFIG)]);
-        let path = |(cpu, number)| msr::path(&[cpu].into_iter().collect(), number);
+        let path = |(cpu, number)| msr::path(&CpuSet::one(cpu), number);
         let all = all.map(path);
         all.filter_map(|path| Some((path.clone(), self.read(&path)?.ok()?)))
             .collect()

@@ -108,8 +108,7 @@ pub fn offer(
 /// What registers divide: seen to be readable, and not known to be locked.
 ///
 /// # Errors
-/// [`Error::Refused`] with what keeps registers from dividing a cache
-/// here.
+/// [`Error::Refused`] with what keeps registers from dividing a cache here.
 pub fn by_registers(files: &dyn Files) -> Result<Vec<WayPartition>> {
     if let Some(resctrl) = Resctrl::find(files)? {
         return Err(Error::refused_with(

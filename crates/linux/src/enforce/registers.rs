@@ -12,11 +12,10 @@ use quell_kernel::msr::{self, ASSOCIATION};
 use quell_kernel::resctrl::{Resctrl, processor};
 use quell_kernel::root::Files;
 use quell_kernel::topology;
-use quell_plan::inventory::CacheKind;
 use quell_plan::{Promise, Setting};
 use quell_record::backend::Observation;
 use quell_record::standing::Cause;
-use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Level;
 use quell_types::partition::{Mask, Partitions, WayPartition};
 
@@ -44,8 +43,8 @@ pub struct Caches {
 pub fn caches(files: &dyn Files, offered: &Partitions) -> Result<Vec<Caches>> {
     let machine = topology::read(files, None)?;
     let of_level = |ways: &WayPartition| {
-        let caches = machine.caches.iter().filter(|c| c.level == ways.level);
-        let caches = caches.filter(|c| c.kind != CacheKind::Instruction);
+        let caches = machine.caches.iter();
+        let caches = caches.filter(|c| c.holds_data_at(ways.level));
         Caches {
             level: ways.level,
             cpus: caches.map(|c| c.cpus.clone()).collect(),
@@ -64,10 +63,6 @@ fn read(files: &dyn Files, cpus: &CpuSet, number: u32) -> Result<Option<u64>> {
     };
     let value = msr::value(&text).ok_or_else(|| Error::malformed(&path, &text, "a number"))?;
     Ok(Some(value))
-}
-
-fn one(cpu: CpuId) -> CpuSet {
-    [cpu].into_iter().collect()
 }
 
 /// The classes that no CPU has, and whose masks are all wide: those that can be used. Class 0 is
@@ -90,7 +85,7 @@ pub fn free(files: &dyn Files, all: &[Caches]) -> Result<BTreeSet<u32>> {
                 }
             }
             for cpu in cpus.iter() {
-                if let Some(value) = read(files, &one(cpu), ASSOCIATION)? {
+                if let Some(value) = read(files, &CpuSet::one(cpu), ASSOCIATION)? {
                     free.remove(&msr::class_in(value));
                 }
             }
@@ -147,7 +142,12 @@ pub fn allocate(
 /// As for [`allocate`].
 pub fn classify(writer: &mut JournaledWriter<'_>, cpus: &CpuSet, class: u32) -> Result<()> {
     for cpu in cpus.iter() {
-        set(writer, &one(cpu), ASSOCIATION, msr::with_class(class))?;
+        set(
+            writer,
+            &CpuSet::one(cpu),
+            ASSOCIATION,
+            msr::with_class(class),
+        )?;
     }
     Ok(())
 }
@@ -280,7 +280,7 @@ impl Begun {
         let mut found = Vec::new();
         for cpus in &caches.cpus {
             for cpu in cpus.iter() {
-                let class = read(files, &one(cpu), ASSOCIATION)?.map_or(0, msr::class_in);
+                let class = read(files, &CpuSet::one(cpu), ASSOCIATION)?.map_or(0, msr::class_in);
                 if class == 0 || self.given.values().any(|ours| *ours == class) {
                     continue;
                 }

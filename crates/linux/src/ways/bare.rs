@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use quell_plan::inventory::CacheKind;
 use quell_record::ways::{Cache, Class, Place, ROOT, Snapshot};
 use quell_types::cpuset::CpuSet;
 use quell_types::partition::{CodeData, Mask, MbaUnit, Partitions, WayPartition};
@@ -99,8 +98,7 @@ impl Bare {
         let mut divided = Vec::new();
         for ways in &offered.ways {
             let caches = machine.caches.iter();
-            let caches = caches.filter(|c| c.level == ways.level);
-            for (n, cache) in (0u32..).zip(caches.filter(|c| c.kind != CacheKind::Instruction)) {
+            for (n, cache) in (0u32..).zip(caches.filter(|c| c.holds_data_at(ways.level))) {
                 divided.push(Divided {
                     ways: ways.clone(),
                     id: number(files, cache)?.unwrap_or(n),
@@ -157,7 +155,7 @@ impl Bare {
             self.delays(files, one, &mut classes, &mut narrowed)?;
         }
         for cpu in self.devices.cpus() {
-            let one: CpuSet = [cpu].into_iter().collect();
+            let one = CpuSet::one(cpu);
             let read = self.devices.read(files, &one, ASSOCIATION)?;
             if let Some(number) = read.map(msr::class_in).filter(|number| *number != 0) {
                 classes.entry(number).or_default().cpus.insert(cpu);

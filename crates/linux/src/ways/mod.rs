@@ -10,7 +10,6 @@ mod threads;
 
 use std::collections::BTreeMap;
 
-use quell_plan::inventory::CacheKind;
 use quell_record::ways::{Cache, Class, Figures, Mode, Place, ROOT, Snapshot};
 
 use bare::Bare;
@@ -219,10 +218,7 @@ fn caches(files: &dyn Files, resctrl: &Resctrl, info: &Info) -> Result<Vec<Cache
         for id in schemata.domains(&resource.name) {
             let mut same = Vec::new();
             for cache in &machine.caches {
-                if cache.level == ways.level
-                    && cache.kind != CacheKind::Instruction
-                    && number(files, cache)? == Some(id)
-                {
+                if cache.holds_data_at(ways.level) && number(files, cache)? == Some(id) {
                     same.push(cache);
                 }
             }

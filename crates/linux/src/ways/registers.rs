@@ -204,7 +204,7 @@ impl Registers {
             return Ok(());
         }
         for cpu in self.devices.cpus() {
-            let one: CpuSet = [cpu].into_iter().collect();
+            let one = CpuSet::one(cpu);
             let Some(register) = self.devices.read(files, &one, ASSOCIATION)? else {
                 continue;
             };

@@ -8,8 +8,6 @@ use quell_types::partition::{Colouring, Divides, Partitions};
 use quell_types::refusal::Remedy;
 use quell_types::units::Bytes;
 
-use crate::inventory::CacheKind;
-
 use super::allot::{Allotted, Want, Whole};
 use super::draft::Draft;
 
@@ -185,7 +183,7 @@ impl Divided {
 pub(super) fn domains(draft: &Draft<'_>, level: u32) -> Vec<CpuSet> {
     let caches = draft.machine.caches.iter();
     caches
-        .filter(|c| c.level == level && c.kind != CacheKind::Instruction)
+        .filter(|c| c.holds_data_at(level))
         .map(|c| c.cpus.clone())
         .collect()
 }

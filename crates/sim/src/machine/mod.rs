@@ -8,8 +8,7 @@
 //! - A hit costs the level's latency if the next access depends on it, else one cycle.
 //! - A miss becomes a request to DRAM after the lookups. The core continues until an access depends
 //!   on the answer, or until all misses that it can have are outstanding. Where its window is known
-//!   it also waits for the oldest miss when so many instructions have followed. An access is an
-//!   instruction, and so is a cycle of computing.
+//!   it also waits for the oldest miss when so many instructions have followed.
 //! - Before an access that begins a unit of work, the core waits for all misses. The previous unit
 //!   has ended then. If the new one is not due, the machine reports until when ([`Raised::Waits`]).
 //!
