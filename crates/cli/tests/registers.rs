@@ -50,6 +50,9 @@ echo shared $(quell plan /tmp/shared.toml 2>&1)
 echo off >/sys/module/msr/parameters/allow_writes
 echo off $(quell plan /tmp/policy.toml 2>&1)
 echo on >/sys/module/msr/parameters/allow_writes
+write_register 0 0xc81 '\1\0\0\0\0\0\0\0'
+echo separate $(quell plan /tmp/policy.toml 2>&1)
+write_register 0 0xc81 '\0\0\0\0\0\0\0\0'
 
 # Held. pqos says the same as the registers.
 echo plan $(quell plan /tmp/policy.toml --steps)
@@ -104,6 +107,7 @@ fn ways_are_given_by_registers(kernel: &str) {
         ("mounted", "resctrl is mounted at /sys/fs/resctrl"),
         ("shared", "group victim has no CPUs to itself"),
         ("off", "echo on > /sys/module/msr/parameters/allow_writes"),
+        ("separate", "pqos --iface=msr -R l3cdp-off"),
         ("module", "modprobe msr"),
         ("lockdown", "the kernel is locked down"),
     ] {

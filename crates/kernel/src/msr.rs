@@ -14,6 +14,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::partition::{CodeData, WayPartition};
 
 use crate::error::{Error, Result};
 use crate::root::{Access, Files, gone};
@@ -214,6 +215,21 @@ impl Devices {
             }
         }
         Ok(None)
+    }
+
+    /// Whether code and data of these ways have separate masks in the cache of these CPUs. The mask
+    /// of a class is another register then.
+    ///
+    /// # Errors
+    /// As for [`Devices::read`].
+    pub fn separate(&self, files: &dyn Files, cpus: &CpuSet, ways: &WayPartition) -> Result<bool> {
+        // Processors that cannot separate them have no such register.
+        let Some((_, config)) = of_level(ways.level).filter(|_| ways.code_data != CodeData::Never)
+        else {
+            return Ok(false);
+        };
+        let value = self.read(files, cpus, config)?;
+        Ok(value.is_some_and(|value| value & 1 == 1))
     }
 }
 

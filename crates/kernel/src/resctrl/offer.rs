@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use quell_types::cpuset::CpuSet;
 use quell_types::partition::{CodeData, Mask, MbaBounds, MbaUnit, Partitions, WayPartition};
 
 use super::info::Bandwidth;
@@ -105,7 +106,7 @@ pub fn offer(
     })
 }
 
-/// What registers divide: seen to be readable, and not known to be locked.
+/// What registers divide: seen to be readable, not known to be locked, and one mask for each class.
 ///
 /// # Errors
 /// [`Error::Refused`] with what keeps registers from dividing a cache here.
@@ -127,7 +128,25 @@ pub fn by_registers(files: &dyn Files) -> Result<Vec<WayPartition>> {
     let cpus = crate::topology::online(files)?;
     let devices = Devices::open(files, &cpus)?;
     devices.read(files, &cpus, msr::ASSOCIATION)?;
+    one_mask(files, &devices, &offered.ways)?;
     msr::locked(files).map_or(Ok(offered.ways), Err)
+}
+
+/// Refuses where a class has a mask for code and another for data on one of these CPUs.
+fn one_mask(files: &dyn Files, devices: &Devices, offered: &[WayPartition]) -> Result<()> {
+    for (ways, cpu) in offered
+        .iter()
+        .flat_map(|w| devices.cpus().map(move |c| (w, c)))
+    {
+        if devices.separate(files, &CpuSet::one(cpu), ways)? {
+            let level = ways.level;
+            return Err(Error::refused_with(
+                format!("another tool gave code and data masks of their own in L{level}"),
+                format!("pqos --iface=msr -R l{level}cdp-off"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Adds the level in which memory can be locked. It is the last one, where the kernel locks at all.
@@ -234,6 +253,35 @@ mod tests {
             m.resctrl_mounted(Some("cdp"));
         });
         assert_eq!(told(can), CodeData::Now);
+    }
+
+    #[test]
+    fn registers_that_keep_code_and_data_apart_are_refused_with_the_remedy() {
+        let fake = Fake::new(&Spec {
+            registers: true,
+            ..Spec::new(Flavour::V2)
+        });
+        let cpus = CpuSet::one(0);
+        let devices = Devices::open(&fake, &cpus).unwrap();
+        let mut ways = WayPartition {
+            level: 3,
+            bits: 16,
+            least: 1,
+            classes: 16,
+            sparse: false,
+            shareable: Mask(0),
+            code_data: CodeData::OnceMounted { classes: 8 },
+        };
+        let look = |ways: &WayPartition| one_mask(&fake, &devices, std::slice::from_ref(ways));
+        assert!(look(&ways).is_ok());
+        (&fake as &dyn Files)
+            .put(&msr::path(&cpus, msr::L3_CONFIG), "0x1")
+            .unwrap();
+        let error = look(&ways).unwrap_err().to_string();
+        assert!(error.ends_with("pqos --iface=msr -R l3cdp-off"), "{error}");
+        // A processor without the register is not asked for it.
+        ways.code_data = CodeData::Never;
+        assert!(look(&ways).is_ok());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quell_kernel::error::{Error, Result};
 use quell_kernel::msr::{self, ASSOCIATION};
-use quell_kernel::resctrl::{Resctrl, processor};
+use quell_kernel::resctrl::{Resctrl, offer};
 use quell_kernel::root::Files;
 use quell_kernel::topology;
 use quell_plan::{Promise, Setting};
@@ -17,7 +17,7 @@ use quell_record::backend::Observation;
 use quell_record::standing::Cause;
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Level;
-use quell_types::partition::{Mask, Partitions, WayPartition};
+use quell_types::partition::{CodeData, Mask, WayPartition};
 
 use super::{Applied, Enforcer};
 use crate::change::JournaledWriter;
@@ -34,13 +34,15 @@ pub struct Caches {
     pub whole: Mask,
     /// Number of classes, that of all other CPUs included.
     pub classes: u32,
+    /// Whether the processor can give code and data masks of their own.
+    pub code_data: bool,
 }
 
-/// The caches of this machine with these partitions.
+/// The caches of this machine that are divided so.
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.
-pub fn caches(files: &dyn Files, offered: &Partitions) -> Result<Vec<Caches>> {
+pub fn caches(files: &dyn Files, offered: &[WayPartition]) -> Result<Vec<Caches>> {
     let machine = topology::read(files, None)?;
     let of_level = |ways: &WayPartition| {
         let caches = machine.caches.iter();
@@ -50,9 +52,10 @@ pub fn caches(files: &dyn Files, offered: &Partitions) -> Result<Vec<Caches>> {
             cpus: caches.map(|c| c.cpus.clone()).collect(),
             whole: Mask::run(0, ways.bits),
             classes: ways.classes,
+            code_data: ways.code_data != CodeData::Never,
         }
     };
-    Ok(offered.ways.iter().map(of_level).collect())
+    Ok(offered.iter().map(of_level).collect())
 }
 
 /// The value of a register that these CPUs share. `None` while all of them are offline.
@@ -227,17 +230,8 @@ impl Enforcer for Registers {
 
 fn begin(host: &Host) -> Result<Begun> {
     let files: &dyn Files = &host.files;
-    if let Some(resctrl) = Resctrl::find(files)? {
-        return Err(Error::refused_with(
-            format!(
-                "resctrl was mounted at {} after this was planned",
-                resctrl.root
-            ),
-            "plan again",
-        ));
-    }
-    let offered = processor::by_registers(files).unwrap_or_default();
-    let caches = caches(files, &offered)?;
+    // All that was seen when this was planned may have changed.
+    let caches = caches(files, &offer::by_registers(files)?)?;
     Ok(Begun {
         free: free(files, &caches)?,
         caches,
@@ -256,13 +250,15 @@ impl Begun {
                 resctrl.root
             )
         });
+        let separate = self.separate(files)?;
         let mut found = BTreeSet::new();
         let promises = host.plan.iter().flat_map(|plan| &plan.promises);
         for held in promises {
             let Promise::ReserveWays { level, mask, .. } = &held.promise else {
                 continue;
             };
-            found.extend(mounted.iter().map(|by| (held.group.clone(), by.clone())));
+            let by = mounted.as_ref().or(separate.as_ref());
+            found.extend(by.map(|by| (held.group.clone(), by.clone())));
             let caches = self.caches.iter().filter(|c| c.level == *level);
             let strangers = caches.map(|caches| self.strangers(files, caches, *mask));
             for by in strangers.collect::<Result<Vec<_>>>()?.into_iter().flatten() {
@@ -270,6 +266,24 @@ impl Begun {
             }
         }
         Ok(found)
+    }
+
+    /// What another program did where code and data have separate masks by now.
+    fn separate(&self, files: &dyn Files) -> Result<Option<String>> {
+        for caches in self.caches.iter().filter(|c| c.code_data) {
+            let Some((_, config)) = msr::of_level(caches.level) else {
+                continue;
+            };
+            for cpus in &caches.cpus {
+                if read(files, cpus, config)?.is_some_and(|value| value & 1 == 1) {
+                    let level = caches.level;
+                    return Ok(Some(format!(
+                        "a program that gave code and data masks of their own in L{level} since"
+                    )));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// CPUs that another program has put into a class which may fill some of these ways.
@@ -301,7 +315,6 @@ impl Begun {
 #[cfg(test)]
 mod tests {
     use quell_kernel::fake::{Fake, Flavour, Spec};
-    use quell_types::partition::CodeData;
     use quell_types::task::TaskId;
 
     use super::*;
@@ -312,19 +325,16 @@ mod tests {
             registers: true,
             ..Spec::new(Flavour::V2)
         });
-        let offered = Partitions {
-            ways: vec![WayPartition {
-                level: 3,
-                bits: 16,
-                least: 1,
-                classes: 16,
-                sparse: false,
-                shareable: Mask(0),
-                code_data: CodeData::Never,
-            }],
-            ..Partitions::default()
+        let offered = WayPartition {
+            level: 3,
+            bits: 16,
+            least: 1,
+            classes: 16,
+            sparse: false,
+            shareable: Mask(0),
+            code_data: CodeData::OnceMounted { classes: 8 },
         };
-        let caches = caches(&fake, &offered).unwrap();
+        let caches = caches(&fake, &[offered]).unwrap();
         (fake, caches)
     }
 
@@ -383,6 +393,23 @@ mod tests {
         let undone = journal.undo_all(&fake);
         assert!(undone.left.is_empty(), "{undone:?}");
         assert_eq!(fake.dump(), before);
+    }
+
+    #[test]
+    fn code_and_data_that_become_separate_are_noticed() {
+        let (fake, caches) = machine();
+        let begun = Begun {
+            caches,
+            free: BTreeSet::new(),
+            given: BTreeMap::new(),
+            told: BTreeSet::new(),
+        };
+        assert_eq!(begun.separate(&fake).unwrap(), None);
+        (&fake as &dyn Files)
+            .put(&msr::path(&cpus("0"), msr::L3_CONFIG), "0x1")
+            .unwrap();
+        let by = begun.separate(&fake).unwrap().unwrap();
+        assert!(by.contains("masks of their own in L3"), "{by}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use quell_record::ways::{Cache, Class, Place, ROOT, Snapshot};
 use quell_types::cpuset::CpuSet;
-use quell_types::partition::{CodeData, Mask, MbaUnit, Partitions, WayPartition};
+use quell_types::partition::{Mask, MbaUnit, Partitions, WayPartition};
 
 use quell_kernel::error::Result;
 use quell_kernel::msr::{self, ASSOCIATION, DELAYS, Devices};
@@ -132,11 +132,10 @@ impl Bare {
         let mut classes: BTreeMap<u32, Class> = BTreeMap::from([(0, Class::default())]);
         let mut narrowed: BTreeMap<u32, bool> = BTreeMap::new();
         for one in &self.divided {
-            let Some((first, config)) = msr::of_level(one.ways.level) else {
+            let Some((first, _)) = msr::of_level(one.ways.level) else {
                 continue;
             };
-            let code_data = one.ways.code_data != CodeData::Never
-                && self.devices.read(files, &one.cpus, config)?.unwrap_or(0) & 1 == 1;
+            let code_data = self.devices.separate(files, &one.cpus, &one.ways)?;
             for kind in one.kinds(first, code_data) {
                 if !self.caches.iter().any(|c| c.place == kind.place) {
                     self.caches.push(one.cache(&kind.place));
@@ -196,6 +195,7 @@ impl Bare {
 #[cfg(test)]
 mod tests {
     use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
+    use quell_types::partition::CodeData;
 
     use super::*;
 

@@ -18,7 +18,7 @@ use quell_linux::group_cgroups::{GroupCgroups, Layout};
 use quell_linux::{enforce, fault, journal, undo};
 use quell_types::cpuset::CpuSet;
 use quell_types::options::CpuWeight;
-use quell_types::partition::{CodeData, Mask, Partitions, WayPartition};
+use quell_types::partition::{CodeData, Mask, WayPartition};
 use quell_types::units::{Bytes, Nanos, Share};
 
 use crate::arms::{Held, compare, furnished};
@@ -137,19 +137,16 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
 
 /// Divides the cache through registers.
 fn by_registers(writer: &mut JournaledWriter<'_>, own: &CpuSet) {
-    let offered = Partitions {
-        ways: vec![WayPartition {
-            level: 3,
-            bits: 16,
-            least: 1,
-            classes: 16,
-            sparse: false,
-            shareable: Mask(0),
-            code_data: CodeData::Never,
-        }],
-        ..Partitions::default()
+    let offered = WayPartition {
+        level: 3,
+        bits: 16,
+        least: 1,
+        classes: 16,
+        sparse: false,
+        shareable: Mask(0),
+        code_data: CodeData::Never,
     };
-    let caches = registers::caches(writer.files, &offered).unwrap();
+    let caches = registers::caches(writer.files, &[offered]).unwrap();
     let class = registers::free(writer.files, &caches)
         .unwrap()
         .first()
