@@ -343,7 +343,7 @@ def load(path):
 def sessions():
     """Other runs of Quell, which hold programs that they do not know."""
     try:
-        return [entry.name for entry in os.scandir("/run/quell") if entry.is_dir()]
+        return [entry.name for entry in os.scandir("/run/quell") if entry.is_dir() and entry.name != "client"]
     except FileNotFoundError:
         return []
 
