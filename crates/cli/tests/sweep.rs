@@ -125,7 +125,7 @@ fn a_sweep_that_this_machine_cannot_do_is_refused() {
     fails(&["--keep", "90%", "--", "true"], &["--sweep"]);
     fails(
         &["latency", "--on", "sim:xeon-e5645", "--sweep", "ways"],
-        &["xeon-e5645 does not have it", "--on sim:icelake-sp"],
+        &["xeon-e5645 does not have it", "sim:icelake-sp"],
     );
     let colours = profile(dir.path(), &["--sweep", "colours", "--", "true"]);
     colours.fails(2, &["--sweep colours: this machine", "--on sim:"]);
@@ -168,9 +168,8 @@ fn budgets_are_swept_here_or_refused_with_the_reason() {
     assert_eq!(points[8]["label"], "all");
     let cautions = sweep["cautions"].to_string();
     if cautions.contains("No counter counts here") {
-        // A twentieth of a CPU's time.
-        let kept = points[0]["kept"].as_f64().unwrap();
-        assert!(kept < 0.3, "{sweep:#}");
-        assert_eq!(judged(sweep)[0], "misses", "{sweep:#}");
+        // A twentieth of a CPU's time and two thirds of it, far apart on a busy machine, too.
+        let took = |n: usize| points[n]["value"].as_f64().unwrap();
+        assert!(took(0) > 2.0 * took(7), "{sweep:#}");
     }
 }
