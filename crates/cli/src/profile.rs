@@ -3,6 +3,9 @@
 
 pub mod args;
 pub mod probe;
+mod sizes;
+mod sweep;
+mod written;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -48,6 +51,7 @@ pub fn run(args: &Args) -> Result {
     let span = span(args, &subject)?;
     if !matches!(args.on, On::Lab(_)) {
         lab_exec::unasked(&args.lab)?;
+        sweep::check(args, &subject)?;
     }
     let mut profile = match &args.on {
         On::Lab(emulated) => return in_the_lab(args, emulated.as_ref()),
@@ -57,6 +61,7 @@ pub fn run(args: &Args) -> Result {
     if args.probe {
         profile.sensitivity = probe::probe(args, &subject)?;
     }
+    profile.sweeps = sweep::sweeps(args, &subject)?;
     kept::keep(&profile, args.out.as_deref())?;
     show(&profile, args)
 }
@@ -187,6 +192,7 @@ fn profile(args: &Args, subject: &Subject, found: Found<'_>) -> Result<Profile> 
             cpu_share: cost.0 as f64 / span_ns.max(1) as f64,
         }),
         sensitivity: Vec::new(),
+        sweeps: Vec::new(),
     })
 }
 

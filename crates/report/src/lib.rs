@@ -23,6 +23,7 @@ mod perfetto;
 mod plan;
 mod profile;
 mod published;
+mod sweep;
 mod text;
 mod throttling;
 mod verdict;

@@ -5,6 +5,7 @@ use quell_record::demand::{
 };
 use quell_types::units::{Rate, Share};
 
+use crate::sweep;
 use crate::text::{Style, Table, TableCell, Tone, number, percent, spread, thousands};
 
 /// A profile for a terminal.
@@ -25,6 +26,10 @@ pub fn profile_text(profile: &Profile, style: Style) -> String {
         for sentence in untried(profile) {
             out.push_str(&style.wrap("", "  ", &sentence));
         }
+    }
+    for one in &profile.sweeps {
+        out.push('\n');
+        out.push_str(&sweep::text(one, &profile.name, style));
     }
     out.push('\n');
     out.push_str(&profile.proposal.policy);

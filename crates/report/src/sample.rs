@@ -25,6 +25,7 @@ use quell_types::units::{Lines, Nanos, Rate};
 mod machine;
 pub(crate) mod profile;
 mod published;
+pub(crate) mod sweep;
 
 pub(crate) use machine::{machine, measured_machine};
 pub(crate) use published::published;

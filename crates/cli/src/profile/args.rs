@@ -2,15 +2,18 @@
 
 use std::path::PathBuf;
 
+use clap::ArgGroup;
 use quell_policy::workload::Workload;
+use quell_record::demand::Swept;
 use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskMatch;
-use quell_types::units::Nanos;
+use quell_types::units::{Nanos, Share};
 
 use crate::target::On;
 
 /// `quell profile`
 #[derive(Debug, clap::Args)]
+#[command(group(ArgGroup::new("again").args(["probe", "sweep"]).multiple(true)))]
 pub struct Profile {
     /// A generator: KIND[:KEY=VALUE|WORD,…], keys as in an experiment's `run`
     #[arg(value_name = "GENERATOR", conflicts_with_all = ["pid", "matching", "command", "show"])]
@@ -39,10 +42,27 @@ pub struct Profile {
     /// generator or a command, which is run again and again)
     #[arg(long, conflicts_with_all = ["pid", "matching", "show"])]
     pub probe: bool,
-    /// Rounds of the probe [default: 5; on a simulated machine 2]
-    #[arg(long, requires = "probe")]
+    /// Find out, too, with how much it keeps its speed: with how many ways or page colours of a
+    /// cache, or with which budget of bandwidth: ways, colours or budgets (of a generator or a
+    /// command, which is run again with each size)
+    #[arg(long, value_name = "WHAT", value_delimiter = ',', conflicts_with_all = ["pid", "matching", "show"])]
+    pub sweep: Vec<Swept>,
+    /// With --sweep: the share of its speed alone that it has to keep [default: 95%]
+    #[arg(
+        long,
+        value_name = "SHARE",
+        requires = "sweep",
+        conflicts_with = "within"
+    )]
+    pub keep: Option<Share>,
+    /// With --sweep: how long its work may take instead, as a time; the 99th percentile where a
+    /// round has a hundred windows, else their mean
+    #[arg(long, value_name = "TIME", requires = "sweep")]
+    pub within: Option<Nanos>,
+    /// Rounds of the probe and of each sweep [default: 5; on a simulated machine 2]
+    #[arg(long, requires = "again")]
     pub rounds: Option<u32>,
-    /// Seed of the probe's order, and of a simulated machine
+    /// Seed of the order of runs, and of a simulated machine
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Keep the profile in this file [default: profiles/NAME.json beside what was measured of the

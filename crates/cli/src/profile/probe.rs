@@ -7,21 +7,21 @@ use std::fmt::Write;
 use std::num::NonZeroUsize;
 
 use quell_plan::inventory::Inventory;
-use quell_policy::experiment::Experiment;
 use quell_policy::workload::{BANDWIDTH_MB_S, Workload};
 use quell_record::demand::{Pressed, Sensitivity, Subject};
 use quell_record::result::CompareResult;
 use quell_types::stats::Interval;
-use quell_types::units::Rate;
+use quell_types::units::{Nanos, Rate};
 
-use crate::compare::{Wanted, carry_out, complete};
-use crate::exit::{Failure, Result, failed, problems};
+use crate::exit::{Result, failed};
 use crate::target::On;
 
 use super::args::Profile as Args;
+use super::written::{ALONE, Head, PROGRAM, head, measured, pinned, quoted, table};
 
-const PROGRAM: &str = "program";
 const NEIGHBOUR: &str = "neighbour";
+/// Load before a span on a simulated machine.
+const SIMULATED_WARMUP: Nanos = Nanos::millis(5);
 /// A neighbour's rate, in percent of what one CPU alone was measured to reach with that operation.
 const RATES: [f64; 5] = [10.0, 30.0, 50.0, 70.0, 90.0];
 /// The size of a neighbour's list, in last-level caches.
@@ -129,71 +129,32 @@ fn presses(machine: &Inventory, on: Option<u32>) -> Vec<Press> {
 }
 
 fn pressed(args: &Args, subject: &Subject, press: &Press) -> Result<CompareResult> {
-    let text = written(args, subject, press)?;
-    let name = "probe.toml";
-    let mut experiment = Experiment::parse(&text, name).map_err(|all| problems(&all))?;
-    if args.on != On::Linux {
-        experiment = experiment.simulated();
-    }
-    let (target, machine) = args.on.measured(args.seed, NonZeroUsize::MIN)?;
-    let wanted = Wanted::whole(&experiment, &text, name);
-    let comparison = carry_out(&wanted, &args.on, target, machine)?;
-    complete(&comparison, None)?;
-    Ok(comparison.result)
+    measured(args, "probe", &written(args, subject, press)?)
 }
 
 /// The experiment: the program alone, and beside the neighbour at each pressure.
 fn written(args: &Args, subject: &Subject, press: &Press) -> Result<String> {
-    let wrong =
-        |e: &dyn std::fmt::Display| -> Failure { failed(format!("{}: {e}", press.neighbour)) };
-    let quoted = |text: &str| toml::Value::from(text).to_string();
-    let table = |run: &Workload| -> Result<String> {
-        let table = toml::Table::try_from(run).map_err(failed)?;
-        Ok(toml::Value::Table(table).to_string())
-    };
-    let (run, frames) = match subject {
-        Subject::Generator { run } => {
-            let frames = matches!(
-                run,
-                Workload::FramesCall { .. } | Workload::FramesDisplay { .. }
-            );
-            (format!("run  = {}", table(run)?), frames)
-        }
-        Subject::Command { command } => {
-            let words: Vec<String> = command.iter().map(|w| quoted(w)).collect();
-            (format!("command = [{}]", words.join(", ")), false)
-        }
-        Subject::Tasks { .. } => {
-            return Err(failed(
-                "what runs already cannot be run again beside each neighbour",
-            ));
-        }
-    };
-    let neighbour: Workload = press.neighbour.parse().map_err(|e| wrong(&e))?;
+    let neighbour: Workload = press
+        .neighbour
+        .parse()
+        .map_err(|e| failed(format!("{}: {e}", press.neighbour)))?;
     let (own, others) = match (press.pins, &args.cpus) {
         (Some((own, others)), _) => (format!("\"{own}\""), format!("\"{others}\"")),
-        (None, Some(cpus)) => (format!("\"{cpus}\""), "1".to_owned()),
-        (None, None) => ("1".to_owned(), "1".to_owned()),
+        (None, _) => (pinned(args), "1".to_owned()),
     };
-    let fewer = args.rounds.unwrap_or(2);
-    let span = match subject {
-        Subject::Command { .. } => "until    = \"exit\"".to_owned(),
-        _ => {
-            // Three frames; of everything else a millisecond is like another.
-            let simulated = if frames { "100ms" } else { "20ms" };
-            format!(
-                "duration = \"500ms\"\nsimulated = {{ rounds = {fewer}, warmup = \"5ms\", duration = \"{simulated}\" }}"
-            )
-        }
-    };
-    let rounds = args.rounds.unwrap_or(5);
-    let mut text = format!(
-        "quell    = 1\nname     = \"probe\"\nbackends = [\"linux\"]\nseed     = {}\n\n\
-         [measure]\nrounds   = {rounds}\nwarmup   = \"150ms\"\n{span}\nbaseline = \"solo\"\n\n\
-         [subject.{PROGRAM}]\nrole = \"critical\"\ncpus = {own}\n{run}\n\n\
-         [subject.{NEIGHBOUR}]\nrole = \"best-effort\"\ncpus = {others}\nrun  = {}\n\n\
-         [configuration.solo]\nalone = true\n\n[configuration.beside]\n",
-        args.seed,
+    let mut text = head(
+        args,
+        subject,
+        &Head {
+            name: "probe",
+            cpus: &own,
+            simulated_warmup: SIMULATED_WARMUP,
+        },
+    )?;
+    let _ = write!(
+        text,
+        "[subject.{NEIGHBOUR}]\nrole = \"best-effort\"\ncpus = {others}\nrun  = {}\n\n\
+         [configuration.{ALONE}]\nalone = true\n\n[configuration.beside]\n",
         table(&neighbour)?
     );
     if let Some((key, values)) = &press.axis {
@@ -217,7 +178,7 @@ fn metric(result: &CompareResult) -> Option<String> {
 
 /// The configurations but the baseline, in the order they were written in.
 fn slowdowns(result: &CompareResult, press: &Press) -> Vec<Pressed> {
-    let beside = result.configurations.iter().filter(|c| c.name != "solo");
+    let beside = result.configurations.iter().filter(|c| c.name != ALONE);
     let all = beside
         .zip(&press.labels)
         .filter_map(|(configuration, label)| {
@@ -242,6 +203,7 @@ mod tests {
     use super::*;
     use clap::Parser;
     use quell_plan::inventory::Measured;
+    use quell_policy::experiment::Experiment;
     use quell_record::backend::{Backend, Probe};
     use quell_sim::Sim;
     use quell_sim::board::Board;

@@ -16,6 +16,7 @@ mod period;
 mod profile;
 mod proposal;
 mod spectrum;
+mod sweep;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,7 @@ pub use profile::{
     UnitTimes, WorkingSet, assess,
 };
 pub use proposal::{Basis, Proposal, Sought, proposal};
+pub use sweep::{Goal, Judged, Needed, Point, Sweep, Swept};
 
 use quell_types::stats::{mean, percentile, sorted};
 use quell_types::units::Nanos;

@@ -9,7 +9,7 @@ use quell_types::units::{Nanos, Rate, Share};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BIN, Burst, Figures, Proposal, burst};
+use super::{BIN, Burst, Figures, Proposal, Sweep, burst};
 use crate::result::Timing;
 
 /// Schema id of a profile.
@@ -60,6 +60,9 @@ pub struct Profile {
     /// How much slower it gets under pressure on one resource at a time; empty without `--probe`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sensitivity: Vec<Sensitivity>,
+    /// How much of a cache or of bandwidth it needs; empty without `--sweep`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sweeps: Vec<Sweep>,
     /// What a policy could ask for.
     pub proposal: Proposal,
 }

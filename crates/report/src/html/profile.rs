@@ -4,10 +4,11 @@
 use std::ops::Range;
 
 use maud::html;
-use quell_record::demand::{Measuring, Profile, Quantity};
+use quell_record::demand::{Measuring, Profile, Quantity, Sweep};
 use quell_types::calendar;
 
 use crate::profile::{circumstances, figures, measured_by, sensitivity, sentences, untried};
+use crate::sweep;
 use crate::text::number;
 
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width};
@@ -34,7 +35,7 @@ pub fn profile_html(profile: &Profile) -> String {
         div.verdict { (paragraphs(&said_first(profile))) }
     };
     let sections = [one_second(profile), whole(profile), table(profile)];
-    let more = [sensitive(profile), Some(proposed(profile))];
+    let more = [sensitive(profile), needs(profile), Some(proposed(profile))];
     let all: Vec<Section> = sections
         .into_iter()
         .chain(more.into_iter().flatten())
@@ -221,6 +222,24 @@ fn sensitive(profile: &Profile) -> Option<Section> {
     })
 }
 
+/// How much of each thing the program needs, a table for each sweep.
+fn needs(profile: &Profile) -> Option<Section> {
+    let one = |one: &Sweep| {
+        html! {
+            (html_table(&sweep::table(one), &sweep::title(one)))
+            (paragraphs(&sweep::said(one)))
+            @if let Some(policy) = &one.policy {
+                pre { code { "[group." (profile.name) "]\n" (policy) } }
+            }
+        }
+    };
+    (!profile.sweeps.is_empty()).then(|| Section {
+        id: "needs",
+        title: "How much it needs",
+        body: html! { @for sweep in &profile.sweeps { (one(sweep)) } },
+    })
+}
+
 fn proposed(profile: &Profile) -> Section {
     Section {
         id: "proposal",
@@ -248,6 +267,8 @@ mod tests {
             "(30.0 a second)",
             "reserve.bandwidth",
             "What it suffers from",
+            "How much it needs",
+            "reserve.cache = { ways = 3 }",
         ] {
             assert!(page.contains(part), "{part}");
         }

@@ -59,10 +59,11 @@ fn profile(subject: Subject, measuring: Measuring, series: Vec<Series>) -> Profi
             cpu_share: 0.011,
         }),
         sensitivity: Vec::new(),
+        sweeps: Vec::new(),
     }
 }
 
-/// A profile by counters, with a probe.
+/// A profile by counters, with a probe and a sweep.
 pub(crate) fn bursty() -> Profile {
     let [read, written] = frames(1_000_000);
     let series = [(Quantity::Read, read), (Quantity::Written, written)];
@@ -97,6 +98,7 @@ pub(crate) fn bursty() -> Profile {
             skipped: Some("no CPU here has a sibling".to_owned()),
         },
     ];
+    profile.sweeps = vec![super::sweep::by_ways()];
     profile
 }
 

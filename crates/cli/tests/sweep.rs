@@ -1,0 +1,175 @@
+//! `quell profile --sweep` through the whole program: on simulated machines, where it is known how
+//! much is enough, and on this one.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+use std::path::Path;
+
+use common::{Done, Running, machine, quell};
+use serde_json::Value;
+
+/// Profiles with its files in `dir`.
+fn profile(dir: &Path, args: &[&str]) -> Done {
+    let mut command = quell();
+    command
+        .args(["profile", "--for", "100ms"])
+        .args(args)
+        .current_dir(dir)
+        .env("QUELL_STATE_DIR", dir);
+    Running::start(&mut command).wait()
+}
+
+/// The only sweep of a profile.
+fn swept(profile: &Value) -> &Value {
+    let sweeps = profile["sweeps"].as_array().unwrap();
+    assert_eq!(sweeps.len(), 1);
+    &sweeps[0]
+}
+
+fn judged(sweep: &Value) -> Vec<&str> {
+    let points = sweep["points"].as_array().unwrap();
+    points
+        .iter()
+        .map(|p| p["judged"].as_str().unwrap())
+        .collect()
+}
+
+fn enough(sweep: &Value) -> u64 {
+    let found = sweep["needed"]["enough"].as_u64();
+    found.unwrap_or_else(|| panic!("nothing is enough: {sweep:#}"))
+}
+
+/// A list in one large page lies evenly in the sets, so of a cache of eight parts it needs as many
+/// as it is long.
+#[test]
+fn a_list_needs_the_ways_that_it_fills() {
+    let dir = tempfile::tempdir().unwrap();
+    let on = ["--on", "sim:apollolake", "--sweep", "ways"];
+    let of = |size: &str, more: &[&str]| {
+        let list = format!("latency:size={size},pages=2MiB");
+        profile(dir.path(), &[&[list.as_str()], &on[..], more].concat())
+    };
+    for (size, parts) in [("256KiB", 2), ("640KiB", 5)] {
+        let found = of(size, &["--json"]).json();
+        let sweep = swept(&found);
+        let found = enough(sweep);
+        assert!(found.abs_diff(parts) <= 1, "{size}: {found} of {sweep:#}");
+        assert_eq!(sweep["points"].as_array().unwrap().len(), 8);
+        assert_eq!(judged(sweep)[0], "misses", "{sweep:#}");
+        assert_eq!(judged(sweep)[7], "holds", "{sweep:#}");
+        assert_eq!(sweep["level"], 2);
+        let line = format!("reserve.cache = {{ ways = {found} }}");
+        assert_eq!(sweep["policy"], line.as_str());
+    }
+    // It was kept, and its line is one of a policy.
+    let text = profile(dir.path(), &["--show", "latency@apollolake"]).out;
+    assert!(text.contains("Sweep of ways of L2: keep 95%"), "{text}");
+    let line = text.lines().find(|l| l.starts_with("reserve.cache"));
+    let policy = format!(
+        "quell = 1\n[group.a]\nrole = \"critical\"\ncommand = [\"true\"]\n{}\n",
+        line.unwrap()
+    );
+    std::fs::write(dir.path().join("p.toml"), &policy).unwrap();
+    let mut plan = quell();
+    plan.args(["plan", "p.toml", "--on", "sim:apollolake"])
+        .current_dir(dir.path());
+    let plan = Running::start(&mut plan).wait();
+    assert_eq!(plan.code, 0, "{plan:?}\n{policy}");
+}
+
+/// A list of a third of the cache does not fit into a quarter of the sets.
+#[test]
+fn a_list_needs_the_colours_that_it_fills() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["latency:size=320KiB", "--on", "sim:cortex-a72", "--json"];
+    let found = profile(dir.path(), &[&args[..], &["--sweep", "colours"]].concat()).json();
+    let sweep = swept(&found);
+    let labels: Vec<&str> = sweep["points"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["label"].as_str().unwrap())
+        .collect();
+    assert_eq!(labels, ["0", "0-1", "all"]);
+    assert_eq!(judged(sweep)[0], "misses", "{sweep:#}");
+    assert!(enough(sweep) >= 2, "{sweep:#}");
+}
+
+/// A stream of a known rate needs a budget of about that rate, within a step of the sweep.
+#[test]
+fn a_stream_needs_the_budget_that_it_draws() {
+    let dir = tempfile::tempdir().unwrap();
+    let stream = "bandwidth:read,size=4MiB,rate=300MB/s";
+    let args = [stream, "--on", "sim:apollolake", "--json"];
+    let found = profile(dir.path(), &[&args[..], &["--sweep", "budgets"]].concat()).json();
+    let sweep = swept(&found);
+    let rate = enough(sweep) as f64 / 300e6;
+    assert!((0.9..=1.46 * 1.46).contains(&rate), "{rate}: {sweep:#}");
+    let line = sweep["policy"].as_str().unwrap();
+    assert!(line.starts_with("reserve.bandwidth = \""), "{line}");
+    assert_eq!(sweep.get("cautions"), None, "{sweep:#}");
+}
+
+#[test]
+fn a_sweep_that_this_machine_cannot_do_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let fails = |args: &[&str], names: &[&str]| profile(dir.path(), args).fails(2, names);
+    fails(&["--sweep", "sets", "--", "true"], &["ways, colours"]);
+    fails(&["--pid", "1", "--sweep", "ways"], &["--sweep"]);
+    fails(&["--keep", "90%", "--", "true"], &["--sweep"]);
+    fails(
+        &["latency", "--on", "sim:xeon-e5645", "--sweep", "ways"],
+        &["xeon-e5645 does not have it", "sim:icelake-sp"],
+    );
+    let colours = profile(dir.path(), &["--sweep", "colours", "--", "true"]);
+    colours.fails(2, &["--sweep colours: this machine", "--on sim:"]);
+    let ways = profile(dir.path(), &["--sweep", "ways", "--", "true"]);
+    if ways.code == 0 {
+        eprintln!("SKIPPED: this machine divides its cache by ways");
+        return;
+    }
+    ways.fails(2, &["--sweep ways: this machine", "--on lab:icelake"]);
+    let kept = dir.path().join("profiles");
+    assert!(!kept.exists(), "refused before anything was measured");
+}
+
+/// Budgets are for every machine on which Quell can hold a limit.
+#[test]
+fn budgets_are_swept_here_or_refused_with_the_reason() {
+    let Some(mut machine) = machine("budgets of a command") else {
+        return;
+    };
+    machine.remember();
+    let work = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done";
+    let out = machine.path("sh.json").display().to_string();
+    let args = ["--sweep", "budgets", "--rounds", "2", "--json", "--out"];
+    let mut command = quell();
+    command
+        .arg("profile")
+        .args(args)
+        .args([&out, "--", "sh", "-c", work]);
+    let done = Running::start(&mut command).wait();
+    machine.unchanged("after the sweep");
+    if done.code != 0 {
+        done.fails(2, &["--sweep budgets: this machine can"]);
+        return;
+    }
+    let found = done.json();
+    let sweep = swept(&found);
+    let points = sweep["points"].as_array().unwrap();
+    assert_eq!(points.len(), 9, "{sweep:#}");
+    assert_eq!(sweep["metric"], "run_time_s");
+    assert_eq!(points[8]["label"], "all");
+    let cautions = sweep["cautions"].to_string();
+    if cautions.contains("No counter counts here") {
+        // A twentieth of a CPU's time and two thirds of it, far apart on a busy machine, too.
+        let took = |n: usize| points[n]["value"].as_f64().unwrap();
+        assert!(took(0) > 2.0 * took(7), "{sweep:#}");
+    }
+}
