@@ -19,7 +19,6 @@ import math
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -56,13 +55,11 @@ ENVIRONMENT = {
     "PATH": "/usr/bin:/bin:/usr/games",
 }
 
-# Cycles from a chain of additions, and the latency of each level from a chain of loads.
-MACHINE_C = r"""
+# The clock, from a chain of additions.
+CLOCK_C = r"""
 #include <stdio.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <time.h>
-#include <sys/mman.h>
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -80,40 +77,8 @@ static double hertz(void) {
     } while (end - begin < 1);
     return turns / (end - begin);
 }
-static double latency(size_t bytes) {
-    size_t lines = bytes / 64;
-    char *memory = mmap(0, bytes + (2 << 20), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    memory = (char *)(((uintptr_t)memory + (2 << 20) - 1) & ~(uintptr_t)((2 << 20) - 1));
-    madvise(memory, bytes, MADV_HUGEPAGE);
-    uint32_t *order = malloc(lines * sizeof *order);
-    for (size_t n = 0; n < lines; n++) order[n] = n;
-    uint64_t random = 88172645463325252u;
-    for (size_t n = lines - 1; n > 0; n--) {
-        random ^= random << 13, random ^= random >> 7, random ^= random << 17;
-        size_t other = random % (n + 1);
-        uint32_t kept = order[n];
-        order[n] = order[other], order[other] = kept;
-    }
-    for (size_t n = 0; n < lines; n++)
-        *(char **)(memory + 64 * (size_t)order[n]) = memory + 64 * (size_t)order[(n + 1) % lines];
-    free(order);
-    char *at = memory;
-    for (size_t n = 0; n < 2 * lines && n < 8000000; n++) at = *(char *volatile *)at;
-    double begin = now(), end;
-    uint64_t loads = 0;
-    do {
-        for (int n = 0; n < 100000; n++) at = *(char *volatile *)at;
-        loads += 100000;
-        end = now();
-    } while (end - begin < 0.5);
-    munmap(memory, bytes);
-    return (end - begin) / loads + (at == 0);
-}
 int main(void) {
-    double clock = hertz();
-    printf("{\"hertz\": %.0f, \"l1\": %.2f, \"l2\": %.2f, \"l3\": %.2f, \"memory\": %.2f}\n", clock,
-           clock * latency(16 << 10), clock * latency(512 << 10), clock * latency(8 << 20),
-           clock * latency(512 << 20));
+    printf("%.0f\n", hertz());
     return 0;
 }
 """
@@ -178,14 +143,15 @@ def timed(program, folder, _):
     print(f"{program.name}: {' '.join(f'{s:.2f}' for s in seconds)} s", flush=True)
 
 
-def machine(work):
-    """Clock and latencies of this machine, in cycles."""
-    out = work / "machine.json"
+def clock(work):
+    """This machine's clock in Hz."""
+    out = work / "clock.json"
     if not out.exists():
-        (work / "machine.c").write_text(MACHINE_C)
-        subprocess.run(["gcc", "-O2", "-o", work / "machine", work / "machine.c"], check=True)
-        runs = [json.loads(subprocess.check_output([work / "machine"])) for _ in range(TIMES)]
-        out.write_text(json.dumps({key: statistics.median(run[key] for run in runs) for key in runs[0]}))
+        (work / "clock.c").write_text(CLOCK_C)
+        subprocess.run(["gcc", "-O2", "-o", work / "clock", work / "clock.c"], check=True)
+        runs = [float(subprocess.check_output([work / "clock"])) for _ in range(TIMES)]
+        # What else runs on the machine only takes from it.
+        out.write_text(json.dumps(max(runs)))
     return json.loads(out.read_text())
 
 
@@ -294,9 +260,9 @@ sizes = [SIZES]
 
 
 def derive(programs, work):
-    here = machine(work)
+    hertz = clock(work)
     names = ", ".join(f'"{s // MIB}MiB"' if s >= MIB else f'"{s // KIB}KiB"' for s in SIZES)
-    toml, raw = [HEAD.replace("SIZES", names).rstrip()], {"machine": here, "programs": {}}
+    toml, raw = [HEAD.replace("SIZES", names).rstrip()], {"hertz": hertz, "programs": {}}
     table_lines = []
     runs = []
     for program in programs:
@@ -308,7 +274,7 @@ def derive(programs, work):
         total = {key: sum(window[key] for window in windows) for key in windows[0]}
         seconds = json.loads((folder / "seconds.json").read_text())
         # What else runs on the machine only adds to the time.
-        measured = min(seconds) * here["hertz"] / total["instructions"]
+        measured = min(seconds) * hertz / total["instructions"]
         runs.append((program, windows, total, seconds, measured))
     cycles = fitted([(measured, waits(total)) for _, _, total, _, measured in runs])
     raw["cycles_per_line"] = {"second_level": round(cycles[0], 2), "beyond_it": round(cycles[1], 2)}
