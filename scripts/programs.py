@@ -5,7 +5,7 @@
 
   inputs   makes the inputs (scripts/programs_list.py has programs and inputs)
   record   runs each program once in QEMU's user mode with the plugin quell-profile-plugin
-  time     runs each program five times natively: needs a quiet machine
+  time     runs each program five times natively: a quiet machine is better
   derive   writes experiments/smt/programs.toml and programs-raw.json
 
 A step that is done for a program is not repeated; delete its folder in DIR (.cache/programs).
@@ -227,11 +227,11 @@ def lines_of(program, total, parts, figures):
     yield f"command = {text(program.shown())}"
     yield f"input = {text(program.input)}"
     yield f"instructions = {number}"
-    yield f"cpi = {figures['cpi']}            # assumed"
-    yield f"overlap = {figures['overlap']}        # assumed"
+    yield f"cpi = {figures['cpi']}  # assumed"
+    yield f"overlap = {figures['overlap']}  # assumed"
     for phase in parts:
         per = lambda key: phase[key] * 1000 / phase["instructions"]
-        show = lambda value: f"{value:.4g}" if value < 1000 else f"{value:.1f}"
+        show = lambda value: str(round(float(f"{value:.4g}"), 4))
         curve = ", ".join(show(per(f"misses_{size}")) for size in SIZES)
         yield f"[[program.{program.name}.phase]]"
         yield f"accesses = {show(per('loads') + per('stores'))}"

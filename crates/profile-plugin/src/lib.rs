@@ -7,8 +7,9 @@
 //! - `sizes`: sizes of the LRU caches in bytes, separated by colons, increasing;
 //! - `share`: one of these sizes, for which misses under way together are counted.
 //!
-//! All threads count as one, on one core. A repeated string instruction counts as one instruction
-//! per repetition. Child processes are not recorded.
+//! All threads count as one, on one core. Child processes are not recorded. QEMU runs a repeated
+//! string instruction again and again as a block of its own. That counts as one instruction, and
+//! its accesses to a line in a row as one.
 
 #![allow(missing_docs, reason = "a shared library: its one user is QEMU")]
 
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use qemu::{Block, Info};
+use qemu::{Block, Info, Instruction};
 use quell_model::demand::{LINE, Plan, Profiler, Touch, WORDS, Window};
 
 /// The version of the plugin interface that this is made for; QEMU reads it.
@@ -39,6 +40,8 @@ struct Plugin {
     sizes: Vec<u64>,
     window: u64,
     threads: AtomicU64,
+    /// The repeated string instruction that ended the latest block, else 0.
+    repeated: AtomicU64,
 }
 
 impl Plugin {
@@ -126,6 +129,7 @@ fn install(arguments: &[String]) -> Result<Plugin, String> {
         sizes,
         window,
         threads: AtomicU64::new(0),
+        repeated: AtomicU64::new(0),
     })
 }
 
@@ -137,12 +141,17 @@ extern "C" fn on_translation(_: u64, block: *mut Block) {
     // SAFETY: all calls concern a block that QEMU has just handed over, and instructions within it.
     unsafe {
         let instructions = qemu::qemu_plugin_tb_n_insns(block);
+        let mut note = instructions as u64;
         for at in 0..instructions {
             let instruction = qemu::qemu_plugin_tb_get_insn(block, at);
             if OFFSET.load(Relaxed) == u64::MAX {
                 let host = qemu::qemu_plugin_insn_haddr(instruction) as u64;
                 let guest = qemu::qemu_plugin_insn_vaddr(instruction);
                 OFFSET.store(host.wrapping_sub(guest), Relaxed);
+            }
+            // QEMU ends a block with it.
+            if at + 1 == instructions && repeats(instruction) {
+                note |= qemu::qemu_plugin_insn_vaddr(instruction) << COUNT_BITS;
             }
             qemu::qemu_plugin_register_vcpu_mem_cb(
                 instruction,
@@ -156,13 +165,40 @@ extern "C" fn on_translation(_: u64, block: *mut Block) {
             block,
             on_block,
             qemu::NO_REGISTERS,
-            instructions as *mut c_void,
+            note as *mut c_void,
         );
     }
 }
 
-extern "C" fn on_block(_: c_uint, instructions: *mut c_void) {
-    plugin().profiler().block(instructions as u64);
+/// A note of a block: how many instructions it has, and above that the address of the repeated
+/// string instruction that ends it.
+const COUNT_BITS: u32 = 12;
+
+/// Whether an instruction is a string instruction with a prefix that repeats it.
+///
+/// # Safety
+/// The instruction is one of a block that is being translated.
+unsafe fn repeats(instruction: *const Instruction) -> bool {
+    // SAFETY: QEMU holds the bytes of the instruction while its block is translated.
+    let bytes = unsafe {
+        let size = qemu::qemu_plugin_insn_size(instruction);
+        std::slice::from_raw_parts(qemu::qemu_plugin_insn_data(instruction), size)
+    };
+    let is_prefix = |b: &&u8| matches!(b, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x40..=0x4f);
+    let prefixes = bytes.iter().take_while(is_prefix);
+    let repeated = prefixes.clone().any(|b| matches!(b, 0xf2 | 0xf3));
+    let code = bytes.get(prefixes.count());
+    repeated && matches!(code, Some(0xa4..=0xa7 | 0xaa..=0xaf))
+}
+
+extern "C" fn on_block(_: c_uint, note: *mut c_void) {
+    let plugin = plugin();
+    let (instructions, string) = (note as u64 % (1 << COUNT_BITS), note as u64 >> COUNT_BITS);
+    let before = plugin.repeated.swap(string, Relaxed);
+    let again = instructions == 1 && string != 0 && string == before;
+    plugin
+        .profiler()
+        .block(if again { 0 } else { instructions });
 }
 
 extern "C" fn on_access(_: c_uint, info: u32, address: u64, index: *mut c_void) {

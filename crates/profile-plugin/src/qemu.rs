@@ -54,6 +54,8 @@ unsafe extern "C" {
     pub fn qemu_plugin_tb_get_insn(tb: *const Block, n: usize) -> *mut Instruction;
     pub fn qemu_plugin_insn_vaddr(insn: *const Instruction) -> u64;
     pub fn qemu_plugin_insn_haddr(insn: *const Instruction) -> *const c_void;
+    pub fn qemu_plugin_insn_data(insn: *const Instruction) -> *const u8;
+    pub fn qemu_plugin_insn_size(insn: *const Instruction) -> usize;
     pub fn qemu_plugin_mem_size_shift(info: u32) -> c_uint;
     pub fn qemu_plugin_mem_is_store(info: u32) -> bool;
 }
