@@ -1,5 +1,5 @@
 //! Models of the memory hierarchy: where an address lies ([`address`]), what a cache contains
-//! ([`cache`]), how long DRAM takes ([`dram`]).
+//! ([`cache`]), how long DRAM takes ([`dram`]), what a program demands of caches ([`demand`]).
 //!
 //! Values in, values out: no threads, no I/O, no clock, no randomness. The same calls give the same
 //! answers on every machine. Time is an integer count of picoseconds. After construction, nothing
@@ -11,6 +11,7 @@
 pub mod address;
 pub mod arch;
 pub mod cache;
+pub mod demand;
 pub mod dram;
 
 /// Simulated time or a span of it, in picoseconds. Every DRAM clock period in use is close to a

@@ -152,6 +152,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
             "linux/src/fault.rs",
             "linux/src/lock.rs",
             "linux/src/profile.rs",
+            "profile-plugin/src/lib.rs",
             "sim/src/backend/generator/work.rs",
             "sim/src/backend/ways.rs",
             "workload/src/pressure/mod.rs",

@@ -21,10 +21,12 @@
 
 mod hierarchy;
 mod policy;
+mod stack;
 mod tags;
 
 pub use hierarchy::{Hierarchy, Inclusion, Level};
 pub use policy::Policy;
+pub use stack::{Stack, Traffic};
 
 use crate::Invalid;
 use crate::address::Functions;
