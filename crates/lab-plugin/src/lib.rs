@@ -434,7 +434,7 @@ extern "C" fn on_access(cpu: c_uint, info: u32, address: u64, user: *mut c_void)
     let machine = &plugin().machine;
     // SAFETY: the call concerns the access that QEMU has just reported.
     let store = unsafe { qemu::qemu_plugin_mem_is_store(info) };
-    if machine.repeats(cpu as usize, address, store) {
+    if machine.repeats(cpu as usize, address, store, !user.is_null()) {
         return;
     }
     // SAFETY: as above. The handle is used only here.

@@ -85,6 +85,8 @@ struct Cpu {
     /// likewise the cycles beyond one per instruction.
     instructions: [AtomicU64; 2],
     stalls: [AtomicU64; 2],
+    /// Loads and stores that the counters have not taken in yet, in kernel and in user mode.
+    touched: [[AtomicU64; 2]; 2],
     /// At so many instructions and stalls together the counters have to take them in.
     due: AtomicU64,
     /// All data accesses so far. `fetches`: all fetches of a line.
@@ -164,12 +166,13 @@ impl Machine {
         })
     }
 
-    /// Whether the CPU's last data access was to this line (and a store if this is one). Then the
-    /// access changes nothing. It compares virtual addresses, since a CPU's address space does not
-    /// change without other accesses in between.
+    /// Counts a data access. Whether the CPU's last one was to this line (and a store if this is
+    /// one). Then the access changes nothing else. It compares virtual addresses, since a CPU's
+    /// address space does not change without other accesses in between.
     #[inline]
-    pub fn repeats(&self, cpu: usize, address: u64, write: bool) -> bool {
+    pub fn repeats(&self, cpu: usize, address: u64, write: bool, user: bool) -> bool {
         let cpu = &self.cpus[cpu];
+        add(&cpu.touched[usize::from(user)][usize::from(write)], 1);
         let line = (address / LINE) << 1;
         let last = cpu.last.load(Relaxed);
         if last == line | 1 || (last == line && !write) {
@@ -271,6 +274,13 @@ impl Machine {
             let cycles = instructions + cpu.stalls[mode].load(Relaxed);
             cpu.instructions[mode].store(0, Relaxed);
             cpu.stalls[mode].store(0, Relaxed);
+            for (event, n) in [Event::Loads, Event::Stores]
+                .into_iter()
+                .zip(&cpu.touched[mode])
+            {
+                over |= pmu.count(event, user, n.load(Relaxed));
+                n.store(0, Relaxed);
+            }
             over |= pmu.count(Event::Instructions, user, instructions);
             over |= pmu.count(Event::Cycles, user, cycles);
         }

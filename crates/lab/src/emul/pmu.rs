@@ -1,6 +1,7 @@
 //! A CPU's performance counters: version 2 of Intel's architectural ones (SDM volume 3,
 //! "Architectural Performance Monitoring"). The model has these events: instructions, cycles,
-//! references to the last level and misses there.
+//! references to the last level and misses there, and loads and stores of the first level, numbered
+//! as on Intel since Haswell.
 //!
 //! Deviations: counters do not freeze when one overflows. Edge, inversion and counter masks of an
 //! event are ignored.
@@ -18,6 +19,10 @@ pub enum Event {
     References,
     /// Requests that the last level missed.
     Misses,
+    /// Loads.
+    Loads,
+    /// Stores.
+    Stores,
 }
 
 /// The width of every counter in bits.
@@ -26,7 +31,8 @@ const FULL: u64 = (1 << WIDTH) - 1;
 /// The fixed counters: instructions, cycles, reference cycles.
 const FIXED: [Event; 3] = [Event::Instructions, Event::Cycles, Event::Cycles];
 
-/// An overflow is noticed at most so many instructions and stalls late.
+/// An overflow is noticed at most so many instructions and stalls late. A run of instructions may
+/// have more loads and stores than instructions, by which theirs are late.
 const LATEST: u64 = 4096;
 
 /// The counters of one CPU.
@@ -76,6 +82,8 @@ impl Pmu {
                 0x00c0 => Event::Instructions,
                 0x4f2e => Event::References,
                 0x412e => Event::Misses,
+                0x81d0 => Event::Loads,
+                0x82d0 => Event::Stores,
                 _ => return None,
             };
             let on = select >> 22 & 1 == 1;
@@ -116,7 +124,7 @@ impl Pmu {
         let counters = 0..self.counters.len();
         let left = counters.filter_map(|n| {
             let (event, ..) = self.setting(n)?;
-            matches!(event, Event::Cycles | Event::Instructions)
+            (!matches!(event, Event::References | Event::Misses))
                 .then(|| FULL - self.counters[n] + 1)
         });
         left.min().map_or(u64::MAX, |left| left.min(LATEST))

@@ -213,12 +213,12 @@ fn threads_of_a_core_are_delayed_each_by_its_class() {
 #[test]
 fn a_repeat_is_the_same_line_and_no_first_store() {
     let m = machine("icelake", ICELAKE);
-    assert!(!m.repeats(0, 128, false));
-    assert!(m.repeats(0, 191, false));
-    assert!(!m.repeats(0, 130, true), "the line is changed now");
-    assert!(m.repeats(0, 130, false) && m.repeats(0, 130, true));
-    assert!(!m.repeats(0, 0, true));
-    assert!(!m.repeats(1, 0, true), "each CPU for itself");
+    assert!(!m.repeats(0, 128, false, true));
+    assert!(m.repeats(0, 191, false, true));
+    assert!(!m.repeats(0, 130, true, true), "the line is changed now");
+    assert!(m.repeats(0, 130, false, true) && m.repeats(0, 130, true, true));
+    assert!(!m.repeats(0, 0, true, true));
+    assert!(!m.repeats(1, 0, true, true), "each CPU for itself");
 }
 
 #[test]
@@ -244,6 +244,25 @@ fn instructions_and_misses_reach_the_counters() {
         .find(|_| m.run(0, 4096, 1, 10, true).interrupt)
         .unwrap();
     assert!((499..1000).contains(&late), "{late}");
+}
+
+#[test]
+fn loads_and_stores_reach_the_counters_repeats_included() {
+    let m = machine("icelake", ICELAKE);
+    m.write(0, 0x38f, 0xf).unwrap();
+    // Loads in user mode, stores in both.
+    m.write(0, 0x186, 0x81d0 | 1 << 22 | 1 << 16).unwrap();
+    m.write(0, 0x187, 0x82d0 | 1 << 22 | 3 << 16).unwrap();
+    for n in 0..100 {
+        m.repeats(0, 64 * (n / 10), false, true);
+        m.repeats(0, 8, false, false);
+        m.repeats(0, 8, true, n % 2 == 0);
+    }
+    m.repeats(1, 8, true, true);
+    assert_eq!(
+        (m.rdpmc(0, 0).unwrap().0, m.rdpmc(0, 1).unwrap().0),
+        (100, 100)
+    );
 }
 
 proptest! {
