@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_that_keep_code_and_data_apart_are_refused_with_the_remedy() {
+    fn registers_that_keep_code_and_data_apart_are_refused() {
         let fake = Fake::new(&Spec {
             registers: true,
             ..Spec::new(Flavour::V2)
