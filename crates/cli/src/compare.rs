@@ -95,7 +95,7 @@ pub fn run(args: &Compare) -> Result {
             crate::status::settle()?;
             experiment
         }
-        On::Sim(_) => simulated(experiment, args)?,
+        On::Sim(_) | On::Coarse(_) => simulated(experiment, args)?,
     };
     let wanted = Wanted {
         experiment: &experiment,
@@ -199,6 +199,7 @@ fn machine_of(asked: Option<&On>, backends: &[String]) -> std::result::Result<On
     let named = match asked {
         None => backends.first(),
         Some(On::Sim(None)) => backends.iter().find(|b| b.starts_with("sim")),
+        Some(On::Coarse(None)) => backends.iter().find(|b| b.starts_with("coarse")),
         Some(_) => None,
     };
     match (named, asked) {

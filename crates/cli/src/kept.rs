@@ -83,7 +83,7 @@ pub fn solos(
 ) -> Solos {
     let now = match on {
         On::Linux | On::Lab(_) => machine::fingerprint(machine),
-        On::Sim(_) => machine.fingerprint(None),
+        On::Sim(_) | On::Coarse(_) => machine.fingerprint(None),
     };
     let solo = |(name, group): (&String, &Group)| {
         let target = group.target.as_ref().filter(|t| t.slowdown.is_some());

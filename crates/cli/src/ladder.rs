@@ -159,7 +159,10 @@ fn table(workload: &Workload) -> Result<String> {
 fn written(args: &Ladder) -> Result<String> {
     let rateless = matches!(
         args.aggressor,
-        Workload::Latency { .. } | Workload::ParallelLists { .. } | Workload::Trace { .. }
+        Workload::Latency { .. }
+            | Workload::ParallelLists { .. }
+            | Workload::Trace { .. }
+            | Workload::Recorded { .. }
     );
     if rateless || args.aggressor.rate().is_some() {
         return Err(usage(format!(

@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result {
     let mut profile = match &args.on {
         On::Lab(emulated) => return in_the_lab(args, emulated.as_ref()),
         On::Linux => on_linux(args, &subject, span)?,
-        On::Sim(_) => on_sim(args, &subject, span)?,
+        On::Sim(_) | On::Coarse(_) => on_sim(args, &subject, span)?,
     };
     if args.probe {
         profile.sensitivity = probe::probe(args, &subject)?;
@@ -110,6 +110,9 @@ fn subject(args: &Args) -> Result<Subject> {
                 run.kind()
             )))
         }
+        (_, On::Coarse(_)) => Err(usage(
+            "the coarse machine runs recorded programs, whose figures are known; use --on sim",
+        )),
         (Subject::Command { .. } | Subject::Tasks { .. }, On::Sim(_)) => Err(usage(
             "no program of this machine can run on a simulated one; name a generator, or leave --on out",
         )),
@@ -119,7 +122,7 @@ fn subject(args: &Args) -> Result<Subject> {
 
 fn span(args: &Args, subject: &Subject) -> Result<Nanos> {
     let usual = match (&args.on, subject) {
-        (On::Sim(_), _) => Nanos::secs(1),
+        (On::Sim(_) | On::Coarse(_), _) => Nanos::secs(1),
         (On::Linux | On::Lab(_), Subject::Command { .. }) => LONGEST,
         (On::Linux | On::Lab(_), _) => Nanos::secs(5),
     };

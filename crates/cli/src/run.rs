@@ -70,7 +70,7 @@ pub fn run(args: &Run) -> Result {
     let subjects = subjects(&policy, launched.as_deref(), &args.command)?;
     match &args.on {
         On::Lab(profile) => return in_the_lab(args, &policy, profile.as_ref()),
-        On::Sim(_) => {
+        On::Sim(_) | On::Coarse(_) => {
             return Err(usage(
                 "--on: programs cannot run on a simulated machine; `quell compare` runs generators there",
             ));

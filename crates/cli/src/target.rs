@@ -12,6 +12,7 @@ use quell_record::backend::{Backend, Probe};
 use quell_record::result::Timing;
 use quell_sim::Sim;
 use quell_sim::board::Board;
+use quell_sim::coarse::{Coarse, inventory_of};
 use quell_sim::profile::Profile;
 
 use crate::exit::{Result, failed, usage};
@@ -25,6 +26,8 @@ pub enum On {
     /// A simulated one: the name of its profile, or the path of one (with `/` or `.toml`); the
     /// usual one, where none is named.
     Sim(Option<String>),
+    /// The coarse machine of a simulated one's profile: many recorded programs, no single accesses.
+    Coarse(Option<String>),
     /// One of the lab: the processor's profile, as a name or a path; none where none is emulated.
     Lab(Option<String>),
 }
@@ -43,6 +46,9 @@ impl On {
             Self::Lab(None) => "lab".to_owned(),
             Self::Lab(Some(profile)) => format!("lab:{profile}"),
             Self::Sim(profile) => format!("sim:{}", profile.as_deref().unwrap_or(Board::USUAL)),
+            Self::Coarse(profile) => {
+                format!("coarse:{}", profile.as_deref().unwrap_or(Coarse::USUAL))
+            }
         }
     }
 
@@ -53,7 +59,7 @@ impl On {
                 Some(guest) if guest.accelerator != Accelerator::Kvm => Timing::Emulated,
                 _ => Timing::Real,
             },
-            Self::Sim(_) => Timing::Simulated,
+            Self::Sim(_) | Self::Coarse(_) => Timing::Simulated,
         }
     }
 
@@ -75,6 +81,16 @@ impl On {
                     None => return Err(failed("there is no machine to run on")),
                 };
                 Ok((Target::Sims(sims), machine))
+            }
+            Self::Coarse(profile) => {
+                let profile = profile.as_deref().unwrap_or(Coarse::USUAL);
+                let board = Board::of(read(profile)?).map_err(failed)?;
+                let coarse = || Coarse::new(board.clone(), seed).map_err(usage);
+                let all = (0..jobs.get())
+                    .map(|_| coarse())
+                    .collect::<Result<Vec<_>>>()?;
+                let machine = inventory_of(&board);
+                Ok((Target::Coarse(all), machine))
             }
             Self::Lab(_) => Err(failed(
                 "a machine of the lab can only be acted on from within",
@@ -115,13 +131,18 @@ impl FromStr for On {
                     "{unknown}; or the path of a file, such as ./{profile}.toml"
                 )),
             },
+            ("coarse", None) => Ok(Self::Coarse(None)),
+            ("coarse", Some(profile)) => match format!("sim:{profile}").parse()? {
+                Self::Sim(profile) => Ok(Self::Coarse(profile)),
+                other => Ok(other),
+            },
             ("lab", None) => Ok(Self::Lab(None)),
             ("lab", Some(profile)) => match Emulated::load(profile) {
                 Ok(_) => Ok(Self::Lab(Some(profile.to_owned()))),
                 Err(unknown) => Err(unknown.to_string()),
             },
             _ => Err(format!(
-                "'{text}' is no machine; write linux, sim, sim:PROFILE, sim:./FILE.toml, lab or lab:PROFILE"
+                "'{text}' is no machine; write linux, sim, sim:PROFILE, sim:./FILE.toml, coarse, lab or lab:PROFILE"
             )),
         }
     }
@@ -133,6 +154,8 @@ pub enum Target {
     Linux(Box<Linux>),
     /// Simulated ones, all alike.
     Sims(Vec<Sim>),
+    /// Coarse ones, all alike.
+    Coarse(Vec<Coarse>),
 }
 
 impl Target {
@@ -140,10 +163,8 @@ impl Target {
     pub fn machines(&mut self) -> Machines<'_> {
         match self {
             Self::Linux(linux) => Machines::One(&mut **linux),
-            Self::Sims(sims) => {
-                let all = sims.iter_mut().map(|s| s as &mut (dyn Backend + Send));
-                Machines::Alike(all.collect())
-            }
+            Self::Sims(sims) => alike(sims),
+            Self::Coarse(all) => alike(all),
         }
     }
 
@@ -151,9 +172,14 @@ impl Target {
     pub fn end(&mut self) -> Result<()> {
         match self {
             Self::Linux(linux) => linux.end().map(|_| ()).map_err(failed),
-            Self::Sims(_) => Ok(()),
+            Self::Sims(_) | Self::Coarse(_) => Ok(()),
         }
     }
+}
+
+fn alike<B: Backend + Send>(all: &mut [B]) -> Machines<'_> {
+    let all = all.iter_mut().map(|one| one as &mut (dyn Backend + Send));
+    Machines::Alike(all.collect())
 }
 
 #[cfg(test)]

@@ -72,6 +72,8 @@ pub struct Span {
     /// The measured span of a generator. Load next to a command reports at most [`LOAD_SPAN`] at a
     /// time.
     pub duration: Nanos,
+    /// Each generator measures one run of its own instead, however long that takes.
+    pub runs: bool,
 }
 
 /// Throttling in the cell, over all CPUs.
@@ -281,7 +283,8 @@ impl Cell {
         state.gone = Some(now);
         match state.id {
             Some(subject) if state.generator() => {
-                state.report_by = Some(report_by(now, warmup, duration));
+                let by = report_by(now, warmup, duration);
+                state.report_by = (!self.span.runs).then_some(by);
                 orders.push(Order::Act(Action::Go {
                     subject,
                     warmup,

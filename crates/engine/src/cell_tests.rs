@@ -72,6 +72,7 @@ fn steady(metric: &'static str, value: f64) -> impl Fn(&Scene<'_>) -> Measuremen
 const SPAN: Span = Span {
     warmup: Nanos::millis(200),
     duration: Nanos::secs(2),
+    runs: false,
 };
 
 fn run(

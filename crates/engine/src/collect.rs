@@ -46,9 +46,9 @@ fn reaction(late: &[f64]) -> Option<Reaction> {
 }
 
 /// What one subject measured in one cell.
-struct Taken {
+pub(crate) struct Taken {
     shared: Option<bool>,
-    metrics: BTreeMap<String, Round>,
+    pub(crate) metrics: BTreeMap<String, Round>,
     /// Its worst units in this cell, worst first.
     worst: Vec<Worst>,
     accounted: Option<Accounted>,
@@ -64,7 +64,7 @@ struct Accounted {
 
 /// Everything measured so far, over all rounds.
 pub(crate) struct Collected<'s> {
-    setup: &'s Setup<'s>,
+    pub(crate) setup: &'s Setup<'s>,
     /// (configuration, subject) → round → what was measured.
     taken: BTreeMap<(usize, usize), Vec<Option<Taken>>>,
     throttling: BTreeMap<usize, Throttling>,
@@ -258,7 +258,19 @@ impl<'s> Collected<'s> {
             .count();
         let throttling = self.throttling.get(&index);
         let normalized: Option<Vec<f64>> = subjects.iter().map(|s| s.figures.normalized).collect();
+        let together = self.together(index, seed).unwrap_or_default();
+        let figure = |name: &str| together.figures.get(name).and_then(|ratio| ratio.value);
+        let intervals = together.figures.iter();
+        let intervals = intervals.filter_map(|(name, ratio)| Some((name.clone(), ratio.ci95?)));
         let totals = Totals {
+            avg_ipc: figure("avg_ipc"),
+            hm_weighted_ipc: figure("hm_weighted_ipc"),
+            stp: figure("stp"),
+            unfairness: figure("unfairness"),
+            turnaround_s: figure("turnaround_s"),
+            last_s: figure("last_s"),
+            ci95: intervals.collect(),
+            against: together.against.clone(),
             cells: self.cells.get(&index).copied().unwrap_or(0),
             failed: u32::try_from(failed).ok().filter(|n| *n > 0),
             normalized_sum: normalized
@@ -290,7 +302,7 @@ impl<'s> Collected<'s> {
         })
     }
 
-    fn at(&self, configuration: usize, subject: usize, round: usize) -> Option<&Taken> {
+    pub(crate) fn at(&self, configuration: usize, subject: usize, round: usize) -> Option<&Taken> {
         self.taken
             .get(&(configuration, subject))?
             .get(round)?

@@ -207,7 +207,7 @@ impl Backend for Fake {
         self.now
     }
 
-    fn begin(&mut self, cell: u64) -> Result<(), BackendError> {
+    fn begin(&mut self, cell: u64, _: u32) -> Result<(), BackendError> {
         assert!(self.clean(), "a cell begins on a clean machine");
         self.number = cell;
         Ok(())

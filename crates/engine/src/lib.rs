@@ -25,6 +25,7 @@ mod rounds;
 mod setup;
 mod side_by_side;
 pub mod sink;
+mod together;
 mod ways;
 
 #[cfg(test)]

@@ -307,7 +307,7 @@ fn attempt(
         return Err(Stopper::Failed("it was refused".to_owned()));
     };
     backend
-        .begin(place.number())
+        .begin(place.number(), place.which.0)
         .map_err(|e| Stopper::Failed(e.to_string()))?;
     let (round, configuration, subject) = place.which.clone();
     sink.put(

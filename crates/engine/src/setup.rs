@@ -324,6 +324,7 @@ fn span(measure: &Measure) -> Span {
     Span {
         warmup: measure.warmup,
         duration,
+        runs: measure.until == Some(Until::AllOnce),
     }
 }
 

@@ -324,17 +324,20 @@ fn mechanisms(
                 Mechanism::IoMax | Mechanism::IoLatency | Mechanism::IoWeight => {
                     disks::offered(files, cgroups, mechanism)
                 }
-                Mechanism::Sets | Mechanism::Banks | Mechanism::Placement => {
-                    Availability::No {
-                        why: "not built for Linux yet; it runs on the simulated machine (--on sim)".to_owned(),
-                        lack: Lack::NotBuilt,
-                        remedy: None,
-                    }
-                }
+                Mechanism::Sets | Mechanism::Banks => not_built("simulated machine (--on sim)"),
+                Mechanism::Placement => not_built("coarse machine (--on coarse)"),
             };
             (mechanism, found)
         })
         .collect()
+}
+
+fn not_built(on: &str) -> Availability {
+    Availability::No {
+        why: format!("not built for Linux yet; it runs on the {on}"),
+        lack: Lack::NotBuilt,
+        remedy: None,
+    }
 }
 
 /// What can be done about memory here.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use quell_control::config::Allows;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::options::CpuWeight;
+use quell_types::options::{CpuWeight, SchedulerPolicy};
 use quell_types::partition::{ColourChoice, Divides, Mask};
 use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
@@ -211,6 +211,15 @@ pub enum Setting {
     BoundMemory {
         /// The limit in bytes.
         most: Bytes,
+    },
+    /// Decide for each quantum which processes of all groups run, and which share a core.
+    Schedule {
+        /// Who decides.
+        policy: SchedulerPolicy,
+        /// For how long a decision holds.
+        quantum: Nanos,
+        /// How many quanta a process waits at most, where the policy bounds that.
+        bound: u32,
     },
     /// Sample how long the group waits for memory, and how much it uses, while the plan holds.
     WatchMemory,

@@ -19,8 +19,8 @@ mod words;
 pub use banks::Banks;
 pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
 pub use metrics::{
-    ACCESSES_PER_S, BANDWIDTH_MB_S, FRAME_MS, LATENCY_NS, LATENCY_US, MEMORY_FULL, MEMORY_SOME,
-    PAGE_INS, PAGES_PER_S, REFAULTS, Reported, ns_per_line,
+    ACCESSES_PER_S, BANDWIDTH_MB_S, FRAME_MS, IPC, IPC_ALONE, LATENCY_NS, LATENCY_US, MEMORY_FULL,
+    MEMORY_SOME, PAGE_INS, PAGES_PER_S, PROGRESS, REFAULTS, Reported, TURNAROUND_S, ns_per_line,
 };
 pub use pressure::{AnonHog, Detector, DirtyWriter, FileHog};
 pub use requests::Requests;
@@ -146,6 +146,24 @@ pub enum Workload<S = Size> {
         /// The trace, as `quell trace import` writes it; relative to the working directory.
         file: String,
     },
+    /// A real program from its recorded figures, on the coarse machine: run again and again (`ipc`
+    /// of its first run).
+    Recorded {
+        /// Which program, of those that come with Quell.
+        program: String,
+        /// How long it takes alone there. Its phases are stretched to that.
+        #[serde(default = "recorded_alone")]
+        alone: Nanos,
+        /// Its cycles per instruction without misses are so many times what the file says.
+        #[serde(default = "as_recorded", skip_serializing_if = "is_as_recorded")]
+        cpi: f64,
+        /// Its misses under way together are so many times what the file says.
+        #[serde(default = "as_recorded", skip_serializing_if = "is_as_recorded")]
+        overlap: f64,
+        /// The part by which each figure that policies know of it may be off, up or down.
+        #[serde(default, skip_serializing_if = "is_right")]
+        off: f64,
+    },
     /// A real-time task: released at a fixed interval, each job passes over a buffer (`cycles` of a
     /// pass).
     Periodic {
@@ -229,6 +247,30 @@ fn read_and_write() -> Vec<Touch> {
 
 const fn line() -> Bytes {
     Bytes(LINE_BYTES)
+}
+
+const fn recorded_alone() -> Nanos {
+    Nanos::secs(20)
+}
+
+const fn as_recorded() -> f64 {
+    1.0
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_as_recorded(times: &f64) -> bool {
+    *times == as_recorded()
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_right(off: &f64) -> bool {
+    *off == 0.0
 }
 
 const fn periodic_step() -> Bytes {
@@ -354,6 +396,19 @@ impl Workload {
                 rate,
             },
             Self::Trace { file } => Workload::Trace { file },
+            Self::Recorded {
+                program,
+                alone,
+                cpi,
+                overlap,
+                off,
+            } => Workload::Recorded {
+                program,
+                alone,
+                cpi,
+                overlap,
+                off,
+            },
             Self::Periodic {
                 size,
                 pages,
@@ -412,6 +467,7 @@ impl<S> Workload<S> {
             Self::Stores { .. } => "stores",
             Self::Lattice { .. } => "lattice",
             Self::Trace { .. } => "trace",
+            Self::Recorded { .. } => "recorded",
             Self::Periodic { .. } => "periodic",
             Self::FramesCall { .. } => "frames-call",
             Self::FramesDisplay { .. } => "frames-display",
@@ -435,6 +491,7 @@ impl<S> Workload<S> {
             | Self::Lattice { pages, .. }
             | Self::Periodic { pages, .. } => *pages,
             Self::Trace { .. }
+            | Self::Recorded { .. }
             | Self::FramesCall { .. }
             | Self::FramesDisplay { .. }
             | Self::Detector(_)
@@ -482,6 +539,12 @@ impl<S> Workload<S> {
         matches!(self, Self::Trace { .. })
     }
 
+    /// Whether only the coarse machine can run it.
+    #[must_use]
+    pub const fn coarse_only(&self) -> bool {
+        matches!(self, Self::Recorded { .. })
+    }
+
     /// Whether only a real kernel can run it. Such a generator is about files and the reclaim of
     /// their pages, or about threads that wait for each other.
     #[must_use]
@@ -509,6 +572,7 @@ impl<S> Workload<S> {
             Self::Latency { .. }
             | Self::ParallelLists { .. }
             | Self::Trace { .. }
+            | Self::Recorded { .. }
             | Self::Periodic { .. }
             | Self::FramesCall { .. }
             | Self::FramesDisplay { .. }

@@ -332,8 +332,8 @@ fn impossible_values_are_answered() {
             "6:9: rest.allow: everything unmatched is here, your shell included: it cannot be allowed to kill; put the tasks meant into a group of their own",
         ),
         (
-            "[scheduler]\nquantum = \"1ms\"",
-            "5:2: [scheduler] is reserved and not built yet; remove it",
+            "[windows]\nframe = \"1ms\"",
+            "5:2: [windows] is reserved and not built yet; remove it",
         ),
         (
             "[group.rest]\nrole = \"best-effort\"\ncommand = [\"x\"]",

@@ -169,9 +169,9 @@ pub trait Backend {
     fn inventory(&mut self, depth: Probe) -> Result<Inventory, BackendError>;
     /// The current time, on the clock that [`Self::wait`] uses.
     fn now(&self) -> Nanos;
-    /// A cell of an experiment begins; no step is applied and no subject runs. On a machine with
-    /// seeded randomness, what follows depends only on the seed and the cell's number.
-    fn begin(&mut self, _cell: u64) -> Result<(), BackendError> {
+    /// A cell of an experiment begins, in a round; no step is applied and no subject runs. On a
+    /// machine with seeded randomness, what follows depends only on the seed and these numbers.
+    fn begin(&mut self, _cell: u64, _round: u32) -> Result<(), BackendError> {
         Ok(())
     }
     /// A plan begins to be held. No subject was started yet, and its steps are applied next. Until

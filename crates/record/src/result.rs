@@ -228,6 +228,32 @@ pub struct Totals {
     /// Sum of the subjects' `normalized`: the weighted speed-up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub normalized_sum: Option<f64>,
+    /// Of recorded programs that run until each has ended once: the mean of their instructions per
+    /// cycle, on a CPU. As all figures over programs it is the median over rounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub avg_ipc: Option<f64>,
+    /// The harmonic mean of IPC ÷ IPC alone, on a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hm_weighted_ipc: Option<f64>,
+    /// The sum of the time alone ÷ the time of a run, waiting included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stp: Option<f64>,
+    /// The largest ÷ the smallest of the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unfairness: Option<f64>,
+    /// The mean time of a run in seconds, waiting included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turnaround_s: Option<f64>,
+    /// The time until each program has ended once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_s: Option<f64>,
+    /// The intervals of these figures, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ci95: BTreeMap<String, Interval>,
+    /// Configuration with the same programs → figure → the figure here ÷ there, formed within
+    /// each round. Of `unfairness` what is beyond 1.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub against: BTreeMap<String, BTreeMap<String, Ratio>>,
     /// Budgets used up, over all regulated CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflows: Option<u64>,
@@ -246,6 +272,18 @@ pub struct Totals {
     /// The same, where it interrupted the kernel, which may go on for a while.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reaction_kernel: Option<Reaction>,
+}
+
+/// A quotient over rounds, with its interval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Ratio {
+    /// The median over rounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// The interval of `value`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ci95: Option<Interval>,
 }
 
 /// How long it took from a counter's overflow, as the kernel recorded it, to the brake's decision

@@ -8,6 +8,7 @@ use crate::doctor::lab;
 use crate::frontier::{self, Data};
 use crate::lost;
 use crate::matrix;
+use crate::programs;
 use crate::text::{Style, Table, TableCell, Tone, count, normalized, number, percent, spread};
 use crate::throttling::{LEGEND, POOLED, pooled, throttling};
 use crate::verdict::{spoken_for, verdict};
@@ -29,6 +30,12 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
         out.push_str(&style.wrap("", "", &told));
     }
     out.push('\n');
+    if programs::is_about(result) {
+        out.push_str(&programs::text(result, style));
+        out.push_str(&left_out(result, style));
+        out.push_str(&expectations(result, style));
+        return out;
+    }
     out.push_str(&table_text(result, Subset::All, style));
     out.push_str(&(style.paint(Tone::Faint, &footnote(result)) + "\n"));
     for sentence in lost::of_cells(result) {

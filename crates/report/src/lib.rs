@@ -22,6 +22,7 @@ mod partitions;
 mod perfetto;
 mod plan;
 mod profile;
+mod programs;
 mod published;
 mod sweep;
 mod text;

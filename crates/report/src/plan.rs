@@ -285,6 +285,9 @@ pub(crate) fn describe(set: &Setting) -> String {
         }
         Setting::WorkqueueMask { cpus } => format!("run unbound kernel work on {} only", on(cpus)),
         Setting::Regulate(regulation) => regulated(regulation),
+        Setting::Schedule {
+            policy, quantum, ..
+        } => format!("let {} decide each {quantum} who runs", policy.name()),
         Setting::Weight {
             weight: CpuWeight::Idle,
         } => "run only where nothing else wants the CPU (cpu.idle)".to_owned(),

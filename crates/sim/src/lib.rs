@@ -9,6 +9,8 @@
 //! | [`pattern`] | the generators as access patterns |
 //! | [`os`] | a small operating system |
 //! | [`Sim`] | all of it behind the engine's trait |
+//! | [`recorded`] | real programs as figures of their runs |
+//! | [`coarse`] | many programs for minutes, without single accesses |
 //!
 //! A run depends only on its description, its seed and the calls made. Time is an integer. All
 //! events have one total order: time, then kind, then core, then order of creation. No map has an
@@ -17,12 +19,14 @@
 pub mod access;
 mod backend;
 pub mod board;
+pub mod coarse;
 pub mod frames;
 mod machine;
 pub mod os;
 pub mod pattern;
 pub mod prefetch;
 pub mod profile;
+pub mod recorded;
 pub mod tlb;
 pub mod trace;
 

@@ -12,12 +12,14 @@ use crate::access::{Access, LINE};
 mod churn;
 mod frames;
 mod lists;
+mod recorded;
 mod replay;
 mod stream;
 mod task;
 pub use churn::{Churn, Stores};
 pub use frames::{FPS, Frames, PASSES, Piece, Stage, Times};
 pub use lists::{ParallelLists, TooFew};
+pub use recorded::Recorded;
 pub use replay::{Replay, Unusable};
 pub use stream::Stream;
 pub use task::Task;
@@ -70,6 +72,8 @@ pub enum Pattern {
     Task(Task),
     /// A recorded program, again and again.
     Replay(Replay),
+    /// A program made from the figures of a recorded one.
+    Recorded(Recorded),
 }
 
 impl Pattern {
@@ -167,6 +171,7 @@ impl Pattern {
             Self::Frames(frames) => frames.next_access(),
             Self::Task(task) => task.next_access(),
             Self::Replay(replay) => replay.next_access(),
+            Self::Recorded(recorded) => recorded.next_access(),
         }
     }
 }

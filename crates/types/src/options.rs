@@ -83,6 +83,49 @@ pub enum PressureController {
     None,
 }
 
+/// Which policy decides who runs and who shares a core.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SchedulerPolicy {
+    /// The most progress that is weighted by how far behind a process is.
+    #[default]
+    Fair,
+    /// As the kernel does: in turn on each CPU.
+    Linux,
+    /// Drawn from the seed: a control.
+    Random,
+    /// In turn, and the most demanding share a core: a control.
+    Worst,
+    /// As published: rates of memory near the mean, high first-level rates with low ones.
+    BandwidthAware,
+    /// The published selection alone.
+    Select,
+    /// The published pairing alone.
+    Pair,
+    /// As published, and no process waits for more than a bound.
+    Bounded,
+    /// Half of the threads by least progress.
+    Progress,
+}
+
+impl SchedulerPolicy {
+    /// The name used in policies.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fair => "fair",
+            Self::Linux => "linux",
+            Self::Random => "random",
+            Self::Worst => "worst",
+            Self::BandwidthAware => "bandwidth-aware",
+            Self::Select => "select",
+            Self::Pair => "pair",
+            Self::Bounded => "bounded",
+            Self::Progress => "progress",
+        }
+    }
+}
+
 /// The weight of a group where several cgroups want the same CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CpuWeight {

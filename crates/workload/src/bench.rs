@@ -284,6 +284,7 @@ fn described(workload: &ResolvedWorkload) -> String {
         } => (format!("{operation} stores every {stride}"), size),
         ResolvedWorkload::Lattice { size, .. } => ("lattice of two grids".to_owned(), size),
         ResolvedWorkload::Trace { file } => return format!("replays {file}"),
+        ResolvedWorkload::Recorded { program, .. } => return format!("{program}, recorded"),
         ResolvedWorkload::Periodic {
             size,
             step,

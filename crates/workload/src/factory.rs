@@ -30,6 +30,13 @@ pub(crate) fn generator(workload: &ResolvedWorkload) -> Result<Box<dyn Generator
                 "use --on sim, or run the program itself by `command`",
             ));
         }
+        ResolvedWorkload::Recorded { program, .. } => {
+            return Err(Error::refused(
+                format!("running the recorded program '{program}'"),
+                "only its figures are known, which the coarse machine runs",
+                "use --on coarse, or run the program itself by `command`",
+            ));
+        }
         ResolvedWorkload::Periodic { .. } => Box::new(Task::new(workload)?),
         ResolvedWorkload::FramesCall { .. } => {
             Box::new(Call::new(workload, &frames::meeting_point())?)

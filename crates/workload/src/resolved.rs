@@ -90,6 +90,7 @@ impl Load {
                 Lattice::new(size, pages).map(Self::Lattice)
             }
             ResolvedWorkload::Trace { .. }
+            | ResolvedWorkload::Recorded { .. }
             | ResolvedWorkload::Periodic { .. }
             | ResolvedWorkload::FramesCall { .. }
             | ResolvedWorkload::FramesDisplay { .. }

@@ -20,6 +20,8 @@ pub mod bounded;
 pub mod contention;
 pub mod fair;
 pub mod grouping;
+pub mod linux;
+pub mod named;
 pub mod oracle;
 pub mod pair;
 pub mod progress;

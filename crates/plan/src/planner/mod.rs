@@ -18,6 +18,7 @@
 //! - [`brake`], [`quota`] and [`mba`] are what holds a limit, [`reserves`] judges what is promised
 //!   from limits;
 //! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight;
+//! - [`schedule`] says who runs with whom;
 //! - [`io`] reads what is wanted of disks, [`memory`] plans which groups keep memory, are limited
 //!   and steer;
 //! - [`words`] has the sentences.
@@ -49,6 +50,7 @@ mod quota;
 mod rates;
 mod registers;
 mod reserves;
+mod schedule;
 mod sharing;
 mod too_small;
 mod wanted;
@@ -130,6 +132,7 @@ pub fn plan_beside(
     partition::classes(&mut draft);
     class_cpus::plan(&mut draft);
     registers::plan(&mut draft);
+    schedule::plan(&mut draft);
     too_small::acts(&mut draft);
     // What was refused would be judged as missing, and its reason is reported already.
     if draft.refusals.is_empty() {

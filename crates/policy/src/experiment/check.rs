@@ -116,8 +116,27 @@ pub(super) fn check(keys: &Keys) -> Vec<Complaint> {
 
 /// Complains of what only one kind of machine can run, if the experiment names other kinds, too.
 fn replayed(list: &mut Vec<Complaint>, name: &str, subject: &Subject, backends: &[String]) {
+    let coarse = |b: &&String| b.starts_with("coarse");
+    let sim = backends.iter().find(|b| b.starts_with("sim") || coarse(b));
     let real = backends.iter().find(|b| !b.starts_with("sim"));
-    let sim = backends.iter().find(|b| b.starts_with("sim"));
+    if let Some(run) = &subject.run
+        && let Some(other) = backends.iter().find(|b| coarse(b) != run.coarse_only())
+    {
+        let (kind, only) = (
+            run.kind(),
+            if run.coarse_only() {
+                "runs on"
+            } else {
+                "does not run on"
+            },
+        );
+        list.push(complaint(
+            Path::of(&["subject", name, "run"]),
+            format!("a {kind} {only} the coarse machine, and `backends` has '{other}'"),
+            Some("name backends that fit".into()),
+        ));
+        return;
+    }
     if let (Some(run), Some(sim)) = (&subject.run, sim)
         && run.kernel_only()
     {
@@ -144,7 +163,8 @@ fn replayed(list: &mut Vec<Complaint>, name: &str, subject: &Subject, backends: 
 
 fn is_backend(text: &str) -> bool {
     let profile = |rest: Option<&str>| rest.is_some_and(fit_name);
-    matches!(text, "linux" | "sim" | "lab")
+    matches!(text, "linux" | "sim" | "coarse" | "lab")
+        || profile(text.strip_prefix("coarse:"))
         || profile(text.strip_prefix("sim:"))
         || profile(text.strip_prefix("lab:"))
 }
@@ -396,7 +416,10 @@ pub(super) fn names(keys: &Keys, configurations: &[Configuration]) -> Vec<Compla
     }
     for (name, subject) in &keys.subject {
         let exists = |wanted: &str| {
-            let is = |c: &Configuration| c.name == wanted || c.family.as_deref() == Some(wanted);
+            let is = |c: &Configuration| {
+                let mix = c.name.split_once('/').map(|(mix, _)| mix);
+                [Some(c.name.as_str()), c.family.as_deref(), mix].contains(&Some(wanted))
+            };
             configurations.iter().any(is)
         };
         if let Some(wrong) = subject.only.iter().find(|only| !exists(only)) {

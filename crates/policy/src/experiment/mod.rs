@@ -40,7 +40,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 22] = [
+const BUILTIN: [(&str, &str); 26] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -125,6 +125,22 @@ const BUILTIN: [(&str, &str); 22] = [
     (
         "pressure-compaction",
         include_str!("../../../../experiments/pressure-compaction.toml"),
+    ),
+    (
+        "smt-mixes",
+        include_str!("../../../../experiments/smt-mixes.toml"),
+    ),
+    (
+        "smt-assumptions",
+        include_str!("../../../../experiments/smt-assumptions.toml"),
+    ),
+    (
+        "contention-memory",
+        include_str!("../../../../experiments/contention-memory.toml"),
+    ),
+    (
+        "contention-l1",
+        include_str!("../../../../experiments/contention-l1.toml"),
     ),
 ];
 
@@ -320,8 +336,10 @@ impl Experiment {
             let what = "measuring a number of units of work";
             list.push(refusal("measure.units".into(), what, "give a duration"));
         }
-        if self.measure.until == Some(Until::AllOnce) {
-            let what = "restarting subjects until all have ended once";
+        let coarse = |subject: &Subject| subject.run.as_ref().is_some_and(Workload::coarse_only);
+        let all_coarse = self.subjects.values().all(coarse);
+        if self.measure.until == Some(Until::AllOnce) && !all_coarse {
+            let what = "restarting commands and generators until all have ended once";
             list.push(refusal(
                 "measure.until".into(),
                 what,

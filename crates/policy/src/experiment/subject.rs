@@ -36,7 +36,7 @@ pub struct Subject {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<Vec<String>>,
     /// The configurations that it takes part in, by their names or what stands there before the
-    /// `@`. Default: all.
+    /// `@` or the `/`. Default: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub only: Vec<String>,
     /// How many copies run. With more than one, they are `NAME.1`, `NAME.2`, …
@@ -68,7 +68,8 @@ impl Subject {
     /// Whether it takes part in the configuration of that name and family.
     #[must_use]
     pub fn takes_part(&self, name: &str, family: Option<&str>) -> bool {
-        let is = |only: &String| only == name || Some(only.as_str()) == family;
+        let mix = name.split_once('/').map(|(mix, _)| mix);
+        let is = |only: &String| [Some(name), family, mix].contains(&Some(only.as_str()));
         self.only.is_empty() || self.only.iter().any(is)
     }
 

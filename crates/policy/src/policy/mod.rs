@@ -26,7 +26,7 @@ pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
 pub use reference::{policy_reference, policy_schema};
 pub use sections::{
     Adapt, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted, Pressure,
-    RegulatorKeys, Reserve, Target, WaysKept,
+    RegulatorKeys, Reserve, SchedulerKeys, Target, WaysKept,
 };
 pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
 
@@ -64,6 +64,9 @@ pub struct Policy {
     /// reserves memory, as the defaults of the section say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pressure: Option<Pressure>,
+    /// Which processes run together. Absent: the kernel decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<SchedulerKeys>,
     /// What is around all groups and programs of none: the experiment's that this is a
     /// configuration of. No key of a policy.
     #[serde(skip_deserializing, skip_serializing_if = "Bounds::is_empty")]
@@ -99,6 +102,7 @@ impl Policy {
             mechanisms: Mechanisms::default(),
             regulator: RegulatorKeys::default(),
             pressure: None,
+            scheduler: None,
             bounds: Bounds::default(),
         }
     }

@@ -8,7 +8,7 @@ use toml::de::DeTable;
 use super::{Policy, check};
 
 /// Sections that the language reserves. Their contents are decided when they are built.
-const RESERVED: [&str; 2] = ["scheduler", "windows"];
+const RESERVED: [&str; 1] = ["windows"];
 
 /// Keys of earlier versions that no longer exist, and what replaces them.
 const REMOVED: [(&[&str], &str); 2] = [

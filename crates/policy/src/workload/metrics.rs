@@ -27,6 +27,15 @@ pub const PAGES_PER_S: &str = "pages_per_s";
 /// Microseconds from a request's intended start to its answer.
 pub const LATENCY_US: &str = "latency_us";
 
+/// Instructions per cycle, of the time on a CPU alone.
+pub const IPC: &str = "ipc";
+/// The same where nothing else runs.
+pub const IPC_ALONE: &str = "ipc_alone";
+/// The time that a run takes alone ÷ the time that it took, waiting included.
+pub const PROGRESS: &str = "progress";
+/// From the beginning of a run to its end, waiting included.
+pub const TURNAROUND_S: &str = "turnaround_s";
+
 /// A metric that a generator reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reported {
@@ -79,6 +88,15 @@ const PERIODIC: [Reported; 10] = [
 const TRACE: [Reported; 2] = [
     higher(ACCESSES_PER_S, "accesses/s"),
     lower(LATENCY_NS, "ns per access"),
+];
+const RECORDED: [Reported; 7] = [
+    higher(IPC, "instructions per cycle on a CPU"),
+    higher(PROGRESS, "of the speed alone, waiting included"),
+    lower(TURNAROUND_S, "s per run, waiting included"),
+    lower("waited", "of the time, for a CPU"),
+    higher(IPC_ALONE, "instructions per cycle alone"),
+    higher("memory_per_us", "lines from and to memory per us on a CPU"),
+    higher("first_level_per_us", "first-level accesses per us on a CPU"),
 ];
 const FRAMES_CALL: [Reported; 6] = [
     higher(BANDWIDTH_MB_S, "MB/s"),
@@ -134,6 +152,7 @@ impl<S> Workload<S> {
             Self::Bandwidth { .. } => &BANDWIDTH,
             Self::CacheChurn { .. } | Self::Stores { .. } | Self::Lattice { .. } => &RATE,
             Self::Trace { .. } => &TRACE,
+            Self::Recorded { .. } => &RECORDED,
             Self::Periodic { .. } => &PERIODIC,
             Self::FramesCall { .. } => &FRAMES_CALL,
             Self::FramesDisplay { .. } => &FRAMES_DISPLAY,

@@ -59,6 +59,7 @@ impl<S> Workload<S> {
             // As for a copy: 19 lines are read, and the 19 that are written are fetched.
             Self::Lattice { .. } => of(1.0, 0.5),
             Self::Trace { .. }
+            | Self::Recorded { .. }
             | Self::Periodic { .. }
             | Self::FramesCall { .. }
             | Self::FramesDisplay { .. }

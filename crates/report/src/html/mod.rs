@@ -18,6 +18,7 @@ mod page;
 mod plans;
 mod pressure;
 mod profile;
+mod programs;
 mod published;
 mod repeat;
 mod result;
@@ -74,6 +75,12 @@ const FACTS: &[Build] = &[
 pub fn html(record: &Record) -> String {
     let page = Page::new(record);
     let title = head::title(record);
+    if let Some(section) = programs::section(&page) {
+        let facts: [Build; 3] = [caveats::section, machine::section, repeat::section];
+        let facts = facts.iter().filter_map(|build| build(&page));
+        let sections: Vec<Section> = std::iter::once(section).chain(facts).collect();
+        return document(&title, &head::head(&page, &title), &sections);
+    }
     let mut pictures = PICTURES.iter().filter_map(|build| build(&page));
     let first: Vec<Section> = pictures.next().into_iter().collect();
     let facts = FACTS.iter().filter_map(|build| build(&page));

@@ -23,7 +23,7 @@ const READ: &str = "sim/lines-read";
 const WRITTEN: &str = "sim/lines-written";
 
 /// The inventory of the machine, without measured rates.
-pub(super) fn inventory(board: &Board) -> Inventory {
+pub(crate) fn inventory(board: &Board) -> Inventory {
     let (profile, levels) = (&board.profile, &board.description.levels);
     let cores = levels.first().map_or(0, |(level, _)| level.cache_of.len());
     let count = u32::try_from(cores).unwrap_or(u32::MAX);
@@ -167,6 +167,9 @@ fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availabil
             Level::Enforced,
             "the simulated scheduler stops a group that has used its time",
         ),
+        Mechanism::Placement => {
+            return no("schedules are too long for the detailed machine; use --on coarse");
+        }
         _ => {
             return Availability::No {
                 why: "not yet built".to_owned(),

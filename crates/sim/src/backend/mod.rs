@@ -10,7 +10,7 @@
 //! mechanisms that its profile lacks.
 
 mod generator;
-mod inventory;
+pub(crate) mod inventory;
 mod measure;
 mod partition;
 mod ways;
@@ -403,7 +403,7 @@ impl Backend for Sim {
         self.booted.plus(self.os.now())
     }
 
-    fn begin(&mut self, cell: u64) -> Result<(), BackendError> {
+    fn begin(&mut self, cell: u64, _: u32) -> Result<(), BackendError> {
         self.cell = cell;
         self.reboot()
     }

@@ -105,6 +105,7 @@ pub(in super::super) struct Work {
 }
 
 /// Why these generators do not exist here.
+const COARSE_ONLY: &str = "its figures are for the coarse machine; use --on coarse";
 const KERNEL_ONLY: &str = "the simulated machine has no page cache, no reclaim and no threads that wait for each other; use --on linux, or the lab (quell lab)";
 
 fn refused(workload: &Workload<Bytes>, why: &dyn std::fmt::Display) -> BackendError {
@@ -243,6 +244,7 @@ impl Work {
                 let memory = STREAM_SIZE.resolve(&place.caches);
                 (memory, false, Kind::Display)
             }
+            Workload::Recorded { .. } => return Err(refused(workload, &COARSE_ONLY)),
             Workload::Detector(_)
             | Workload::AnonHog(_)
             | Workload::FileHog(_)
@@ -350,6 +352,7 @@ impl Work {
             } => Pattern::Task(Task::new(size.0, step.0, period.0 * 1_000, compute)),
             Workload::FramesCall { .. } => self.frames(Stage::Call, self.set),
             Workload::FramesDisplay { .. } => self.frames(Stage::Display, self.set),
+            Workload::Recorded { .. } => return Err(refused(of, &COARSE_ONLY)),
             Workload::Detector(_)
             | Workload::AnonHog(_)
             | Workload::FileHog(_)

@@ -1,0 +1,144 @@
+//! A program made from the figures of a recorded one, for the detailed machine: as many accesses,
+//! stores and instructions per cycle, and about as many misses at every size of a cache.
+//!
+//! It draws each access from one of several buffers, and a line of it evenly. A buffer is about as
+//! large as the cache in which it fits. Its weight is what the caches of this size and of the next
+//! smaller one differ in. What misses every cache walks through memory line by line in an order of
+//! its own, and never comes back soon.
+//!
+//! Deviations: buffers do not overlap, and there is no locality within one. An access needs the one
+//! before as often as makes `overlap` misses under way on average.
+
+use quell_types::rng::SplitMix;
+
+use crate::access::{Access, LINE};
+use crate::recorded::{Phase, Program};
+
+/// Sizes at which a buffer fits the cache of the same place in [`CACHES`], with room for the
+/// smaller buffers.
+const BUFFERS: [u64; 8] = [
+    12 << 10,
+    160 << 10,
+    400 << 10,
+    900 << 10,
+    2 << 20,
+    3 << 20,
+    5 << 20,
+    8 << 20,
+];
+/// Sizes of caches. Beyond the last one is memory.
+const CACHES: [f64; 8] = [
+    32768.0,
+    262_144.0,
+    786_432.0,
+    1_572_864.0,
+    3_145_728.0,
+    5_242_880.0,
+    8_388_608.0,
+    12_582_912.0,
+];
+/// Bytes that are walked through where every cache is missed.
+const FAR: u64 = 64 << 20;
+/// An odd step through the far lines: every line comes once before one comes again.
+const STEP: u64 = 20_011;
+/// Weights are counted in parts of this.
+const PARTS: u64 = 1 << 20;
+
+/// The accesses of a phase, without end.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// Up to which draw each buffer is meant; beyond the last one memory is.
+    up_to: [u64; BUFFERS.len()],
+    stores: u64,
+    needs: u64,
+    /// Cycles and instructions per access, in parts, and what is owed of both.
+    cycles: u64,
+    instructions: u64,
+    owed_cycles: u64,
+    owed_instructions: u64,
+    far: u64,
+    /// Lines of all buffers that were not touched yet, in order. They are walked through first,
+    /// the largest buffer first, so that caches are about as full as later.
+    cold: u64,
+    random: SplitMix,
+}
+
+#[expect(clippy::cast_sign_loss, reason = "no rate is negative")]
+fn parts(of: f64) -> u64 {
+    (of * PARTS as f64).round() as u64
+}
+
+impl Recorded {
+    /// A phase of a program.
+    #[must_use]
+    pub fn new(program: &Program, phase: &Phase, seed: u64) -> Self {
+        let per_access = 1.0 / phase.accesses;
+        let mut above = phase.accesses;
+        let mut sum = 0.0;
+        let up_to = CACHES.map(|bytes| {
+            let misses = phase.curve.misses(bytes).min(above);
+            sum += (above - misses) * per_access;
+            above = misses;
+            parts(sum)
+        });
+        Self {
+            up_to,
+            stores: parts(phase.stores * per_access),
+            needs: parts(1.0 / program.overlap),
+            cycles: parts(program.cpi * per_access),
+            instructions: parts(per_access),
+            owed_cycles: 0,
+            owed_instructions: 0,
+            far: 0,
+            cold: BUFFERS.iter().sum::<u64>() / LINE,
+            random: SplitMix::new(seed),
+        }
+    }
+
+    /// Bytes of all its buffers together.
+    #[must_use]
+    pub fn bytes() -> u64 {
+        BUFFERS.iter().sum::<u64>() + FAR
+    }
+
+    fn drawn(&mut self, below: u64) -> bool {
+        self.random.below(PARTS) < below
+    }
+
+    pub(super) fn next_access(&mut self) -> Access {
+        if let Some(line) = self.cold.checked_sub(1) {
+            self.cold = line;
+            return Access {
+                address: line * LINE,
+                instructions: Some(1),
+                ..Access::default()
+            };
+        }
+        let draw = self.random.below(PARTS);
+        let buffer = self.up_to.iter().position(|up_to| draw < *up_to);
+        let line = match buffer {
+            Some(buffer) => self.random.below(BUFFERS[buffer] / LINE),
+            None => {
+                self.far = (self.far + STEP) % (FAR / LINE);
+                self.far
+            }
+        };
+        let before: u64 = BUFFERS[..buffer.unwrap_or(BUFFERS.len())].iter().sum();
+        self.owed_cycles += self.cycles;
+        self.owed_instructions += self.instructions;
+        // The access itself takes a cycle.
+        let cycles = (self.owed_cycles / PARTS).saturating_sub(1);
+        let instructions = self.owed_instructions / PARTS;
+        self.owed_cycles = self.owed_cycles.saturating_sub((cycles + 1) * PARTS);
+        self.owed_instructions -= instructions * PARTS;
+        Access {
+            address: before + line * LINE,
+            write: self.drawn(self.stores),
+            // One that hits the first level is waited for in `cpi` already.
+            dependent: buffer != Some(0) && self.drawn(self.needs),
+            compute: u32::try_from(cycles).unwrap_or(u32::MAX),
+            instructions: Some(u32::try_from(instructions).unwrap_or(u32::MAX)),
+            ..Access::default()
+        }
+    }
+}
