@@ -45,10 +45,10 @@ pub struct Fit {
 impl Fit {
     /// As `docs/results/2026-11-25-smt-coarse.md` found it for xeon-e5645.
     pub const FITTED: Self = Self {
-        rows: 1.39,
-        queueing: 1.25,
-        sustained: 1.0,
-        waits: 0.94,
+        rows: 1.42,
+        queueing: 0.97,
+        sustained: 0.95,
+        waits: 0.89,
     };
 
     /// How many times longer a miss takes at a load, which is a part of the peak rate.

@@ -1,10 +1,10 @@
 //! A program made from the figures of a recorded one, for the detailed machine: as many accesses,
 //! stores and instructions per cycle, and about as many misses at every size of a cache.
 //!
-//! It draws each access from one of several buffers, and a line of it evenly. A buffer is about as
-//! large as the cache in which it fits. Its weight is what the caches of this size and of the next
-//! smaller one differ in. What misses every cache walks through memory line by line in an order of
-//! its own, and never comes back soon.
+//! It draws each access from one of several buffers, and a line of it evenly. All buffers up to one
+//! are about as large as the cache in which it fits. Its weight is what the caches of this size and
+//! of the next smaller one differ in. What misses every cache walks through memory line by line in
+//! an order of its own, and never comes back soon.
 //!
 //! Deviations: buffers do not overlap, and there is no locality within one. An access needs the one
 //! before as often as makes `overlap` misses under way on average.
@@ -14,17 +14,17 @@ use quell_types::rng::SplitMix;
 use crate::access::{Access, LINE};
 use crate::recorded::{Phase, Program};
 
-/// Sizes at which a buffer fits the cache of the same place in [`CACHES`], with room for the
-/// smaller buffers.
+/// The buffers. Up to each of them all together fit the cache of the same place in [`CACHES`], with
+/// some room for pages that fall unevenly on the sets.
 const BUFFERS: [u64; 8] = [
     12 << 10,
     160 << 10,
-    400 << 10,
-    900 << 10,
-    2 << 20,
-    3 << 20,
-    5 << 20,
-    8 << 20,
+    460 << 10,
+    720 << 10,
+    1450 << 10,
+    1900 << 10,
+    2800 << 10,
+    3700 << 10,
 ];
 /// Sizes of caches. Beyond the last one is memory.
 const CACHES: [f64; 8] = [
