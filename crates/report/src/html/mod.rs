@@ -19,6 +19,7 @@ mod plans;
 mod pressure;
 mod profile;
 mod published;
+mod ran;
 mod repeat;
 mod result;
 mod series;
