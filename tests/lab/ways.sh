@@ -25,10 +25,17 @@ clean() {
     for pid in $pids; do kill -9 "$pid" 2>/dev/null; wait "$pid" 2>/dev/null; done
     pids=
     for class in "$R"/*/schemata; do rmdir "${class%/schemata}" 2>/dev/null; done
-    echo L3:0=ffff >"$R/schemata"
+    echo "L3:0=$(cat $R/info/L3/cbm_mask)" >"$R/schemata"
 }
 
 right() { class rt 000f; class . ff00; list rt 512KiB; stream .; sleep 3; look right --for 3s; }
+# The class is that of a CPU, and the program is in the root's.
+right_cpu() {
+    class rt 000f; class . ff00; echo 0 >$R/rt/cpus_list
+    list . 512KiB; stream .; sleep 3; look right_cpu --for 3s
+}
+# On a processor whose devices fill the two highest ways.
+devices() { class rt c00; class . 3ff; list rt 512KiB; sleep 1; look devices --for 3s; }
 unused() { look unused --for 3s -- quell bench latency --size 1MiB --duration 2s; }
 # The root kept the ways that were given away.
 overlap() { class rt 0003; list rt 256KiB; stream .; sleep 2; look overlap --for 3s; }
@@ -83,7 +90,7 @@ sequence() {
         sleep 2; mkdir $R/batch
         echo L3:0=ffc0 >$R/schemata; echo L3:0=0030 >$R/batch/schemata; echo "$second" >$R/batch/tasks
     ) &
-    look sequence --for 12s
+    look sequence --for 12s --switches --misses
 }
 # Two caches: what the class has is in the first.
 in_first() { class rt 000f; echo 'L3:0=fff0;1=ffff' >$R/schemata; echo 'L3:0=000f;1=ffff' >$R/rt/schemata; }
@@ -95,7 +102,7 @@ moved() {
     sleep 1; look moved --for 4s
 }
 
-[ $# -gt 0 ] || set -- right unused overlap small large escaped empty beyond registers sequence
+[ $# -gt 0 ] || set -- right right_cpu unused overlap small large escaped empty beyond registers sequence
 for scene in "$@"; do
     "$scene"
     clean

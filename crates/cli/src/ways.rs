@@ -2,27 +2,28 @@
 //! changed.
 
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::{Child, Command};
-use std::time::Instant;
+use std::process::{Child, Command, ExitStatus};
 
 use quell_engine::folder::Folder;
 use quell_engine::sink::Sink;
 use quell_kernel::root::Kernel;
 use quell_kernel::tasks::{Matcher, assign};
-use quell_kernel::{procfs, rt, self_usage, signals};
+use quell_kernel::{procfs, self_usage, signals};
 use quell_linux::ways::Looker;
 use quell_record::events::{Event, MANIFEST_SCHEMA, Phase};
-use quell_record::ways::{Change, Snapshot, Timeline, changes, findings};
+use quell_record::ways::{Timeline, findings};
 use quell_types::task::TaskMatch;
 use quell_types::units::Nanos;
-use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::exit::{Exit, Result, failed, usage};
 use crate::machine;
 
 mod propose;
+mod sampling;
+
+use sampling::Sampling;
 
 /// `quell ways`
 #[derive(Debug, clap::Args)]
@@ -33,6 +34,12 @@ pub struct Ways {
     /// Look so often
     #[arg(long, value_name = "TIME", default_value = "100ms")]
     pub every: Nanos,
+    /// Record every context switch: which thread ran on which CPU, from when to when
+    #[arg(long)]
+    pub switches: bool,
+    /// Count what each thread misses in the last-level cache
+    #[arg(long)]
+    pub misses: bool,
     /// Do not read the processor's registers (/dev/cpu/N/msr)
     #[arg(long)]
     pub no_registers: bool,
@@ -71,74 +78,99 @@ pub fn run(args: &Ways) -> Result {
     let files = Kernel::new().map_err(failed)?;
     let mut looker = Looker::new(&files, !args.no_registers).map_err(failed)?;
     notes(args, &looker);
+    if args.misses {
+        looker.count_misses();
+    }
     for pid in running(&files, args)? {
         looker.watch(pid);
     }
     let stops = signals::stop_signals().map_err(failed)?;
     let begun = machine::unix_s();
-    let mut record = match &args.out {
+    let record = match &args.out {
         Some(dir) => Some(Folder::begin(dir, "ways", begun, Nanos(0)).map_err(failed)?),
         None => None,
     };
-    let clock = Instant::now();
-    let now = || Nanos(u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX));
-    let mut all = Changes::default();
-    let registers = looker.registers_alone();
-    let mut caches = None;
     // Before the command: what is set already is there from the first moment on.
-    let mut before = Snapshot::default();
+    let switches = match args.switches {
+        true => told(sampling::switches(&files)),
+        false => None,
+    };
     let mut child = start(&args.command, &mut looker)?;
-    let end = args.span.or((child.is_none()).then_some(USUAL));
-    let (mut status, mut looks) = (None, 0u64);
+    let mut sampling = Sampling::new(looker, switches, record);
     let spent = || self_usage::own(&files).map(|own| own.cpu).map_err(failed);
-    let before_all = spent()?;
-    let mut next = Nanos(0);
-    loop {
-        let at = now();
-        let seen = looker.sample(&files).map_err(failed)?;
-        if caches != Some(looker.caches().len()) {
-            caches = Some(looker.caches().len());
-            let caches = looker.caches().to_vec();
-            all.put(at, Change::Machine { caches, registers }, &mut record);
-        }
-        for change in changes(&before, &seen) {
-            all.put(at, change, &mut record);
-        }
-        before = seen;
-        looks += 1;
-        next = next.plus(args.every).max(now());
-        let over = |at: Nanos| end.is_some_and(|end| at >= end);
-        let wait = next.min(end.unwrap_or(next)).since(now());
-        let stopped = waited(&stops, wait);
-        if let Some(child) = &mut child {
-            status = child.try_wait().map_err(failed)?;
-        }
-        if stopped || status.is_some() || over(now()) {
-            break;
-        }
-    }
-    let end = now();
+    let before = spent()?;
+    let mut status = sample(args, &files, &mut sampling, &stops, &mut child)?;
+    let end = sampling.now();
     if let (Some(child), None) = (&mut child, status) {
         // Its time is over, or a signal asks to end: the command ends, too.
         let _ = child.kill();
         status = Some(child.wait().map_err(failed)?);
     }
     eprintln!(
-        "quell: {looks} samples in {:.1} s, {:.2} ms of CPU time each",
+        "quell: {} samples in {:.1} s, {:.2} ms of CPU time each",
+        sampling.samples,
         end.as_secs_f64(),
-        spent()?.since(before_all).0 as f64 / 1e6 / looks.max(1) as f64
+        spent()?.since(before).0 as f64 / 1e6 / sampling.samples.max(1) as f64
     );
-    if let Some(folder) = record.take() {
+    if sampling.switches.is_some() {
+        eprintln!(
+            "quell: {} runs of threads are kept, {} context switches are missing",
+            sampling.runs, sampling.lost
+        );
+    }
+    if let Some(why) = sampling.looker.uncounted() {
+        eprintln!("quell: note: misses of threads cannot be counted here: {why}");
+    }
+    if let Some(folder) = sampling.record.take() {
         eprintln!("quell: the record is in {}", keep(folder, end, begun)?);
     }
+    report(args, &sampling, end)?;
+    Ok(match status {
+        Some(status) => Exit::Status(quell_linux::shell_status(status)),
+        None => Exit::Done,
+    })
+}
+
+/// Samples until the time is over, the command ends, or a signal comes. Returns how the command
+/// ended.
+fn sample(
+    args: &Ways,
+    files: &Kernel,
+    sampling: &mut Sampling,
+    stops: &OwnedFd,
+    child: &mut Option<Child>,
+) -> Result<Option<ExitStatus>> {
+    let end = args.span.or((child.is_none()).then_some(USUAL));
+    let mut next = Nanos(0);
+    loop {
+        sampling.sample(files)?;
+        next = next.plus(args.every).max(sampling.now());
+        let stopped = sampling.wait(stops, next.min(end.unwrap_or(next)));
+        let status = match child {
+            Some(child) => child.try_wait().map_err(failed)?,
+            None => None,
+        };
+        let over = end.is_some_and(|end| sampling.now() >= end);
+        if stopped || over || status.is_some() {
+            // What ran since the last sample.
+            if sampling.switches.is_some() {
+                sampling.sample(files)?;
+            }
+            return Ok(status);
+        }
+    }
+}
+
+/// Prints what was asked for: findings, a picture, or a policy.
+fn report(args: &Ways, sampling: &Sampling, end: Nanos) -> Result<()> {
     if args.propose {
-        let policy = propose::policy(&before).ok_or_else(|| {
+        let policy = propose::policy(&sampling.last).ok_or_else(|| {
             failed("no program is in a class of its own: there is nothing to propose")
         })?;
         print!("{policy}");
-        return Ok(Exit::Done);
+        return Ok(());
     }
-    let told = || all.told.iter().map(|(at, change)| (at.0, change));
+    let told = || sampling.told.iter().map(|(at, change)| (at.0, change));
     if args.json {
         let found = findings(&Timeline::of(told(), end.0));
         println!("{}", serde_json::to_string_pretty(&found).map_err(failed)?);
@@ -148,10 +180,14 @@ pub fn run(args: &Ways) -> Result {
             quell_report::ways_text(told(), end.0, crate::terminal::style())
         );
     }
-    Ok(match status {
-        Some(status) => Exit::Status(quell_linux::shell_status(status)),
-        None => Exit::Done,
-    })
+    Ok(())
+}
+
+/// What is there, or a note why it is not.
+fn told<T>(tried: std::result::Result<T, String>) -> Option<T> {
+    tried
+        .inspect_err(|why| eprintln!("quell: note: {why}: threads are sampled"))
+        .ok()
 }
 
 /// Says what is not seen here.
@@ -165,22 +201,6 @@ fn notes(args: &Ways, looker: &Looker) {
         eprintln!(
             "quell: note: the processor's registers cannot be read here (on Intel: modprobe msr): what is set behind the kernel's back is not seen"
         );
-    }
-}
-
-/// What was told, here and in the record.
-#[derive(Default)]
-struct Changes {
-    told: Vec<(Nanos, Change)>,
-}
-
-impl Changes {
-    fn put(&mut self, at: Nanos, change: Change, record: &mut Option<Folder>) {
-        let event = Event::Ways {
-            change: change.clone(),
-        };
-        record.put(at, &event);
-        self.told.push((at, change));
     }
 }
 
@@ -216,14 +236,6 @@ fn start(command: &[String], looker: &mut Looker) -> Result<Option<Child>> {
     })?;
     looker.watch(child.id());
     Ok(Some(child))
-}
-
-/// Waits; whether somebody wants us to end.
-fn waited(stops: &std::os::fd::OwnedFd, wait: Nanos) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(stops.as_fd(), PollFlags::IN)];
-    let timeout = rt::timespec(wait);
-    let _ = poll(&mut fds, Some(&timeout));
-    signals::next_signal(stops).is_some()
 }
 
 /// Completes the record, its page included.

@@ -9,6 +9,8 @@ use crate::root::{Access, Files, gone};
 
 /// Bytes read at once: more than `memory.stat` and `/proc/vmstat` have.
 const SIZE: usize = 16 << 10;
+/// The most that the buffer grows to, for a longer text.
+const MOST: usize = 16 << 20;
 
 /// A file that is kept open where the root has descriptors, and otherwise read by its path.
 #[derive(Debug)]
@@ -54,7 +56,7 @@ impl CachedFile {
     }
 
     /// The present text, trimmed. `None` where the file is gone (its cgroup was removed, and not
-    /// made again). Text beyond 16 KiB, and text after bytes that are no UTF-8, is left out.
+    /// made again). Text beyond 16 MiB, and text after bytes that are no UTF-8, is left out.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -62,7 +64,8 @@ impl CachedFile {
         let mut length = match &self.file {
             Some(file) => fill(file, &mut self.buffer),
             None => files.read(&self.path).map(|text| {
-                let length = text.len().min(self.buffer.len());
+                let length = text.len().min(MOST);
+                self.buffer.resize(length.max(SIZE), 0);
                 self.buffer[..length].copy_from_slice(&text.as_bytes()[..length]);
                 length
             }),
@@ -92,10 +95,14 @@ impl CachedFile {
 
 /// Reads once from the beginning, where the kernel generates the text of such a file in one piece
 /// (`single_open`). A second read for the end of file would generate all of it again.
-fn fill(file: &File, buffer: &mut [u8]) -> std::io::Result<usize> {
+fn fill(file: &File, buffer: &mut Vec<u8>) -> std::io::Result<usize> {
     loop {
         match file.read_at(buffer, 0) {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            // There may be more than fits.
+            Ok(length) if length == buffer.len() && length < MOST => {
+                buffer.resize(4 * length, 0);
+            }
             read => return read,
         }
     }
@@ -127,6 +134,9 @@ mod tests {
         assert_eq!(high(&mut kept), Some(22));
         std::fs::write(dir.path().join("x"), "high 3\n").unwrap();
         assert_eq!(high(&mut kept), Some(3));
+        let long = "low 1\n".repeat(10_000) + "high 4\n";
+        std::fs::write(dir.path().join("x"), long).unwrap();
+        assert_eq!(high(&mut kept), Some(4));
         assert_eq!(keyed("highest 4", "high"), None);
     }
 

@@ -34,6 +34,7 @@ pub mod rt;
 pub mod self_usage;
 pub mod signals;
 pub mod stat;
+pub mod switches;
 pub mod sysctl;
 pub mod tasks;
 pub mod topology;

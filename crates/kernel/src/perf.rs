@@ -8,6 +8,9 @@
 //! page, mapped read-only, so that the kernel overwrites it and no reader has to consume it. A
 //! record there has the time of the overflow and the interrupted mode. It shows how late the reader
 //! is.
+//!
+//! [`TaskRecords`] has no counter: the kernel writes a record for each context switch of a CPU into
+//! its ring buffer, which is mapped writable. [`crate::switches`] reads these records.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -35,18 +38,27 @@ const FLAG_PINNED: u64 = 1 << 2;
 const FLAG_DISABLED: u64 = 1;
 const FLAG_INHERIT: u64 = 1 << 1;
 const FLAG_EXCLUDE_KERNEL: u64 = 1 << 5;
+/// Records of names, of births and ends, and of context switches, each with the fields of a sample.
+const FLAGS_TASKS: u64 = 1 << 9 | 1 << 13 | 1 << 26 | 1 << 18;
+/// `wakeup_events` is a number of bytes.
+const FLAG_WATERMARK: u64 = 1 << 14;
 const FLAG_USE_CLOCKID: u64 = 1 << 25;
+/// A record has the process and the thread: `PERF_SAMPLE_TID`.
+const SAMPLE_TID: u64 = 1 << 1;
 /// A record has the time: `PERF_SAMPLE_TIME`.
 const SAMPLE_TIME: u64 = 1 << 2;
+/// `PERF_COUNT_SW_DUMMY`: counts nothing, and carries the records of other things.
+const SW_DUMMY: u64 = 9;
 /// `PERF_RECORD_SAMPLE`, of a header and a time.
 const RECORD_SAMPLE: u32 = 9;
 const RECORD_BYTES: u64 = 16;
 /// Bits of a record's `misc`: `PERF_RECORD_MISC_CPUMODE_MASK`, `PERF_RECORD_MISC_KERNEL`.
 const MISC_MODE: u16 = 7;
 const MISC_KERNEL: u16 = 1;
-/// `data_head` in `struct perf_event_mmap_page`. The fields before it have the first 1024 bytes of
-/// the control page.
+/// `data_head` and `data_tail` in `struct perf_event_mmap_page`. The fields before them have the
+/// first 1024 bytes of the control page.
 const DATA_HEAD: usize = 1024;
+const DATA_TAIL: usize = 1032;
 const OPEN_CLOEXEC: u64 = 1 << 3;
 const OPEN_PID_CGROUP: u64 = 1 << 2;
 const FORMAT_TIMES: u64 = 1 | 2;
@@ -104,6 +116,8 @@ pub enum Scope<'a> {
     /// The thread with this id, wherever it runs, and all its children from now on, processes
     /// included.
     Thread(u32),
+    /// The thread with this id, wherever it runs, without its children.
+    ThreadAlone(u32),
 }
 
 /// A reading of a counter.
@@ -149,7 +163,7 @@ pub struct Event {
     armed: Cell<Option<u64>>,
 }
 
-/// The event's control page and one page of records.
+/// An event's control page and its pages of records.
 #[derive(Debug)]
 struct Ring {
     address: *mut libc::c_void,
@@ -166,6 +180,34 @@ impl Ring {
         // SAFETY: the control page is mapped as long as `self` lives. `DATA_HEAD` lies in it and is
         // aligned, and the kernel writes it whole.
         unsafe { &*self.address.cast::<u8>().add(DATA_HEAD).cast::<AtomicU64>() }
+    }
+
+    /// Bytes that the reader has consumed. To be written only where the mapping is writable.
+    fn tail(&self) -> &AtomicU64 {
+        // SAFETY: as for `head`; this field belongs to the reader.
+        unsafe { &*self.address.cast::<u8>().add(DATA_TAIL).cast::<AtomicU64>() }
+    }
+
+    /// Moves what was recorded since the last call to the end of `into`. The kernel may write there
+    /// again afterwards. Only for a writable mapping.
+    fn take(&self, into: &mut Vec<u8>) {
+        let page = rustix::param::page_size();
+        let size = self.length - page;
+        let head = self.head().load(Ordering::Acquire);
+        let tail = self.tail().load(Ordering::Relaxed);
+        let unread = usize::try_from(head.saturating_sub(tail)).map_or(size, |n| n.min(size));
+        let begin = usize::try_from(tail % size as u64).unwrap_or(0);
+        let first = unread.min(size - begin);
+        for (from, length) in [(begin, first), (0, unread - first)] {
+            // SAFETY: the range lies within the pages of records. The kernel writes none of it
+            // before the tail is moved below, since the mapping is writable.
+            let bytes = unsafe {
+                let from = self.address.cast::<u8>().add(page + from);
+                std::slice::from_raw_parts(from, length)
+            };
+            into.extend_from_slice(bytes);
+        }
+        self.tail().store(head, Ordering::Release);
     }
 
     /// The newest record. `None` where there is none, or the kernel wrote another meanwhile.
@@ -230,7 +272,7 @@ impl Event {
             flags: FLAG_DISABLED
                 | FLAG_USE_CLOCKID
                 | match scope {
-                    Scope::ThisThread => 0,
+                    Scope::ThisThread | Scope::ThreadAlone(_) => 0,
                     Scope::ThisProgram => FLAG_EXCLUDE_KERNEL,
                     Scope::Thread(_) => FLAG_INHERIT,
                     Scope::Cpu(_) | Scope::Cgroup(..) => FLAG_PINNED,
@@ -243,26 +285,13 @@ impl Event {
             Scope::Cpu(cpu) => (-1, number(cpu), 0),
             Scope::Cgroup(dir, cpu) => (dir.as_raw_fd(), number(cpu), OPEN_PID_CGROUP),
             Scope::ThisThread | Scope::ThisProgram => (0, -1, 0),
-            Scope::Thread(tid) => (number(tid), -1, 0),
+            Scope::Thread(tid) | Scope::ThreadAlone(tid) => (number(tid), -1, 0),
         };
-        // SAFETY: `attr` is a valid perf_event_attr of the size it states, and outlives the call.
-        let raw = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                &raw const attr,
-                pid,
-                cpu,
-                -1,
-                OPEN_CLOEXEC | extra,
-            )
+        let fd = open(&attr, pid, cpu, extra)?;
+        let ring = match samples {
+            true => Some(map_ring(&fd, 1, libc::PROT_READ)?),
+            false => None,
         };
-        let raw = i32::try_from(raw).unwrap_or(-1);
-        if raw < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let ring = if samples { Some(map_ring(&fd)?) } else { None };
         let event = Self {
             fd,
             wake,
@@ -276,15 +305,7 @@ impl Event {
     }
 
     fn ioctl(&self, request: u64, argument: u64) -> io::Result<()> {
-        // SAFETY: the requests used take a plain number, or a pointer to a u64 that outlives the
-        // call.
-        let result =
-            unsafe { libc::ioctl(self.fd.as_raw_fd(), request as libc::c_ulong, argument) };
-        if result < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        ioctl(&self.fd, request, argument)
     }
 
     /// Wakes pollers after another `period` events, counted from now. It does not matter whether it
@@ -351,15 +372,87 @@ impl AsFd for Event {
     }
 }
 
-fn map_ring(fd: &OwnedFd) -> io::Result<Ring> {
-    let length = 2 * rustix::param::page_size();
-    // SAFETY: a fresh mapping of the event's control page and one data page, at an address that the
-    // kernel chooses.
+/// Records what tasks do on one CPU: context switches, births, ends, and new names. The kernel
+/// overwrites nothing that was not taken. It counts what does not fit, and records that number.
+#[derive(Debug)]
+pub struct TaskRecords {
+    fd: OwnedFd,
+    ring: Ring,
+}
+
+impl TaskRecords {
+    /// Opens it with room for `bytes` of records, a power of two of pages. Pollers wake when half
+    /// of that is used.
+    pub fn open(cpu: CpuId, bytes: usize) -> io::Result<Self> {
+        let attr = Attr {
+            kind: TYPE_SOFTWARE,
+            size: u32::try_from(size_of::<Attr>()).unwrap_or(0),
+            config: SW_DUMMY,
+            sample_type: SAMPLE_TID | SAMPLE_TIME,
+            clockid: libc::CLOCK_MONOTONIC,
+            flags: FLAG_DISABLED | FLAG_USE_CLOCKID | FLAGS_TASKS | FLAG_WATERMARK,
+            wakeup_events: u32::try_from(bytes / 2).unwrap_or(u32::MAX),
+            ..Attr::default()
+        };
+        let fd = open(&attr, -1, i32::try_from(cpu).unwrap_or(i32::MAX), 0)?;
+        let pages = bytes / rustix::param::page_size();
+        let ring = map_ring(&fd, pages.max(1), libc::PROT_READ | libc::PROT_WRITE)?;
+        ioctl(&fd, IOC_ENABLE, 0)?;
+        Ok(Self { fd, ring })
+    }
+
+    /// Moves the records since the last call to the end of `into`.
+    pub fn take(&self, into: &mut Vec<u8>) {
+        self.ring.take(into);
+    }
+}
+
+impl AsFd for TaskRecords {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Opens an event of a task (or cgroup, by `flags`) on a CPU; -1 stands for any.
+fn open(attr: &Attr, pid: i32, cpu: i32, flags: u64) -> io::Result<OwnedFd> {
+    // SAFETY: `attr` is a valid perf_event_attr of the size it states, and outlives the call.
+    let raw = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            std::ptr::from_ref(attr),
+            pid,
+            cpu,
+            -1,
+            OPEN_CLOEXEC | flags,
+        )
+    };
+    let raw = i32::try_from(raw).unwrap_or(-1);
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+fn ioctl(fd: &OwnedFd, request: u64, argument: u64) -> io::Result<()> {
+    // SAFETY: the requests used take a plain number, or a pointer to a u64 that outlives the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::c_ulong, argument) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+fn map_ring(fd: &OwnedFd, pages: usize, access: i32) -> io::Result<Ring> {
+    let length = (1 + pages) * rustix::param::page_size();
+    // SAFETY: a fresh mapping of the event's control page and its pages of records, at an address
+    // that the kernel chooses.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
             length,
-            libc::PROT_READ,
+            access,
             libc::MAP_SHARED,
             fd.as_raw_fd(),
             0,

@@ -18,6 +18,22 @@ pub fn stat(files: &dyn Files, tid: u32) -> Result<Option<Stat>> {
     stat_at(files, &format!("/proc/{tid}/stat"))
 }
 
+/// Reads the `stat` of one thread of a process. `None` when there is no such thread (any more).
+/// [`stat`] of a thread adds up the times of all threads of its process, which takes long where
+/// there are thousands.
+///
+/// # Errors
+/// As for [`stat`].
+pub fn thread_stat(files: &dyn Files, pid: u32, tid: u32) -> Result<Option<Stat>> {
+    stat_at(files, &thread_stat_path(pid, tid))
+}
+
+/// The path of the `stat` of one thread of a process.
+#[must_use]
+pub fn thread_stat_path(pid: u32, tid: u32) -> String {
+    format!("/proc/{pid}/task/{tid}/stat")
+}
+
 fn stat_at(files: &dyn Files, path: &str) -> Result<Option<Stat>> {
     let Some(text) = files.optional(path)? else {
         return Ok(None);
@@ -27,13 +43,19 @@ fn stat_at(files: &dyn Files, path: &str) -> Result<Option<Stat>> {
         .ok_or_else(|| Error::malformed(path, &text, "the stat of a process, see proc_pid_stat(5)"))
 }
 
+/// The path of a thread's `schedstat`.
+#[must_use]
+pub fn schedstat_path(tid: u32) -> String {
+    format!("/proc/{tid}/schedstat")
+}
+
 /// Nanoseconds that a thread ran, and that it was ready and waited for a CPU. `None` when there is
 /// no such thread (any more), or the kernel does not count it.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
 pub fn schedstat(files: &dyn Files, tid: u32) -> Result<Option<(u64, u64)>> {
-    let path = format!("/proc/{tid}/schedstat");
+    let path = schedstat_path(tid);
     let Some(text) = files.optional(&path)? else {
         return Ok(None);
     };

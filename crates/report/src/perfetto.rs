@@ -8,21 +8,22 @@
 //! | | the slowest units of work; the rate left to best-effort groups |
 //! | CPUs | each CPU's throttled stretches; its time by kind, in percent between two samples |
 //! | a cache | each of its ways, by the classes that may fill it; what each class had and moved |
-//! | threads | each thread's class |
+//! | threads | each thread's class; on each CPU what ran there, by context switches |
 //! | a subject | its measured spans, named by configuration; its metric, window by window |
 
 use quell_record::events::{CpuTimes, Event, Record, Span};
 use quell_record::ways::rate;
 use serde_json::{Value, json};
 
-use crate::ways::{fillers, stages, title};
+use crate::ways::{Stage, fillers, stages, thread_name, title};
 
 const RUN: u64 = 1;
 const CPUS: u64 = 2;
 const FIRST_SUBJECT: u64 = 3;
 /// Process numbers from here on follow those of any number of subjects.
 const THREADS: u64 = 1_000;
-const FIRST_CACHE: u64 = 1_001;
+const RAN: u64 = 1_001;
+const FIRST_CACHE: u64 = 1_002;
 
 /// Tracks of the process for the run.
 const STAGES: u64 = 1;
@@ -348,6 +349,24 @@ fn ways(trace: &mut Trace, record: &Record) {
             }
         }
     }
+    if stages.iter().any(|s| !s.timeline.ran.is_empty()) {
+        trace.process(RAN, "what ran on each CPU");
+    }
+    for Stage {
+        timeline, from_ns, ..
+    } in &stages
+    {
+        for (cpu, all) in &timeline.ran {
+            let track = u64::from(*cpu) + 1;
+            trace.track(RAN, track, &format!("CPU {cpu}"));
+            for run in all {
+                let name = thread_name(timeline, run.is.tid);
+                let args = json!({"class": timeline.classes.get(run.is.class)});
+                let (from, until) = (run.from_ns + from_ns, run.until_ns + from_ns);
+                trace.stretch(RAN, track, &name, from, until, &args);
+            }
+        }
+    }
     for (pid, cache) in (FIRST_CACHE..).zip(&first.timeline.caches) {
         let place = &cache.place;
         trace.process(pid, &title(cache));
@@ -545,6 +564,8 @@ mod tests {
             (2_000_000.0, "db"),
         ];
         assert_eq!(names, wanted);
+        let ran = track(&events, RAN, 2);
+        assert_eq!(ran[0], (0.0, 50_000.0, "thread 7 redis"));
         let thread = track(&events, THREADS, 7);
         assert_eq!(thread[1], (1_200_000.0, 3_900_000.0, "db"));
         let counted = events.iter().filter(|e| e["name"] == "db has").count();

@@ -1,12 +1,14 @@
 //! Which classes may fill which ways, over time: as text for a terminal, and what the page and the
 //! trace share with it.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use quell_record::events::{Event, Record};
-use quell_record::ways::{Cache, Change, Fill, Finding, Kind, ROOT, Timeline, findings};
+use quell_record::ways::{Cache, Change, Fill, Finding, Kind, ROOT, ThreadRan, Timeline, findings};
 
-use crate::text::{Style, Tone, list};
+use crate::text::{Style, Table, TableCell, Tone, list, percent, thousands};
 use crate::view::cells;
 
 /// A timeline of a record. A comparison has one for each configuration with recorded masks, from
@@ -69,6 +71,7 @@ fn text(timeline: &Timeline, style: Style) -> String {
     for cache in &timeline.caches {
         out += &picture(timeline, cache, style);
     }
+    out += &ran_text(timeline, style);
     let shown = timeline.told.len().min(MOST_TOLD);
     if shown > 0 {
         let _ = writeln!(out, "{}", style.paint(Tone::Title, "What changed"));
@@ -106,6 +109,84 @@ fn text(timeline: &Timeline, style: Style) -> String {
         );
     }
     out
+}
+
+/// The threads that ran longest, by CPU. Empty where switches were not recorded.
+fn ran_text(timeline: &Timeline, style: Style) -> String {
+    let mut rows = Vec::new();
+    for cache in &timeline.caches {
+        for core in timeline.ran_on(cache) {
+            rows.extend(core.threads.into_iter().map(|thread| (core.cpu, thread)));
+        }
+    }
+    // Caches of several levels have the same CPUs.
+    rows.sort_by_key(|(cpu, thread)| (Reverse(thread.ns), thread.tid, *cpu));
+    rows.dedup();
+    let classes = |cpu: u32, tid: u32| {
+        let all = timeline.ran.get(&cpu).into_iter().flatten();
+        let mine = all.filter(|run| run.is.tid == tid);
+        let places: BTreeSet<usize> = mine.map(|run| run.is.class).collect();
+        let names = places.iter().filter_map(|n| timeline.classes.get(*n));
+        list(
+            &names
+                .map(|class| called(class).to_owned())
+                .collect::<Vec<_>>(),
+        )
+    };
+    let row = |(cpu, thread): &(u32, ThreadRan)| {
+        let pid = timeline.threads.get(&thread.tid).map_or(0, |lane| lane.pid);
+        [
+            thread_name(timeline, thread.tid),
+            pid.to_string(),
+            cpu.to_string(),
+            format!("{:.3} s", thread.ns as f64 / 1e9),
+            percent(thread.ns as f64 / timeline.end_ns.max(1) as f64),
+            thousands(&thread.runs.to_string()),
+            classes(*cpu, thread.tid),
+        ]
+        .map(TableCell::new)
+        .to_vec()
+    };
+    let table = Table {
+        head: [
+            "what ran", "process", "CPU", "for", "part", "times", "class",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows: rows.iter().take(MOST_RAN).map(row).collect(),
+        left: vec![6],
+    };
+    let mut out = String::new();
+    if !table.rows.is_empty() {
+        out += &table.render(style);
+    }
+    if let Some(lost) = lost(timeline) {
+        out += &style.wrap("", "", &lost);
+    }
+    if !out.is_empty() {
+        out.push('\n');
+    }
+    out
+}
+
+/// The most threads that are listed.
+const MOST_RAN: usize = 10;
+
+/// The name of a thread, with its number.
+pub(crate) fn thread_name(timeline: &Timeline, tid: u32) -> String {
+    let name = timeline.threads.get(&tid).map_or("", |lane| &lane.name);
+    format!("thread {tid} {name}").trim_end().to_owned()
+}
+
+/// Says how much is missing of what ran.
+pub(crate) fn lost(timeline: &Timeline) -> Option<String> {
+    let lost = timeline.lost;
+    (lost > 0).then(|| {
+        format!(
+            "At least {} context switches are missing: what ran then is not shown.",
+            thousands(&lost.to_string())
+        )
+    })
 }
 
 const TIME: usize = 10;
@@ -247,15 +328,15 @@ fn picture(timeline: &Timeline, cache: &Cache, style: Style) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use quell_record::events::Stamped;
-    use quell_record::ways::{Class, Figures, Mode, Place, Snapshot, Thread, changes};
+    use quell_record::ways::{Class, Figures, Mode, Place, Run, Snapshot, Thread, changes};
     use quell_types::partition::Mask;
 
     use super::*;
 
     const LOOK: u64 = 100_000_000;
 
-    /// Eight ways. After a second the first four go to `db`, which shares them. After two seconds
-    /// all other classes lose them, and they are exclusive.
+    /// Eight ways, and two threads. After a second the first four go to `db`, which shares them.
+    /// After two seconds all other classes lose them, and they are exclusive.
     pub(crate) fn record() -> Record {
         let place = Place::new("L3", 0);
         let cache = Cache {
@@ -297,8 +378,20 @@ pub(crate) mod tests {
                 name: "redis".to_owned(),
                 class: if n >= 12 { "db" } else { ROOT }.to_owned(),
                 cpu: 1,
+                passing: false,
             };
+            if n == 11 {
+                let cron = Thread {
+                    pid: 8,
+                    name: "cron".to_owned(),
+                    class: ROOT.to_owned(),
+                    passing: true,
+                    ..thread.clone()
+                };
+                seen.threads.insert(8, cron);
+            }
             seen.threads.insert(7, thread);
+            seen.misses.insert(7, n * n);
             seen
         };
         let mut events = vec![Stamped {
@@ -317,6 +410,10 @@ pub(crate) mod tests {
                 at_ns: n * LOOK,
                 event: Event::Ways { change },
             }));
+            events.extend((n > 0).then(|| Stamped {
+                at_ns: n * LOOK,
+                event: Event::Ways { change: ran(n) },
+            }));
             before = seen;
         }
         Record {
@@ -324,6 +421,16 @@ pub(crate) mod tests {
             events,
             ..Record::default()
         }
+    }
+
+    /// Thread 7 runs every other 50 ms, thread 8 for a moment after the first second.
+    fn ran(n: u64) -> Change {
+        let run = |tid, before_ns, ns| Run { tid, before_ns, ns };
+        let mut runs = vec![run(7, LOOK, LOOK / 2)];
+        if n == 11 {
+            runs.push(run(8, LOOK / 2, LOOK / 4));
+        }
+        Change::Ran { cpu: 1, runs }
     }
 
     #[test]
@@ -347,6 +454,10 @@ pub(crate) mod tests {
         assert!(text.contains("a db") && text.contains("# several"));
         assert!(text.contains("L3:0: class / may fill 0xf0 instead of 0xff"));
         assert!(text.contains("thread 7 (redis, process 7) goes from class / to class db"));
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let words = words.join(" ");
+        assert!(words.contains("thread 7 redis 7 1 1.950 s 50 % 39 everybody else and db"));
+        assert!(words.contains("thread 8 cron 8 1 0.025 s 0.6 % 1 everybody else"));
         assert!(text.contains("overlap: class db shares 4 of its 4 ways of L3:0 with class /"));
     }
 }

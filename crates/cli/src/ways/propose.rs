@@ -156,6 +156,7 @@ mod tests {
             name: name.to_owned(),
             class: class.to_owned(),
             cpu: Default::default(),
+            passing: false,
         }
     }
 

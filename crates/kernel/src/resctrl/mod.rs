@@ -21,6 +21,6 @@ mod status;
 
 pub use groups::{Group, Mode};
 pub use info::{Info, Kind, Monitor, Resource};
-pub use monitoring::{Data, Reading};
+pub use monitoring::{Data, Domain, Reading};
 pub use mount::Resctrl;
 pub use schemata::{Schemata, Values};

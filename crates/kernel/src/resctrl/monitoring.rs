@@ -25,7 +25,9 @@ pub enum Reading {
 }
 
 impl Reading {
-    fn parse(text: &str) -> Self {
+    /// Reads the content of a counter's file.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
         match text.trim() {
             "Unavailable" => Self::Unavailable,
             "Error" => Self::Failed,
@@ -64,7 +66,37 @@ pub struct Data {
     pub events: BTreeMap<String, Reading>,
 }
 
+/// A domain in which a group is counted, and the directory of its counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain {
+    /// The monitored resource: `L3`, `PERF_PKG`, …
+    pub of: String,
+    /// Number of the domain.
+    pub number: u32,
+    /// Path of the directory.
+    pub dir: String,
+}
+
 impl Group {
+    /// The domains in which the group is counted. Empty where nothing is counted, and for a group
+    /// that is gone.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub fn domains(&self, files: &dyn Files) -> Result<Vec<Domain>> {
+        let top = self.file("mon_data");
+        let names = files.names(&top)?;
+        let domain = |name: &String| {
+            let (of, number) = split(name)?;
+            Some(Domain {
+                of: of.to_owned(),
+                number,
+                dir: format!("{top}/{name}"),
+            })
+        };
+        Ok(names.iter().filter_map(domain).collect())
+    }
+
     /// Reads everything that is counted of the group. Empty where nothing is counted, and for a
     /// group that is gone.
     ///
@@ -151,6 +183,18 @@ mod tests {
         assert_eq!(
             told,
             [("L3", 0, None), ("L3", 0, Some(2)), ("PERF_PKG", 1, None)]
+        );
+        let domains = group.domains(&Kernel::at(dir.path())).unwrap();
+        let told: Vec<(&str, u32, &str)> = domains
+            .iter()
+            .map(|d| (d.of.as_str(), d.number, d.dir.as_str()))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("L3", 0, "/g/mon_data/mon_L3_00"),
+                ("PERF_PKG", 1, "/g/mon_data/mon_PERF_PKG_01"),
+            ]
         );
         assert_eq!(all[0].events["llc_occupancy"].count(), Some(65536));
         assert_eq!(all[0].events["mbm_total_bytes"], Reading::Unavailable);

@@ -5,20 +5,57 @@
 //! compared with what the kernel reports ([`registers`]).
 
 pub mod bare;
+mod by_cpu;
+mod class;
+mod misses;
 pub mod registers;
 mod threads;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use quell_record::ways::{Cache, Class, Figures, Mode, Place, ROOT, Snapshot};
+use quell_record::ways::{Cache, Place, ROOT, Snapshot};
 
 use bare::Bare;
+use class::ClassFiles;
+use misses::Misses;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::resctrl::{self, Group, Info, Resctrl, Values};
+use quell_kernel::resctrl::{Info, Resctrl};
 use quell_kernel::root::Files;
+use quell_kernel::switches::Taken;
 use quell_kernel::topology;
 use registers::Registers;
 use threads::Threads;
+
+/// The usual time between two searches.
+const USUAL: Duration = Duration::from_secs(1);
+/// The time between two searches is at least this multiple of the length of the last one.
+const SPARING: u32 = 100;
+
+/// When something costly was done last, and how long it took.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    begun: Instant,
+    took: Duration,
+}
+
+impl Pace {
+    /// It began then, and is done now.
+    fn of(begun: Instant) -> Self {
+        let took = begun.elapsed();
+        Self { begun, took }
+    }
+
+    /// The time since it began.
+    fn since(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// Whether to do it again, which takes at most one part in [`SPARING`] of the time.
+    fn due(&self, pause: Duration) -> bool {
+        self.since() >= pause.max(self.took * SPARING)
+    }
+}
 
 /// Where classes and masks are read from.
 #[derive(Debug)]
@@ -26,6 +63,8 @@ enum Source {
     Kernel {
         resctrl: Resctrl,
         caches: Vec<Cache>,
+        /// By the name of their directory.
+        classes: BTreeMap<String, ClassFiles>,
         registers: Option<Registers>,
     },
     Registers(Bare),
@@ -36,6 +75,8 @@ enum Source {
 pub struct Looker {
     source: Source,
     threads: Threads,
+    /// Counters of threads, where they are asked for.
+    misses: Option<Misses>,
 }
 
 impl Looker {
@@ -56,6 +97,7 @@ impl Looker {
                 Source::Kernel {
                     resctrl,
                     caches,
+                    classes: BTreeMap::new(),
                     registers,
                 }
             }
@@ -64,6 +106,7 @@ impl Looker {
         Ok(Self {
             source,
             threads: Threads::default(),
+            misses: None,
         })
     }
 
@@ -97,36 +140,70 @@ impl Looker {
         self.threads.watch(pid);
     }
 
-    /// Takes one sample.
+    /// Counts the misses of threads, too.
+    pub fn count_misses(&mut self) {
+        self.misses = Some(Misses::default());
+    }
+
+    /// Why misses are not counted although they are asked for.
+    #[must_use]
+    pub fn uncounted(&self) -> Option<String> {
+        let refused = self.misses.as_ref()?.refused()?;
+        Some(refused.to_string())
+    }
+
+    /// Takes one sample. `taken`: what ran since the one before, where context switches are
+    /// recorded.
     ///
     /// # Errors
     /// When files cannot be read that have to be there. What ends meanwhile is no error.
-    pub fn sample(&mut self, files: &dyn Files) -> Result<Snapshot> {
-        let mut classes: BTreeMap<u32, String> = BTreeMap::new();
-        let (resctrl, registers) = match &mut self.source {
+    pub fn sample(&mut self, files: &dyn Files, taken: Option<&Taken>) -> Result<Snapshot> {
+        let mut of_threads: BTreeMap<u32, String> = BTreeMap::new();
+        let (resctrl, classes, registers) = match &mut self.source {
             Source::Registers(bare) => {
                 let mut seen = bare.sample(files)?;
-                self.threads.sample(files, &classes, &mut seen)?;
+                self.threads.sample(files, &of_threads, taken, &mut seen)?;
+                if let Some(misses) = &mut self.misses {
+                    misses.sample(&mut seen);
+                }
                 return Ok(seen);
             }
             Source::Kernel {
-                resctrl, registers, ..
-            } => (resctrl, registers),
+                resctrl,
+                classes,
+                registers,
+                ..
+            } => (resctrl, classes, registers),
         };
         let mut seen = Snapshot::default();
-        for group in resctrl.groups(files)? {
+        let groups = resctrl.groups(files)?;
+        classes.retain(|name, _| groups.iter().any(|group| group.name == *name));
+        for group in groups {
             let root = group.name.is_empty();
-            let name = if root { ROOT } else { &group.name };
-            if !root {
-                let tasks = group.tasks(files)?.into_iter();
-                classes.extend(tasks.map(|tid| (tid, name.to_owned())));
+            let name = if root {
+                ROOT.to_owned()
+            } else {
+                group.name.clone()
+            };
+            if !classes.contains_key(&group.name) {
+                let opened = ClassFiles::open(files, group.clone())?;
+                classes.insert(group.name.clone(), opened);
             }
-            let Some(class) = class(files, &group, root)? else {
+            let Some(class) = classes.get_mut(&group.name) else {
                 continue;
             };
-            seen.classes.insert(name.to_owned(), class);
+            if !root {
+                let tasks = class.tasks(files)?.into_iter();
+                of_threads.extend(tasks.map(|tid| (tid, name.clone())));
+            }
+            if let Some(class) = class.sample(files)? {
+                seen.classes.insert(name, class);
+            }
         }
-        self.threads.sample(files, &classes, &mut seen)?;
+        self.threads.sample(files, &of_threads, taken, &mut seen)?;
+        if let Some(misses) = &mut self.misses {
+            misses.sample(&mut seen);
+        }
         if let Some(registers) = registers {
             seen.registers = registers.sample(files, resctrl, &seen)?;
         }
@@ -158,55 +235,6 @@ fn without_resctrl(files: &dyn Files, wanted: bool) -> Result<Bare> {
             format!("or {MOUNT}; elsewhere try it in a virtual machine ({LAB})"),
         )),
     }
-}
-
-/// Reads a class. `None` where it is gone.
-fn class(files: &dyn Files, group: &Group, root: bool) -> Result<Option<Class>> {
-    let schemata = group.schemata(files)?;
-    if schemata.0.is_empty() {
-        return Ok(None);
-    }
-    let mut class = Class {
-        mode: match group.mode(files)? {
-            Some(resctrl::Mode::Exclusive) => Mode::Exclusive,
-            Some(resctrl::Mode::PseudoLockSetup) => Mode::PseudoLocksetup,
-            Some(resctrl::Mode::PseudoLocked) => Mode::PseudoLocked,
-            _ => Mode::Shareable,
-        },
-        ..Class::default()
-    };
-    for (resource, values) in &schemata.0 {
-        match values {
-            Values::Masks(masks) => {
-                let masks = masks.iter().map(|(id, m)| (Place::new(resource, *id), *m));
-                class.masks.extend(masks);
-            }
-            Values::Numbers(numbers) => {
-                let numbers = numbers.iter();
-                let numbers = numbers.map(|(id, n)| (Place::new(resource, *id), *n));
-                class.throttles.extend(numbers);
-            }
-            Values::Other(_) => {}
-        }
-    }
-    // The root's CPUs are all that no other class has.
-    if !root {
-        class.cpus = group.cpus(files)?;
-    }
-    for data in group.data(files)? {
-        let count = |event: &str| data.events.get(event).and_then(resctrl::Reading::count);
-        let figures = Figures {
-            occupancy: count("llc_occupancy"),
-            traffic: count("mbm_total_bytes"),
-        };
-        // The kernel sums up parts of a cache that are counted by themselves.
-        if data.part.is_none() && figures != Figures::default() {
-            class
-                .figures
-                .insert(Place::new(&data.of, data.domain), figures);
-        }
-    }
-    Ok(Some(class))
 }
 
 /// The caches whose ways can be divided, one entry per resource.

@@ -1,49 +1,74 @@
 //! The threads that a sample includes: those in classes other than the root's, and all others of
-//! their processes; those of watched programs; and those that run on a CPU which has a class.
+//! their processes; those of watched programs; and those that ran.
 //!
-//! Threads in the root's class are found by their CPU in a search of `/proc`. A search costs time
-//! with every thread of the machine. So it is made at most once a second, and no more often than
-//! [`SPARING`] times its own length allows.
+//! What ran is known by context switches, where they are recorded. Otherwise the time that a thread
+//! has run says so (`schedstat`), and only of a thread that ran all else is read. Up to [`FEW`]
+//! threads, each is asked in every sample. Of more, those that ran lately are, and of the others
+//! as many as a hundredth of the time allows, in turn.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use quell_record::ways::{ROOT, Snapshot, Thread};
-use quell_types::cpuset::CpuSet;
 
+use quell_kernel::cached_file::CachedFile;
 use quell_kernel::error::Result;
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::resctrl::groups::membership;
 use quell_kernel::root::Files;
+use quell_kernel::switches::{Run, Taken, Task};
 
-/// The usual time between two searches.
-const USUAL: Duration = Duration::from_secs(1);
-/// The time between two searches is at least this multiple of the length of the last one.
-const SPARING: u32 = 100;
+use super::by_cpu::ByCpu;
+use super::{Pace, SPARING, USUAL};
 
-/// Up to so many threads, their children are looked for in every sample, else once a second.
+/// Up to so many threads, each is asked in every sample whether it ran.
 const FEW: usize = 64;
+/// A thread that did not run in so many samples is asked in turn.
+const AWAKE: u32 = 10;
+/// At least so many of the others are asked in a sample.
+const IN_TURN: usize = 8;
+
+/// A thread, as it was read last.
+#[derive(Debug)]
+struct Known {
+    thread: Thread,
+    /// Its `schedstat` and its `stat`, open while there are few threads.
+    counts: Option<CachedFile>,
+    stat: Option<CachedFile>,
+    /// Nanoseconds that it had run. `None` where that is not known.
+    ran: Option<u64>,
+    /// Samples in a row in which it had not run.
+    idle: u32,
+}
+
+/// What a thread did since it was asked before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Did {
+    /// It ran. Its process has so many threads.
+    Run(u32),
+    Sleep,
+    End,
+}
 
 /// Which threads are read.
 #[derive(Debug, Default)]
 pub struct Threads {
     /// Processes whose threads are read whatever their class.
     watched: BTreeSet<u32>,
-    /// Processes of threads that have a class, by thread. Read anew with [`Self::renewed`].
-    processes: BTreeMap<u32, u32>,
-    /// Threads that the last sample found in the root's class. One that is in no class's list now
-    /// is there still.
-    in_root: BTreeSet<u32>,
-    /// When children and processes were read last.
-    renewed: Option<Instant>,
-    /// The CPUs that have a class of their own.
-    cpus: CpuSet,
-    /// When the last search began, and how long it took.
-    searched: Option<(Instant, Duration)>,
-    /// Nanoseconds that threads on these CPUs had run at the last search, by thread.
-    ran: BTreeMap<u32, u64>,
-    /// Threads on these CPUs that ran between the last two searches, with their processes.
-    active: BTreeMap<u32, u32>,
+    /// Processes whose threads were listed.
+    listed: BTreeSet<u32>,
+    known: BTreeMap<u32, Known>,
+    /// The first thread that is asked in turn.
+    turn: u32,
+    /// When the sample before was taken.
+    before: Option<Pace>,
+    /// When the threads of processes were listed last.
+    listing: Option<Pace>,
+    /// When children were looked for last although there are many threads.
+    renewed: Option<Pace>,
+    /// Records of switches are missing, perhaps of threads that have ended.
+    lost: bool,
+    by_cpu: ByCpu,
 }
 
 impl Threads {
@@ -53,188 +78,374 @@ impl Threads {
     }
 
     /// Adds the threads to a sample that has its classes. `classes`: those of threads, where they
-    /// have one of their own.
+    /// have one of their own. `taken`: what ran, where switches are recorded.
     pub fn sample(
         &mut self,
         files: &dyn Files,
         classes: &BTreeMap<u32, String>,
+        taken: Option<&Taken>,
         seen: &mut Snapshot,
     ) -> Result<()> {
-        let renew = self.renewed.is_none_or(|at| at.elapsed() >= USUAL);
-        if renew {
-            self.renewed = Some(Instant::now());
-            self.processes.clear();
-        }
-        self.processes.retain(|tid, _| classes.contains_key(tid));
+        let begun = Instant::now();
         for tid in classes.keys() {
-            if !self.processes.contains_key(tid)
+            if !self.known.contains_key(tid)
                 && let Some(pid) = procfs::process_of(files, *tid)?
             {
-                self.processes.insert(*tid, pid);
+                self.add(files, pid, *tid)?;
             }
         }
-        let mut processes = self.watched.clone();
-        processes.extend(self.processes.values());
-        let in_root = std::mem::take(&mut self.in_root);
-        // The kernel goes through all children of a process for each thread.
-        let children = renew || in_root.len() < FEW;
-        for pid in processes {
-            for tid in procfs::threads(files, pid)? {
-                let Some(stat) = procfs::stat(files, tid)?.filter(|stat| !stat.dead()) else {
-                    continue;
-                };
-                if self.watched.contains(&pid) && children {
-                    let path = format!("/proc/{pid}/task/{tid}/children");
-                    let listed = files.optional(&path)?.unwrap_or_default();
-                    let listed = listed.split_ascii_whitespace();
-                    self.watched
-                        .extend(listed.filter_map(|c| c.parse::<u32>().ok()));
-                }
-                let class = match classes.get(&tid) {
-                    Some(class) => class.clone(),
-                    None if in_root.contains(&tid) => ROOT.to_owned(),
-                    // In the root's class, or born since the classes were listed.
-                    None => match membership(files, tid)?.map(|m| m.control) {
-                        Some(class) if !class.is_empty() => class,
-                        _ => ROOT.to_owned(),
-                    },
-                };
-                if class == ROOT {
-                    self.in_root.insert(tid);
-                }
-                seen.threads.insert(tid, thread(pid, stat, class));
-            }
+        match taken {
+            Some(taken) => self.by_switches(files, classes, taken)?,
+            None => self.by_time(files)?,
         }
-        self.of_cpus(files, seen)
+        self.new_processes(files)?;
+        self.classify(files, classes, taken)?;
+        let all = self.known.iter();
+        seen.threads
+            .extend(all.map(|(tid, known)| (*tid, known.thread.clone())));
+        match taken {
+            Some(taken) => taken.ended.iter().for_each(|tid| {
+                self.known.remove(tid);
+            }),
+            None => self.by_cpu.sample(files, seen)?,
+        }
+        self.before = Some(Pace::of(begun));
+        Ok(())
     }
 
-    /// Adds threads of the root's class that run on CPUs of other classes.
-    fn of_cpus(&mut self, files: &dyn Files, seen: &mut Snapshot) -> Result<()> {
-        let own = seen.classes.iter().filter(|(name, _)| *name != ROOT);
-        let cpus: CpuSet = own.flat_map(|(_, class)| class.cpus.iter()).collect();
-        if cpus.is_empty() {
-            (self.cpus, self.searched) = (cpus, None);
-            self.ran.clear();
-            self.active.clear();
+    /// Reads a thread that is not known yet.
+    fn add(&mut self, files: &dyn Files, pid: u32, tid: u32) -> Result<()> {
+        let stat = procfs::thread_stat(files, pid, tid)?;
+        if let Some(stat) = stat.filter(|stat| !stat.dead()) {
+            // In the root's class, or born since the classes were listed.
+            let class = membership(files, tid)?.map(|m| m.control);
+            let class = class.filter(|c| !c.is_empty());
+            let class = class.unwrap_or_else(|| ROOT.to_owned());
+            self.put(tid, thread(pid, stat, class));
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, tid: u32, thread: Thread) {
+        let known = Known {
+            thread,
+            counts: None,
+            stat: None,
+            ran: None,
+            idle: 0,
+        };
+        self.known.insert(tid, known);
+    }
+
+    /// Adds the threads of a process that are new. Returns all that it has.
+    fn list(&mut self, files: &dyn Files, pid: u32) -> Result<BTreeSet<u32>> {
+        let tids: BTreeSet<u32> = procfs::threads(files, pid)?.into_iter().collect();
+        for tid in &tids {
+            if !self.known.contains_key(tid) {
+                self.add(files, pid, *tid)?;
+            }
+        }
+        Ok(tids)
+    }
+
+    /// Lists processes that are watched, or have a thread with a class, for the first time.
+    fn new_processes(&mut self, files: &dyn Files) -> Result<()> {
+        let mut processes = self.watched.clone();
+        let classed = self.known.values().filter(|k| k.thread.class != ROOT);
+        processes.extend(classed.map(|k| k.thread.pid));
+        let new: Vec<u32> = processes.difference(&self.listed).copied().collect();
+        for pid in new {
+            self.list(files, pid)?;
+        }
+        self.listed = processes;
+        Ok(())
+    }
+
+    /// Asks threads whether they ran.
+    fn by_time(&mut self, files: &dyn Files) -> Result<()> {
+        let begun = Instant::now();
+        let few = self.known.len() <= FEW;
+        let mut ran: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        let mut threads: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut ask = |known: &mut Known, tid: u32| -> Result<Did> {
+            let did = known.ask(files, tid, few)?;
+            if let Did::Run(count) = did {
+                ran.entry(known.thread.pid).or_default().push(tid);
+                threads.insert(known.thread.pid, count);
+            }
+            Ok(did)
+        };
+        let mut ended = Vec::new();
+        let mut others = Vec::new();
+        for (tid, known) in &mut self.known {
+            if !few && known.idle >= AWAKE {
+                others.push(*tid);
+            } else if ask(known, *tid)? == Did::End {
+                ended.push(*tid);
+            }
+        }
+        let span = self.before.map_or(USUAL, |pace| pace.since());
+        let first = others.partition_point(|tid| *tid < self.turn);
+        others.rotate_left(first);
+        for (n, tid) in others.iter().enumerate() {
+            self.turn = *tid;
+            if n >= IN_TURN && begun.elapsed() * SPARING > span {
+                break;
+            }
+            if let Some(known) = self.known.get_mut(tid)
+                && ask(known, *tid)? == Did::End
+            {
+                ended.push(*tid);
+            }
+        }
+        for tid in ended {
+            self.known.remove(&tid);
+        }
+        self.children(files, &ran, few)?;
+        // Threads are born of those that ran.
+        let due = |pace: &Pace| pace.due(USUAL);
+        if few || self.listing.as_ref().is_none_or(due) {
+            let begun = Instant::now();
+            let mut known: BTreeMap<u32, u32> = BTreeMap::new();
+            for one in self.known.values() {
+                *known.entry(one.thread.pid).or_default() += 1;
+            }
+            threads.retain(|pid, count| known.get(pid) != Some(count));
+            for pid in threads.into_keys() {
+                let tids = self.list(files, pid)?;
+                self.known
+                    .retain(|tid, known| known.thread.pid != pid || tids.contains(tid));
+            }
+            self.listing = Some(Pace::of(begun));
+        }
+        Ok(())
+    }
+
+    /// Watches the children of watched processes. `ran`: the threads that ran, by process.
+    fn children(
+        &mut self,
+        files: &dyn Files,
+        ran: &BTreeMap<u32, Vec<u32>>,
+        few: bool,
+    ) -> Result<()> {
+        // The kernel goes through all children of a process for each thread.
+        if !few && self.renewed.is_some_and(|pace| !pace.due(USUAL)) {
             return Ok(());
         }
-        // Sleeping threads are known as active with the second search after CPUs got a class.
-        let first = self.ran.is_empty();
-        let due = |(at, took): (Instant, Duration)| {
-            let pause = if first { Duration::ZERO } else { USUAL };
-            at.elapsed() >= pause.max(took * SPARING)
-        };
-        if cpus != self.cpus || self.searched.is_none_or(due) {
-            let renewed = cpus != self.cpus;
-            self.cpus = cpus;
-            self.search(files, renewed)?;
-        }
-        for (tid, pid) in self.active.clone() {
-            if seen.threads.contains_key(&tid) {
+        let begun = Instant::now();
+        for (pid, tids) in ran {
+            if !self.watched.contains(pid) {
                 continue;
             }
-            let stat = procfs::stat(files, tid)?;
-            let here = |stat: &Stat| !stat.dead() && self.cpus.contains(stat.last_cpu);
-            match stat.filter(here) {
-                Some(stat) => {
-                    seen.threads.insert(tid, thread(pid, stat, ROOT.to_owned()));
+            for tid in tids {
+                let path = format!("/proc/{pid}/task/{tid}/children");
+                let listed = files.optional(&path)?.unwrap_or_default();
+                let listed = listed.split_ascii_whitespace();
+                let children = listed.filter_map(|c| c.parse::<u32>().ok());
+                self.watched.extend(children);
+            }
+        }
+        self.renewed = Some(Pace::of(begun));
+        Ok(())
+    }
+
+    /// Takes over what ran, by its switches.
+    fn by_switches(
+        &mut self,
+        files: &dyn Files,
+        classes: &BTreeMap<u32, String>,
+        taken: &Taken,
+    ) -> Result<()> {
+        self.lost |= taken.lost > 0;
+        if self.lost && self.renewed.is_none_or(|pace| pace.due(USUAL)) {
+            let begun = Instant::now();
+            self.known
+                .retain(|tid, _| files.exists(&format!("/proc/{tid}")));
+            self.lost = false;
+            self.renewed = Some(Pace::of(begun));
+        }
+        // The last run of each thread says on which CPU it is. Parents run before their children.
+        let mut new: BTreeMap<Task, (Run, u32)> = BTreeMap::new();
+        let mut last: BTreeMap<u32, (Run, u32)> = BTreeMap::new();
+        for (cpu, runs) in &taken.runs {
+            for run in runs {
+                let known = self.known.get(&run.task.tid);
+                if known.is_none_or(|known| known.thread.pid != run.task.pid) {
+                    let first = new.entry(run.task).or_insert((*run, *cpu));
+                    if run.from < first.0.from {
+                        *first = (*run, *cpu);
+                    }
                 }
-                None => {
-                    self.active.remove(&tid);
+                let latest = last.entry(run.task.tid).or_insert((*run, *cpu));
+                if latest.0.until < run.until {
+                    *latest = (*run, *cpu);
                 }
+            }
+        }
+        let mut new: Vec<(Run, u32)> = new.into_values().collect();
+        new.sort_by_key(|(run, _)| run.from);
+        for (run, cpu) in new {
+            self.newborn(files, classes, taken, run.task, cpu)?;
+        }
+        for (tid, (_, cpu)) in last {
+            if let Some(known) = self.known.get_mut(&tid) {
+                known.thread.cpu = cpu;
+            }
+        }
+        for (tid, name) in &taken.names {
+            if let Some(known) = self.known.get_mut(tid) {
+                known.thread.name.clone_from(name);
             }
         }
         Ok(())
     }
 
-    /// Finds the threads that ran on the CPUs since the last search. `renewed`: the CPUs are others
-    /// than then.
-    fn search(&mut self, files: &dyn Files, renewed: bool) -> Result<()> {
-        let begun = Instant::now();
-        let before = std::mem::take(&mut self.ran);
-        let mut active = BTreeMap::new();
-        for process in procfs::processes(files)? {
-            let tids = match process.threads {
-                0 | 1 => vec![process.id.pid],
-                _ => procfs::threads(files, process.id.pid)?,
+    /// Adds a thread that ran. What has ended already has name and class of its maker.
+    fn newborn(
+        &mut self,
+        files: &dyn Files,
+        classes: &BTreeMap<u32, String>,
+        taken: &Taken,
+        task: Task,
+        cpu: u32,
+    ) -> Result<()> {
+        let Task { pid, tid } = task;
+        let parent = taken.born.get(&task).and_then(|tid| {
+            let mut parent = self.known.get(tid)?.thread.clone();
+            // As listed now: it may be in its class only since this sample.
+            if let Some(class) = classes.get(tid) {
+                parent.class.clone_from(class);
+            }
+            Some(parent)
+        });
+        if parent
+            .as_ref()
+            .is_some_and(|p| self.watched.contains(&p.pid))
+        {
+            self.watched.insert(pid);
+        }
+        self.known.remove(&tid);
+        self.add(files, pid, tid)?;
+        if !self.known.contains_key(&tid) {
+            let inherited = |of: fn(&Thread) -> &String, or: &str| {
+                parent.as_ref().map_or(or.to_owned(), |p| of(p).clone())
             };
-            for tid in tids {
-                let stat = match tid == process.id.pid {
-                    true => Some(process.clone()),
-                    false => procfs::stat(files, tid)?,
-                };
-                let here = |s: &Stat| !s.dead() && self.cpus.contains(s.last_cpu);
-                let Some(stat) = stat.filter(here) else {
-                    continue;
-                };
-                let ran = procfs::schedstat(files, tid)?.map_or(0, |(ran, _)| ran);
-                let grew = before.get(&tid).is_some_and(|then| *then < ran);
-                if grew || stat.state == 'R' {
-                    active.insert(tid, process.id.pid);
-                }
-                self.ran.insert(tid, ran);
+            let class = classes.get(&tid).cloned();
+            let thread = Thread {
+                pid,
+                name: inherited(|p| &p.name, "?"),
+                class: class.unwrap_or_else(|| inherited(|p| &p.class, ROOT)),
+                cpu,
+                passing: true,
+            };
+            self.put(tid, thread);
+        }
+        if let Some(known) = self.known.get_mut(&tid) {
+            known.thread.passing = true;
+        }
+        Ok(())
+    }
+
+    /// Says of each thread which class it is in, and whether it is only there because it ran.
+    fn classify(
+        &mut self,
+        files: &dyn Files,
+        classes: &BTreeMap<u32, String>,
+        taken: Option<&Taken>,
+    ) -> Result<()> {
+        let ended: BTreeSet<u32> = taken.iter().flat_map(|t| &t.ended).copied().collect();
+        let mut gone = Vec::new();
+        for (tid, known) in &mut self.known {
+            match classes.get(tid) {
+                Some(class) if *class == known.thread.class => {}
+                Some(class) => known.thread.class.clone_from(class),
+                None if known.thread.class == ROOT || ended.contains(tid) => {}
+                // It was in a class: moved to the root's, or ended.
+                None => match procfs::thread_stat(files, known.thread.pid, *tid)? {
+                    Some(stat) if !stat.dead() => {
+                        let class = membership(files, *tid)?.map(|m| m.control);
+                        let class = class.filter(|c| !c.is_empty());
+                        known.thread.class = class.unwrap_or_else(|| ROOT.to_owned());
+                    }
+                    // Its switches say when it has ended.
+                    _ if taken.is_some() => {}
+                    _ => gone.push(*tid),
+                },
             }
         }
-        if renewed {
-            // The baseline was of other CPUs: the next search is soon.
-            self.searched = None;
-        } else {
-            self.searched = Some((begun, begun.elapsed()));
+        for tid in gone {
+            self.known.remove(&tid);
         }
-        self.active = active;
+        let listed = &self.listed;
+        for known in self.known.values_mut().filter(|k| k.thread.passing) {
+            let own = known.thread.class != ROOT || listed.contains(&known.thread.pid);
+            known.thread.passing = !own;
+        }
         Ok(())
     }
 }
 
-fn thread(pid: u32, stat: Stat, class: String) -> Thread {
+impl Known {
+    /// Reads the thread, if it ran since it was asked before. `keep`: its file stays open.
+    fn ask(&mut self, files: &dyn Files, tid: u32, keep: bool) -> Result<Did> {
+        let ran = self.counted(files, tid, keep)?;
+        if ran.is_some() && ran == self.ran {
+            self.idle = self.idle.saturating_add(1);
+            return Ok(Did::Sleep);
+        }
+        let stat = self.stat(files, tid, keep)?;
+        let Some(stat) = stat.filter(|stat| !stat.dead()) else {
+            return Ok(Did::End);
+        };
+        (self.ran, self.idle) = (ran, 0);
+        (self.thread.name, self.thread.cpu) = (stat.comm, stat.last_cpu);
+        Ok(Did::Run(stat.threads))
+    }
+
+    /// Its `stat`. `None` where it has ended.
+    fn stat(&mut self, files: &dyn Files, tid: u32, keep: bool) -> Result<Option<Stat>> {
+        if !keep {
+            self.stat = None;
+            return procfs::thread_stat(files, self.thread.pid, tid);
+        }
+        if self.stat.is_none() {
+            let path = procfs::thread_stat_path(self.thread.pid, tid);
+            self.stat = CachedFile::open(files, &path)?;
+        }
+        let Some(file) = &mut self.stat else {
+            return Ok(None);
+        };
+        Ok(file.text(files)?.and_then(Stat::parse))
+    }
+
+    /// Nanoseconds that it has run. `None` where it has ended, or nothing counts them.
+    fn counted(&mut self, files: &dyn Files, tid: u32, keep: bool) -> Result<Option<u64>> {
+        if !keep {
+            self.counts = None;
+            return Ok(procfs::schedstat(files, tid)?.map(|(ran, _)| ran));
+        }
+        if self.counts.is_none() {
+            let path = procfs::schedstat_path(tid);
+            self.counts = CachedFile::open(files, &path)?;
+        }
+        let Some(file) = &mut self.counts else {
+            return Ok(None);
+        };
+        let text = file.text(files)?;
+        Ok(text.and_then(|text| text.split_ascii_whitespace().next()?.parse().ok()))
+    }
+}
+
+pub fn thread(pid: u32, stat: Stat, class: String) -> Thread {
     Thread {
         pid,
         name: stat.comm,
         class,
         cpu: stat.last_cpu,
+        passing: false,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use quell_kernel::root::Kernel;
-    use quell_record::ways::Class;
-
-    use super::*;
-
-    #[test]
-    fn threads_that_run_on_a_cpu_with_a_class_are_found_by_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let files = Kernel::at(dir.path());
-        let ran = |tid: u32, ns: u64, cpu: u32| {
-            let at = dir.path().join(format!("proc/{tid}"));
-            std::fs::create_dir_all(&at).unwrap();
-            let zeros = |n: usize| "0 ".repeat(n);
-            let stat = format!(
-                "{tid} (rt) S 1 0 0 0 -1 0 {}20 0 1 0 100 0 9 {}{cpu} 0 0",
-                zeros(8),
-                zeros(14)
-            );
-            std::fs::write(at.join("stat"), stat).unwrap();
-            std::fs::write(at.join("schedstat"), format!("{ns} 0 1")).unwrap();
-        };
-        let mut threads = Threads::default();
-        let mut seen = |ran: &[(u32, u64, u32)], put: &dyn Fn(u32, u64, u32)| {
-            ran.iter().for_each(|(tid, ns, cpu)| put(*tid, *ns, *cpu));
-            let class = Class {
-                cpus: [1].into_iter().collect(),
-                ..Class::default()
-            };
-            let mut seen = Snapshot::default();
-            seen.classes.insert("COS1".to_owned(), class);
-            threads.sample(&files, &BTreeMap::new(), &mut seen).unwrap();
-            seen.threads.into_keys().collect::<Vec<u32>>()
-        };
-        // All sleep, and the first search has nothing to compare with. 8 sleeps on the CPU, 9 runs
-        // on another one.
-        assert!(seen(&[(7, 5, 1), (8, 5, 1), (9, 5, 0)], &ran).is_empty());
-        assert_eq!(seen(&[(7, 9, 1), (9, 9, 0)], &ran), [7]);
-        // It leaves the CPU, and is no longer included.
-        assert!(seen(&[(7, 10, 0)], &ran).is_empty());
-    }
-}
+#[path = "threads_tests.rs"]
+mod tests;

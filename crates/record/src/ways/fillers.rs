@@ -4,6 +4,7 @@
 //! that were seen on it. A process fills what any of its threads fills. What runs on the CPUs of
 //! another cache fills no way of this one.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use quell_types::cpuset::CpuId;
@@ -45,7 +46,9 @@ pub struct Filler {
 type InClass<'t> = Stretch<&'t str>;
 
 impl Timeline {
-    /// The cores of a cache, then the processes that ran there, each followed by its threads.
+    /// The cores of a cache, then the processes that ran there, each followed by its threads. Those
+    /// that ran longest come first, where that is known. What is only included because it ran comes
+    /// last.
     #[must_use]
     pub fn fillers(&self, cache: &Cache) -> Vec<Filler> {
         let mut all = Vec::new();
@@ -62,7 +65,19 @@ impl Timeline {
                 processes.entry(lane.pid).or_default().push(*tid);
             }
         }
-        for (pid, tids) in processes {
+        let mut ns: BTreeMap<u32, u64> = BTreeMap::new();
+        for thread in self.ran_on(cache).iter().flat_map(|core| &core.threads) {
+            *ns.entry(thread.tid).or_default() += thread.ns;
+        }
+        let ran = |tid: &u32| Reverse(ns.get(tid).copied().unwrap_or(0));
+        let passing = |tid: &u32| self.threads.get(tid).is_some_and(|lane| lane.passing);
+        let mut processes: Vec<(u32, Vec<u32>)> = processes.into_iter().collect();
+        processes.sort_by_key(|(_, tids)| {
+            let all: u64 = tids.iter().map(|tid| ran(tid).0).sum();
+            (tids.iter().all(passing), Reverse(all))
+        });
+        for (pid, mut tids) in processes {
+            tids.sort_by_key(ran);
             let in_class = |tid: &u32| -> Vec<InClass<'_>> {
                 let was = self.threads.get(tid).into_iter().flat_map(|l| &l.was);
                 let here = was.filter(|w| cache.cpus.contains(w.is.cpu));

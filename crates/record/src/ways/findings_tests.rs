@@ -59,6 +59,7 @@ impl Scene {
             name: "rt".to_owned(),
             class: class.to_owned(),
             cpu,
+            passing: false,
         };
         self.now.threads.insert(tid, thread);
     }

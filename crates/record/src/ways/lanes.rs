@@ -7,6 +7,7 @@ use std::ops::Range;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::partition::Mask;
 
+use super::runs::Ran;
 use super::{Cache, Change, Class, Mode, Place, ROOT, Register, Snapshot, Thread};
 
 /// A stretch of time in which something is the same, in nanoseconds on the record's clock.
@@ -84,6 +85,8 @@ pub struct ThreadLane {
     pub name: String,
     /// Where it was, in order of time.
     pub was: Vec<Stretch<ThreadPosition>>,
+    /// Only included because it ran ([`Thread::passing`]), all the time.
+    pub passing: bool,
 }
 
 /// All that the changes of a record say, over time.
@@ -112,6 +115,12 @@ pub struct Timeline {
     pub samples: BTreeMap<(String, Place), Vec<Sampled>>,
     /// By thread number: its class and CPU.
     pub threads: BTreeMap<u32, ThreadLane>,
+    /// By thread number: times, each with what it has missed in the last-level cache until then.
+    pub misses: BTreeMap<u32, Vec<(u64, u64)>>,
+    /// By CPU: which thread ran from when to when. Empty where switches were not recorded.
+    pub ran: BTreeMap<CpuId, Vec<Stretch<Ran>>>,
+    /// Context switches that are missing.
+    pub lost: u64,
     /// Registers that differed from what the kernel reports.
     pub registers: Vec<Stretch<Register>>,
     /// What has changed, in sentences, with the time of each.
@@ -220,6 +229,20 @@ impl Timeline {
                 }
                 return false;
             }
+            Change::Misses { tid, misses } => {
+                if let Some(misses) = misses {
+                    self.misses.entry(*tid).or_default().push((at, *misses));
+                }
+                return false;
+            }
+            Change::Ran { cpu, runs } => {
+                self.runs(at, *cpu, runs);
+                return false;
+            }
+            Change::Lost { switches } => {
+                self.lost += switches;
+                return false;
+            }
             Change::Differs { register } => self.registers.push(Stretch {
                 from_ns: at,
                 until_ns: OPEN,
@@ -241,8 +264,10 @@ impl Timeline {
             pid: is.pid,
             name: is.name.clone(),
             was: Vec::new(),
+            passing: true,
         });
         lane.name.clone_from(&is.name);
+        lane.passing &= is.passing;
         let class = state.class_of(is);
         let position = ThreadPosition {
             class: class.to_owned(),
@@ -373,7 +398,9 @@ fn members(change: &Change, state: &Snapshot) -> String {
     };
     let mut processes: BTreeMap<u32, Vec<(u32, &Thread)>> = BTreeMap::new();
     for (tid, thread) in &state.threads {
-        if state.class_of(thread) == class {
+        // Of everybody else those are not named that only ran.
+        let named = class != ROOT || !thread.passing;
+        if named && state.class_of(thread) == class {
             let threads = processes.entry(thread.pid).or_default();
             threads.push((*tid, thread));
         }

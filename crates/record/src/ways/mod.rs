@@ -13,6 +13,7 @@
 mod fillers;
 mod findings;
 mod lanes;
+mod runs;
 mod words;
 
 #[cfg(test)]
@@ -34,6 +35,7 @@ use quell_types::units::UnitError;
 pub use fillers::{Filler, Filling, Who};
 pub use findings::{Finding, Kind, findings};
 pub use lanes::{Block, Fill, Sampled, Stretch, ThreadLane, ThreadPosition, Timeline, Ways, rate};
+pub use runs::{CoreRan, Ran, Run, ThreadRan};
 
 /// The class of every task that is in no other, as resctrl's root group.
 pub const ROOT: &str = "/";
@@ -185,7 +187,8 @@ pub struct Class {
     pub figures: BTreeMap<Place, Figures>,
 }
 
-/// A thread: of a program that is watched, or of one with threads in classes other than the root's.
+/// A thread: of a program that is watched, or of one with threads in classes other than the root's;
+/// or one that ran.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Thread {
@@ -197,6 +200,9 @@ pub struct Thread {
     pub class: String,
     /// The CPU it ran on last.
     pub cpu: CpuId,
+    /// Only included because it ran: nothing is set for its process, and it is not watched.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub passing: bool,
 }
 
 /// A register that differs from what the kernel reports: a program has written it behind the
@@ -226,6 +232,8 @@ pub struct Snapshot {
     pub classes: BTreeMap<String, Class>,
     /// Threads, by thread number.
     pub threads: BTreeMap<u32, Thread>,
+    /// By thread number: what it has missed in the last-level cache since it was counted first.
+    pub misses: BTreeMap<u32, u64>,
     /// Registers that differ from what the kernel believes.
     pub registers: BTreeSet<Register>,
 }
@@ -324,6 +332,27 @@ pub enum Change {
         #[serde(flatten)]
         figures: Figures,
     },
+    /// What a thread has missed in the last-level cache.
+    Misses {
+        /// Number of the thread.
+        tid: u32,
+        /// Misses since it was counted first. Absent where it is not counted any more.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        misses: Option<u64>,
+    },
+    /// Which threads ran on a CPU since the sample before, by its context switches.
+    Ran {
+        /// The CPU.
+        cpu: CpuId,
+        /// The runs, in order of time.
+        runs: Vec<Run>,
+    },
+    /// Context switches since the sample before are missing: they came faster than they were read,
+    /// or there was no memory for more.
+    Lost {
+        /// How many, at least.
+        switches: u64,
+    },
     /// A register differs from what the kernel believes.
     Differs {
         /// The register and both values.
@@ -374,6 +403,13 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> Vec<Change> {
                 .map(|was| was.class.clone())
                 .filter(|class| *class != thread.class),
         });
+    }
+    let counted: BTreeSet<&u32> = before.misses.keys().chain(after.misses.keys()).collect();
+    for tid in counted {
+        let misses = after.misses.get(tid).copied();
+        if misses != before.misses.get(tid).copied() {
+            all.push(Change::Misses { tid: *tid, misses });
+        }
     }
     let gone = before.registers.difference(&after.registers);
     all.extend(gone.cloned().map(|register| Change::Agrees { register }));
@@ -451,7 +487,7 @@ impl Snapshot {
     /// Applies a change. A class that is not known yet begins with it.
     pub fn apply(&mut self, change: &Change) {
         match change {
-            Change::Machine { .. } => {}
+            Change::Machine { .. } | Change::Ran { .. } | Change::Lost { .. } => {}
             Change::Appeared { class } => {
                 self.class(class);
             }
@@ -471,6 +507,12 @@ impl Snapshot {
             }
             Change::Ended { tid } => {
                 self.threads.remove(tid);
+            }
+            Change::Misses { tid, misses } => {
+                match misses {
+                    Some(misses) => self.misses.insert(*tid, *misses),
+                    None => self.misses.remove(tid),
+                };
             }
             Change::Sample {
                 class,

@@ -63,6 +63,7 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
         name: "t".to_owned(),
         class,
         cpu,
+        passing: false,
     });
     let register = (0..2u32, 0..3u64).prop_map(|(cpu, register)| Register {
         cpu,
@@ -75,11 +76,13 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
     (
         btree_map(name(), class(), 0..4),
         btree_map(1..5u32, thread, 0..4),
+        btree_map(1..5u32, 0..100u64, 0..4),
         btree_set(register, 0..3),
     )
-        .prop_map(|(classes, threads, registers)| Snapshot {
+        .prop_map(|(classes, threads, misses, registers)| Snapshot {
             classes,
             threads,
+            misses,
             registers,
         })
 }
@@ -203,7 +206,7 @@ proptest! {
                         }
                         // A task of no class fills the ways of its core's class.
                         Who::Core(cpu) => {
-                            let task = Thread { cpu: *cpu, pid: 1, name: String::new(), class: ROOT.to_owned() };
+                            let task = Thread { cpu: *cpu, pid: 1, name: String::new(), class: ROOT.to_owned(), passing: false };
                             let wanted = mask(snapshot.class_of(&task)).unwrap_or(0);
                             prop_assert_eq!(found.unwrap_or(0) & wanted, wanted);
                         }
@@ -238,6 +241,7 @@ fn a_threads_class_goes_before_its_cpus_and_then_the_roots() {
         name: String::new(),
         class: class.to_owned(),
         cpu,
+        passing: false,
     };
     assert_eq!(state.class_of(&thread("b", 1)), "b");
     assert_eq!(state.class_of(&thread(ROOT, 1)), "a");

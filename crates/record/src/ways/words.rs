@@ -22,7 +22,7 @@ impl Change {
         }
     }
 
-    /// The change in a sentence. `None` for samples, for threads that only ran elsewhere, and for
+    /// The change in a sentence. `None` for samples, for threads that only ran (elsewhere), and for
     /// the machine.
     #[must_use]
     pub fn told(&self) -> Option<String> {
@@ -31,6 +31,7 @@ impl Change {
             |n: &Option<u64>| n.map_or_else(|| "none".to_owned(), |number| number.to_string());
         Some(match self {
             Self::Machine { .. } | Self::Sample { .. } | Self::Ended { .. } => return None,
+            Self::Misses { .. } | Self::Ran { .. } | Self::Lost { .. } => return None,
             Self::Thread { from: None, .. } => return None,
             Self::Appeared { class } => format!("class {class} is there"),
             Self::Vanished { class } => format!("class {class} is gone"),

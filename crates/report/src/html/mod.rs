@@ -20,6 +20,7 @@ mod pressure;
 mod profile;
 mod programs;
 mod published;
+mod ran;
 mod repeat;
 mod result;
 mod series;

@@ -435,6 +435,10 @@ fn who_may_fill_which_ways_is_drawn_with_names_and_evidence() {
         ">process 7 redis</text>",
         ">thread 7 redis</text>",
         "each class has of the cache, MiB",
+        "what ran on each core",
+        ">thread 8 cron</text>",
+        "misses of each thread in the last-level cache",
+        ">7 redis</text>",
         "<span class=\"bad\">overlap</span>",
         "class db is exclusive instead of shareable",
     ] {

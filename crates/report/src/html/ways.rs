@@ -7,10 +7,11 @@ use quell_record::ways::{
 };
 
 use crate::text::{Table, TableCell, Tone};
-use crate::ways::{MOST_TOLD, Stage, called, evidence, fillers, stages, title, word};
+use crate::ways::{MOST_TOLD, Stage, called, evidence, fillers, lost, stages, title, word};
 
 use super::chart::{Anchor, Area, Figure, Scale, Svg, Width, room, spread};
 use super::page::{Page, Section};
+use super::ran;
 use super::table::html_table;
 
 /// The colours of classes other than the root's, which is grey.
@@ -45,6 +46,7 @@ fn drawn(number: usize, stage: &Stage) -> Markup {
         @for (n, cache) in timeline.caches.iter().enumerate() {
             (figure(&format!("fig-ways-{number}-{n}"), timeline, cache))
         }
+        @if let Some(lost) = lost(timeline) { p.faint { (lost) } }
         @if let Some((table, caption)) = told(timeline) { (html_table(&table, &caption)) }
     }
 }
@@ -105,7 +107,7 @@ fn told(timeline: &Timeline) -> Option<(Table, String)> {
 }
 
 /// The style-sheet class of a class of service.
-fn colour(timeline: &Timeline, class: &str) -> &'static str {
+pub(super) fn colour(timeline: &Timeline, class: &str) -> &'static str {
     if class == ROOT {
         return "s0";
     }
@@ -117,6 +119,8 @@ fn colour(timeline: &Timeline, class: &str) -> &'static str {
 /// What a class occupied, or moved, over time.
 struct Line<'t> {
     class: &'t str,
+    /// What stands next to its end.
+    name: String,
     /// Seconds, each with the value then.
     places: Vec<(f64, f64)>,
     /// The value that its mask allows, over time; may be empty.
@@ -145,6 +149,7 @@ fn occupied<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
         }
         (places.len() > 1).then_some(Line {
             class,
+            name: called(class).to_owned(),
             places,
             mask,
         })
@@ -162,11 +167,43 @@ fn moved<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
         let places: Vec<(f64, f64)> = pairs.collect();
         (places.len() > 1).then_some(Line {
             class,
+            name: called(class).to_owned(),
             places,
             mask: Vec::new(),
         })
     };
     timeline.classes.iter().filter_map(line).collect()
+}
+
+/// The most threads whose misses are drawn.
+const MOST_MISSES: usize = 7;
+
+/// The misses of each thread that ran on the CPUs of a cache: those with the most of them.
+fn missed<'t>(timeline: &'t Timeline, cache: &Cache) -> Vec<Line<'t>> {
+    let all = timeline.misses.iter().filter_map(|(tid, counted)| {
+        let lane = timeline.threads.get(tid)?;
+        let here = lane.was.iter().rfind(|w| cache.cpus.contains(w.is.cpu))?;
+        let total = counted.last()?.1.saturating_sub(counted.first()?.1);
+        let pairs = counted.windows(2).filter_map(|pair| {
+            let [(from, before), (until, after)] = pair else {
+                return None;
+            };
+            let seconds = until.saturating_sub(*from) as f64 / 1e9;
+            let misses = after.saturating_sub(*before) as f64 / 1e6;
+            (seconds > 0.0).then_some((*until as f64 / 1e9, misses / seconds))
+        });
+        let line = Line {
+            class: &here.is.class,
+            name: format!("{tid} {}", lane.name),
+            places: pairs.collect(),
+            mask: Vec::new(),
+        };
+        (line.places.len() > 1 && total > 0).then_some((total, line))
+    });
+    let mut all: Vec<(u64, Line<'t>)> = all.collect();
+    all.sort_by_key(|(total, _)| std::cmp::Reverse(*total));
+    all.truncate(MOST_MISSES);
+    all.into_iter().map(|(_, line)| line).collect()
 }
 
 /// The lanes that are drawn: cores, processes and threads. Cores come first whose class or threads
@@ -192,7 +229,9 @@ fn lanes(timeline: &Timeline, cache: &Cache) -> Vec<Filler> {
 fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
     let (had, moved) = (occupied(timeline, cache), moved(timeline, cache));
     let who = lanes(timeline, cache);
+    let missed = missed(timeline, cache);
     let names = timeline.classes.iter().map(|c| room(called(c)));
+    let names = names.chain(missed.iter().map(|line| room(&line.name)));
     // Names of lines stand next to their ends.
     let right = width.units() - names.fold(0.0, f64::max).clamp(20.0, 120.0) - 8.0;
     let way = (180.0 / f64::from(cache.bits.max(1))).clamp(8.0, 16.0);
@@ -202,6 +241,16 @@ fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
     let below = match who.len() {
         0 => 0.0,
         n => ABOVE + n as f64 * LANE,
+    };
+    let ran = ran::lanes(timeline, cache);
+    let below = below
+        + match ran.len() {
+            0 => 0.0,
+            n => ABOVE + n as f64 * ran::LANE,
+        };
+    let below = match missed.is_empty() {
+        true => below,
+        false => below + ABOVE + COUNTED,
     };
     let mut svg = Svg::new(width, ABOVE + lanes + counted + below + 44.0);
     let seconds = timeline.end_ns as f64 / 1e9;
@@ -249,6 +298,15 @@ fn draw(timeline: &Timeline, cache: &Cache, width: Width) -> Svg {
             x: &x,
         };
         lanes.draw(&mut svg, &who);
+    }
+    if !ran.is_empty() {
+        area = under(&area, ran.len() as f64 * ran::LANE);
+        ran::draw(&mut svg, timeline, &ran, &area);
+    }
+    if !missed.is_empty() {
+        area = under(&area, COUNTED);
+        let what = "misses of each thread in the last-level cache, millions/s";
+        lines(&mut svg, timeline, &missed, what, &area, &x);
     }
     let bare = Area {
         top: area.bottom,
@@ -384,7 +442,7 @@ fn lines(svg: &mut Svg, timeline: &Timeline, all: &[Line<'_>], what: &str, area:
             at + 4.0,
             Anchor::Start,
             &class,
-            called(line.class),
+            &line.name,
         );
     }
 }

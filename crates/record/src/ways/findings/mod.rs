@@ -241,7 +241,8 @@ fn unused(timeline: &Timeline) -> Vec<Finding> {
         )];
     }
     let mut processes: BTreeMap<u32, Vec<&super::ThreadLane>> = BTreeMap::new();
-    for thread in timeline.threads.values() {
+    // Nobody asked for what only ran.
+    for thread in timeline.threads.values().filter(|t| !t.passing) {
         processes.entry(thread.pid).or_default().push(thread);
     }
     let finding = |(pid, threads): (&u32, &Vec<&super::ThreadLane>)| {
