@@ -57,7 +57,9 @@ pub fn check(args: &Args, subject: &Subject) -> Result<()> {
     }
     let machine = match args.on {
         On::Linux => machine::linux()?.1,
-        On::Sim(_) | On::Coarse(_) | On::Lab(_) => args.on.measured(args.seed, NonZeroUsize::MIN)?.1,
+        On::Sim(_) | On::Coarse(_) | On::Lab(_) => {
+            args.on.measured(args.seed, NonZeroUsize::MIN)?.1
+        }
     };
     for swept in divided {
         of_machine(swept, subject, &machine, &cpus(args))?;
