@@ -3,11 +3,11 @@
 //! Method:
 //! - Each access to a line of 64 bytes goes through a first level of 32 KiB and a second level of
 //!   256 KiB. Both have 8 ways, LRU and write-back.
-//! - What the second level misses goes to LRU caches of all asked sizes ([`Stack`]). All caches stay
-//!   warm over the whole run, and every access is counted: nothing is sampled.
+//! - What the second level misses goes to LRU caches of all asked sizes ([`Stack`]). All caches
+//!   stay warm over the whole run, and every access is counted: nothing is sampled.
 //! - How many misses are under way together is a bound of an out-of-order core. A miss opens an
 //!   epoch. Another miss joins it within [`REACH`] instructions while fewer than [`BUFFERS`] are in
-//!   it. A miss does not join if its address is just above a word of a line of the epoch, because it
+//!   it. A miss does not join if its address is just above a word of a line of the epoch. It then
 //!   follows a pointer that is not there yet. Misses ÷ epochs is the mean.
 //! - A miss that continues a walk over neighbouring lines opens no epoch: a prefetcher that watches
 //!   the second level has asked for the line before. It counts as a miss all the same.

@@ -32,7 +32,7 @@ struct Point {
 impl Curve {
     /// From misses per instruction at growing sizes. A larger cache never has more misses: where
     /// figures say so, those of the smaller one count.
-    fn new(accesses: f64, points: impl Iterator<Item = (f64, f64)>) -> Self {
+    pub(crate) fn new(accesses: f64, points: impl Iterator<Item = (f64, f64)>) -> Self {
         let mut least = accesses;
         let points = points.map(|(bytes, misses)| {
             least = misses.clamp(0.0, least);

@@ -251,6 +251,19 @@ fn held_out() {
     let board = board();
     let chip = Chip::of(&board, Fit::FITTED).unwrap();
     let mut rng = Rng::new(1);
+    // The coarse machine gets what the made programs really miss.
+    let made = |parts: &[Part<'_>], seats: &[usize]| {
+        let phases: Vec<Phase> = parts
+            .iter()
+            .map(|(_, phase)| Recorded::made(phase))
+            .collect();
+        let parts: Vec<Part<'_>> = parts
+            .iter()
+            .map(|(program, _)| *program)
+            .zip(&phases)
+            .collect();
+        coarse(&chip, &parts, seats)
+    };
     // Each program in a phase that is drawn.
     let parts: Vec<Part<'_>> = built_in()
         .values()
@@ -264,10 +277,7 @@ fn held_out() {
     let alone = each(parts.len(), |n| {
         detailed(&board.description, &[parts[n]], &[0])[0]
     });
-    let predicted: Vec<f64> = parts
-        .iter()
-        .map(|part| coarse(&chip, &[*part], &[0])[0])
-        .collect();
+    let predicted: Vec<f64> = parts.iter().map(|part| made(&[*part], &[0])[0]).collect();
     let error = errors(&predicted, &alone);
     println!(
         "alone: mean error {:.3}, p95 {:.3}",
@@ -287,10 +297,7 @@ fn held_out() {
     let seen = each(pairs.len(), |n| {
         detailed(&board.description, &of(pairs[n]), &[0, 1])
     });
-    let guessed: Vec<Vec<f64>> = pairs
-        .iter()
-        .map(|pair| coarse(&chip, &of(*pair), &[0, 1]))
-        .collect();
+    let guessed: Vec<Vec<f64>> = pairs.iter().map(|pair| made(&of(*pair), &[0, 1])).collect();
     let error = errors(&guessed.concat(), &seen.concat());
     let cost = |ipc: &[Vec<f64>], alone: &[f64]| -> Vec<f64> {
         let each = ipc.iter().zip(&pairs);
@@ -315,10 +322,7 @@ fn held_out() {
     let seen = each(draws.len(), |n| {
         detailed(&board.description, &draws[n], &seats)
     });
-    let guessed: Vec<Vec<f64>> = draws
-        .iter()
-        .map(|draw| coarse(&chip, draw, &seats))
-        .collect();
+    let guessed: Vec<Vec<f64>> = draws.iter().map(|draw| made(draw, &seats)).collect();
     let error = errors(&guessed.concat(), &seen.concat());
     println!(
         "100 draws of twelve: mean error {:.3}, p95 {:.3}",

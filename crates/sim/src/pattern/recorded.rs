@@ -12,7 +12,7 @@
 use quell_types::rng::SplitMix;
 
 use crate::access::{Access, LINE};
-use crate::recorded::{Phase, Program};
+use crate::recorded::{Curve, Phase, Program};
 
 /// The buffers. Up to each of them all together fit the cache of the same place in [`CACHES`], with
 /// some room for pages that fall unevenly on the sets.
@@ -92,6 +92,21 @@ impl Recorded {
             far: 0,
             cold: BUFFERS.iter().sum::<u64>() / LINE,
             random: SplitMix::new(seed),
+        }
+    }
+
+    /// What the program really does, for a model that is to be compared with it: its misses at the
+    /// sizes at which its buffers fit.
+    #[must_use]
+    pub fn made(phase: &Phase) -> Phase {
+        let mut bytes = 0;
+        let points = BUFFERS.iter().zip(CACHES).map(|(buffer, cache)| {
+            bytes += buffer;
+            (bytes as f64, phase.curve.misses(cache))
+        });
+        Phase {
+            curve: Curve::new(phase.accesses, points),
+            ..phase.clone()
         }
     }
 
