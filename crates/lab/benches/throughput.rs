@@ -44,7 +44,7 @@ fn speeds(profile: &Profile) {
             let began = Instant::now();
             for n in 0..ACCESSES {
                 let address = n * 64 % size;
-                if !machine.repeats(0, address, false) {
+                if !machine.repeats(0, address, false, true) {
                     machine.data(0, address, false, true);
                 }
             }

@@ -227,7 +227,7 @@ fn divided(files: &Everywhere) {
         let _ = group.data(files);
     }
     if let Ok(mut looker) = Looker::new(files, false) {
-        let _ = looker.sample(files);
+        let _ = looker.sample(files, None);
     }
 }
 

@@ -4,8 +4,8 @@
 //! - One list has all lines, the most recently used first. A cache of n lines holds the first n of
 //!   the list. This is Mattson's stack.
 //! - For each size the last line that its cache holds is known, and for each line the smallest
-//!   cache that holds it. An access moves these marks by one line each, so it takes a step per size,
-//!   and no walk through the list.
+//!   cache that holds it. An access moves these marks by one line each. So it takes a step
+//!   per size, and no walk through the list.
 //! - Lines beyond the largest size are forgotten, so memory is bounded by it. The counts are exact.
 //!
 //! Deviation from hardware: real caches are not fully associative.
