@@ -151,7 +151,7 @@ fn a_profile_that_is_not_there_is_refused() {
         ("sim:z80", "such as ./z80.toml"),
         (
             "simulated",
-            "write linux, sim, sim:PROFILE, sim:./FILE.toml, lab or lab:PROFILE",
+            "write linux, sim, sim:PROFILE, sim:./FILE.toml, coarse, lab or lab:PROFILE",
         ),
     ] {
         let told = refused(dir.path(), machine);

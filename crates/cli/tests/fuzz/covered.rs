@@ -110,6 +110,7 @@ const COVERED: &[(&str, &[&str])] = &[
             "kernel/src/topology.rs",
             "kernel/src/value.rs",
             "kernel/src/vm.rs",
+            "linux/src/ways/class.rs",
             "linux/src/ways/threads.rs",
         ],
     ),
@@ -125,6 +126,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
             "cli/src/ladder.rs",
             "cli/src/named.rs",
             "cli/src/target.rs",
+            "record/src/demand/sweep.rs",
         ],
     ),
     (
@@ -155,6 +157,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
             "profile-plugin/src/lib.rs",
             "sim/src/backend/generator/work.rs",
             "sim/src/backend/ways.rs",
+            "sim/src/recorded.rs",
             "workload/src/pressure/mod.rs",
             "workload/src/serve.rs",
         ],

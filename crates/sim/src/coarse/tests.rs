@@ -261,3 +261,18 @@ fn what_is_written_wrongly_is_refused_with_its_place() {
         assert!(error.contains(told), "{error}");
     }
 }
+
+#[test]
+fn the_programs_that_come_with_quell_are_sane() {
+    let all = crate::recorded::built_in();
+    assert_eq!(all.len(), 24);
+    for (name, program) in all {
+        assert!(program.phases.len() >= 10 && program.cpi >= 0.25, "{name}");
+        for phase in &program.phases {
+            let misses = [32768.0, 262_144.0, 12e6].map(|bytes| phase.curve.misses(bytes));
+            assert!(misses.is_sorted_by(|a, b| a >= b), "{name}: {misses:?}");
+            assert!(phase.accesses >= misses[0] && phase.stores <= phase.accesses, "{name}");
+        }
+    }
+    assert!(crate::recorded::synthetic().contains_key("memory-hog"));
+}
