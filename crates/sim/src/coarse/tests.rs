@@ -271,7 +271,10 @@ fn the_programs_that_come_with_quell_are_sane() {
         for phase in &program.phases {
             let misses = [32768.0, 262_144.0, 12e6].map(|bytes| phase.curve.misses(bytes));
             assert!(misses.is_sorted_by(|a, b| a >= b), "{name}: {misses:?}");
-            assert!(phase.accesses >= misses[0] && phase.stores <= phase.accesses, "{name}");
+            assert!(
+                phase.accesses >= misses[0] && phase.stores <= phase.accesses,
+                "{name}"
+            );
         }
     }
     assert!(crate::recorded::synthetic().contains_key("memory-hog"));
