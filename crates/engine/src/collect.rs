@@ -270,7 +270,7 @@ impl<'s> Collected<'s> {
             turnaround_s: figure("turnaround_s"),
             last_s: figure("last_s"),
             ci95: intervals.collect(),
-            against: together.against.clone(),
+            against: together.against,
             cells: self.cells.get(&index).copied().unwrap_or(0),
             failed: u32::try_from(failed).ok().filter(|n| *n > 0),
             normalized_sum: normalized

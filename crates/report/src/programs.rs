@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_record::result::{CompareResult, ConfigurationResult, Ratio};
+use quell_record::result::{CompareResult, ConfigurationResult, Ratio, Totals};
 use quell_types::stats::Interval;
 
 use crate::text::{Style, Table, TableCell, number, spread};
@@ -21,47 +21,31 @@ pub const AGAINST: &str = "Ã— the geometric mean over mixes of the figure here Ã
 struct Figure {
     name: &'static str,
     head: &'static str,
-    of: fn(&ConfigurationResult) -> Option<f64>,
+    of: fn(&Totals) -> Option<f64>,
     higher: bool,
 }
 
+const fn figure(
+    name: &'static str,
+    head: &'static str,
+    of: fn(&Totals) -> Option<f64>,
+    higher: bool,
+) -> Figure {
+    Figure {
+        name,
+        head,
+        of,
+        higher,
+    }
+}
+
 const FIGURES: [Figure; 6] = [
-    Figure {
-        name: "avg_ipc",
-        head: "avg IPC",
-        of: |c| c.totals.avg_ipc,
-        higher: true,
-    },
-    Figure {
-        name: "hm_weighted_ipc",
-        head: "hm",
-        of: |c| c.totals.hm_weighted_ipc,
-        higher: true,
-    },
-    Figure {
-        name: "stp",
-        head: "STP",
-        of: |c| c.totals.stp,
-        higher: true,
-    },
-    Figure {
-        name: "unfairness",
-        head: "unfairness",
-        of: |c| c.totals.unfairness,
-        higher: false,
-    },
-    Figure {
-        name: "turnaround_s",
-        head: "turnaround s",
-        of: |c| c.totals.turnaround_s,
-        higher: false,
-    },
-    Figure {
-        name: "last_s",
-        head: "last s",
-        of: |c| c.totals.last_s,
-        higher: false,
-    },
+    figure("avg_ipc", "avg IPC", |t| t.avg_ipc, true),
+    figure("hm_weighted_ipc", "hm", |t| t.hm_weighted_ipc, true),
+    figure("stp", "STP", |t| t.stp, true),
+    figure("unfairness", "unfairness", |t| t.unfairness, false),
+    figure("turnaround_s", "turnaround s", |t| t.turnaround_s, false),
+    figure("last_s", "last s", |t| t.last_s, false),
 ];
 
 /// Whether the result is about programs that run together until each has ended once.
@@ -93,7 +77,7 @@ pub fn table(result: &CompareResult) -> Table {
 fn row(configuration: &ConfigurationResult) -> Vec<TableCell> {
     let cell = |figure: &Figure| {
         let interval = configuration.totals.ci95.get(figure.name).copied();
-        TableCell::new(spread((figure.of)(configuration), interval))
+        TableCell::new(spread((figure.of)(&configuration.totals), interval))
     };
     std::iter::once(TableCell::new(configuration.name.clone()))
         .chain(FIGURES.iter().map(cell))

@@ -78,8 +78,6 @@ pub struct Phase {
 /// A program, recorded once from beginning to end. All its phases have equally many instructions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// What of a known collection of benchmarks it stands for.
-    pub like: String,
     /// Instructions of the whole run.
     pub instructions: f64,
     /// Cycles per instruction where every access hits the first level.
@@ -117,7 +115,6 @@ struct File {
 /// A program as it is written: per 1,000 instructions.
 #[derive(Deserialize)]
 struct Written {
-    like: String,
     instructions: f64,
     cpi: f64,
     overlap: f64,
@@ -205,7 +202,6 @@ fn program(sizes: &[f64], written: Written) -> Result<Program, String> {
         });
     }
     Ok(Program {
-        like: written.like,
         instructions: written.instructions,
         cpi: written.cpi,
         overlap: written.overlap.max(1.0),

@@ -7,7 +7,7 @@ use quell_engine::folder::Folder;
 use quell_engine::sink::Sink;
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::switches::{Switches, Taken};
-use quell_kernel::{rt, signals};
+use quell_kernel::{rt, signals, topology};
 use quell_linux::ways::Looker;
 use quell_record::events::Event;
 use quell_record::ways::{Change, Run, Snapshot, changes};
@@ -45,8 +45,7 @@ pub struct Sampling {
 /// Why that is not possible, with the remedy.
 pub fn switches(files: &Kernel) -> std::result::Result<Switches, String> {
     let files: &dyn Files = files;
-    let cpus = files.cpus("/sys/devices/system/cpu/online");
-    let cpus = cpus.map_err(|e| e.to_string())?.unwrap_or_default();
+    let cpus = topology::online(files).map_err(|e| e.to_string())?;
     Switches::open(&cpus).map_err(|e| {
         let remedy = match e.kind() {
             ErrorKind::PermissionDenied => "run as root, outside of any container",

@@ -40,6 +40,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskId;
 
 use crate::root::Files;
+pub use msr::divided_by_registers;
 pub use resctrl::Rdt;
 pub use spec::{Flavour, Spec};
 pub use state::Machine;

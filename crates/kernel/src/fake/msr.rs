@@ -7,12 +7,29 @@
 use std::collections::BTreeMap;
 
 use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::partition::{CodeData, Mask, WayPartition};
 
 use super::Answer;
 use crate::msr::{self, ASSOCIATION, L3_CONFIG, L3_MASKS};
 
 const CLASSES: u32 = 16;
 const WHOLE: u64 = 0xffff;
+
+/// What a processor with these registers says that they divide.
+#[must_use]
+pub fn divided_by_registers() -> WayPartition {
+    WayPartition {
+        level: 3,
+        bits: WHOLE.count_ones(),
+        least: 1,
+        classes: CLASSES,
+        sparse: false,
+        shareable: Mask(0),
+        code_data: CodeData::OnceMounted {
+            classes: CLASSES / 2,
+        },
+    }
+}
 
 /// The registers, and which CPUs are online.
 pub(crate) struct Registers {

@@ -193,7 +193,7 @@ fn partitions(info: &Info, mib_s: bool, others: u32) -> Partitions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Fake, Flavour, Op, Rdt, Spec};
+    use crate::fake::{Fake, Flavour, Op, Rdt, Spec, divided_by_registers};
     use crate::root::Kernel;
 
     #[test]
@@ -263,15 +263,7 @@ mod tests {
         });
         let cpus = CpuSet::one(0);
         let devices = Devices::open(&fake, &cpus).unwrap();
-        let mut ways = WayPartition {
-            level: 3,
-            bits: 16,
-            least: 1,
-            classes: 16,
-            sparse: false,
-            shareable: Mask(0),
-            code_data: CodeData::OnceMounted { classes: 8 },
-        };
+        let mut ways = divided_by_registers();
         let look = |ways: &WayPartition| one_mask(&fake, &devices, std::slice::from_ref(ways));
         assert!(look(&ways).is_ok());
         (&fake as &dyn Files)

@@ -314,7 +314,7 @@ impl Begun {
 
 #[cfg(test)]
 mod tests {
-    use quell_kernel::fake::{Fake, Flavour, Spec};
+    use quell_kernel::fake::{Fake, Flavour, Spec, divided_by_registers};
     use quell_types::task::TaskId;
 
     use super::*;
@@ -325,15 +325,7 @@ mod tests {
             registers: true,
             ..Spec::new(Flavour::V2)
         });
-        let offered = WayPartition {
-            level: 3,
-            bits: 16,
-            least: 1,
-            classes: 16,
-            sparse: false,
-            shareable: Mask(0),
-            code_data: CodeData::OnceMounted { classes: 8 },
-        };
+        let offered = divided_by_registers();
         let caches = caches(&fake, &[offered]).unwrap();
         (fake, caches)
     }

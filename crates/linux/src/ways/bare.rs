@@ -194,8 +194,7 @@ impl Bare {
 
 #[cfg(test)]
 mod tests {
-    use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
-    use quell_types::partition::CodeData;
+    use quell_kernel::fake::{Fake, Flavour, Rdt, Spec, divided_by_registers};
 
     use super::*;
 
@@ -212,15 +211,7 @@ mod tests {
 
     fn offered() -> Partitions {
         Partitions {
-            ways: vec![WayPartition {
-                level: 3,
-                bits: 16,
-                least: 1,
-                classes: 16,
-                sparse: false,
-                shareable: Mask(0),
-                code_data: CodeData::OnceMounted { classes: 8 },
-            }],
+            ways: vec![divided_by_registers()],
             ..Partitions::default()
         }
     }

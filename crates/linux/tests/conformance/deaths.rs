@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
-use quell_kernel::fake::{Fake, Flavour, Rdt, Spec};
+use quell_kernel::fake::{Fake, Flavour, Rdt, Spec, divided_by_registers};
 use quell_kernel::memory::Memory;
 use quell_kernel::procfs;
 use quell_kernel::resctrl::{self, Info, Mode, Resctrl, Schemata};
@@ -18,7 +18,7 @@ use quell_linux::group_cgroups::{GroupCgroups, Layout};
 use quell_linux::{enforce, fault, journal, undo};
 use quell_types::cpuset::CpuSet;
 use quell_types::options::CpuWeight;
-use quell_types::partition::{CodeData, Mask, WayPartition};
+use quell_types::partition::Mask;
 use quell_types::units::{Bytes, Nanos, Share};
 
 use crate::arms::{Held, compare, furnished};
@@ -137,15 +137,7 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
 
 /// Divides the cache through registers.
 fn by_registers(writer: &mut JournaledWriter<'_>, own: &CpuSet) {
-    let offered = WayPartition {
-        level: 3,
-        bits: 16,
-        least: 1,
-        classes: 16,
-        sparse: false,
-        shareable: Mask(0),
-        code_data: CodeData::Never,
-    };
+    let offered = divided_by_registers();
     let caches = registers::caches(writer.files, &[offered]).unwrap();
     let class = registers::free(writer.files, &caches)
         .unwrap()

@@ -7,6 +7,7 @@ use quell_types::units::{Bytes, Nanos};
 
 use super::names::{MOST_COPIES, hint, instances};
 use super::read::Keys;
+use super::subject::means;
 use super::{Configuration, Pin, Subject, published};
 use crate::policy::{Role, VERSION, fit_name};
 
@@ -416,10 +417,7 @@ pub(super) fn names(keys: &Keys, configurations: &[Configuration]) -> Vec<Compla
     }
     for (name, subject) in &keys.subject {
         let exists = |wanted: &str| {
-            let is = |c: &Configuration| {
-                let mix = c.name.split_once('/').map(|(mix, _)| mix);
-                [Some(c.name.as_str()), c.family.as_deref(), mix].contains(&Some(wanted))
-            };
+            let is = |c: &Configuration| means(wanted, &c.name, c.family.as_deref());
             configurations.iter().any(is)
         };
         if let Some(wrong) = subject.only.iter().find(|only| !exists(only)) {

@@ -58,6 +58,12 @@ const fn one() -> u32 {
     1
 }
 
+/// Whether a word of [`Subject::only`] means the configuration of that name and family.
+pub(super) fn means(only: &str, name: &str, family: Option<&str>) -> bool {
+    let mix = name.split_once('/').map(|(mix, _)| mix);
+    [Some(name), family, mix].contains(&Some(only))
+}
+
 impl Subject {
     /// The group that the subject runs in; its name by default.
     #[must_use]
@@ -68,8 +74,7 @@ impl Subject {
     /// Whether it takes part in the configuration of that name and family.
     #[must_use]
     pub fn takes_part(&self, name: &str, family: Option<&str>) -> bool {
-        let mix = name.split_once('/').map(|(mix, _)| mix);
-        let is = |only: &String| [Some(name), family, mix].contains(&Some(only.as_str()));
+        let is = |only: &String| means(only, name, family);
         self.only.is_empty() || self.only.iter().any(is)
     }
 

@@ -58,6 +58,18 @@ pub(crate) fn strong_room(text: &str) -> f64 {
     text.chars().count() as f64 * STRONG
 }
 
+/// Colour and mark of curves and other series, in turn.
+pub(crate) const LOOKS: [(&str, Mark); 8] = [
+    ("s2", Mark::Disc),
+    ("s1", Mark::Square),
+    ("s4", Mark::Triangle),
+    ("s5", Mark::Diamond),
+    ("s3", Mark::Cross),
+    ("s7", Mark::Cross),
+    ("s6", Mark::Square),
+    ("s0", Mark::Triangle),
+];
+
 /// A scale from values to places in the drawing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {

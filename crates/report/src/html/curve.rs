@@ -6,21 +6,10 @@ use maud::html;
 use crate::curve::{Curves, Point};
 use crate::text::{number, unit};
 
-use super::chart::{Anchor, Area, Figure, Mark, Scale, Svg, Width, room, spread};
+use super::chart::{Anchor, Area, Figure, LOOKS, Scale, Svg, Width, room, spread};
 use super::page::{Page, Section};
 use super::table::html_table;
 
-/// Colour and mark of the curves, in turn.
-const LOOKS: [(&str, Mark); 8] = [
-    ("s2", Mark::Disc),
-    ("s1", Mark::Square),
-    ("s4", Mark::Triangle),
-    ("s5", Mark::Diamond),
-    ("s3", Mark::Cross),
-    ("s6", Mark::Disc),
-    ("s7", Mark::Square),
-    ("s0", Mark::Triangle),
-];
 const TALL: f64 = 330.0;
 /// The distance of two lines of text.
 const LINE: f64 = 16.0;

@@ -7,21 +7,10 @@ use quell_record::result::{CompareResult, ConfigurationResult};
 use crate::programs::{AGAINST, LEGEND, against, is_about, policy_of, table};
 use crate::text::number;
 
-use super::chart::{Anchor, Area, Figure, Mark, Scale, Svg, Width, room};
+use super::chart::{Anchor, Area, Figure, LOOKS, Scale, Svg, Width, room};
 use super::page::{Page, Section};
 use super::table::html_table;
 
-/// Colour and mark of the policies, in turn.
-const LOOKS: [(&str, Mark); 8] = [
-    ("s2", Mark::Disc),
-    ("s1", Mark::Square),
-    ("s4", Mark::Triangle),
-    ("s5", Mark::Diamond),
-    ("s3", Mark::Cross),
-    ("s7", Mark::Cross),
-    ("s6", Mark::Square),
-    ("s0", Mark::Triangle),
-];
 const TALL: f64 = 330.0;
 /// The distance of two lines of text.
 const LINE: f64 = 16.0;

@@ -22,7 +22,7 @@ use quell_types::units::{LINE_BYTES, Nanos};
 
 use super::World;
 use super::chip::{Chip, Fit};
-use super::process::{Done, Known as Told, Process, Run};
+use super::process::{Done, Process, Run, Told};
 use crate::backend::inventory;
 use crate::board::Board;
 use crate::recorded;
@@ -142,19 +142,17 @@ impl Coarse {
     }
 
     /// The world, with a policy for the processes that begin.
-    fn found(&mut self) -> World {
+    fn found(&self) -> World {
         let known = Known {
             contention: self.chip.contention(),
             bound: self.scheduled.map_or(0, |scheduled| scheduled.bound),
             seed: self.draw("policy"),
         };
-        let policy = self
-            .scheduled
-            .map_or(SchedulerPolicy::Linux, |scheduled| scheduled.policy);
-        let slice = self.board.costs.slice;
-        let quantum = match (policy, self.scheduled) {
-            (SchedulerPolicy::Linux, _) | (_, None) => slice,
-            (_, Some(scheduled)) => scheduled.quantum,
+        let (policy, quantum) = match self.scheduled {
+            Some(Scheduled {
+                policy, quantum, ..
+            }) if policy != SchedulerPolicy::Linux => (policy, quantum),
+            _ => (SchedulerPolicy::Linux, self.board.costs.slice),
         };
         let policy: Box<dyn Scheduler + Send> = match self.pinned() {
             Some(pinned) => Box::new(pinned),
@@ -197,7 +195,7 @@ impl Coarse {
                 let drawn = self.draw(&format!("{} {of}", subject.name)) as f64 / u64::MAX as f64;
                 1.0 + subject.off * (2.0 * drawn - 1.0)
             };
-            process.known = Told {
+            process.told = Told {
                 memory: off("memory"),
                 ipc: off("ipc"),
                 first_level: off("first level"),
@@ -237,10 +235,9 @@ impl Coarse {
 /// quantum.
 fn measured(run: &Run, process: &Process, chip: &Chip) -> Measurement {
     let done = run.done;
-    let waited = 1.0 - done.on_cpu / run.took;
     let whole = [done];
-    let (windows, length) = match process.course.as_slice() {
-        course if waited < 1e-9 && !course.is_empty() => (course, UNCONTENDED),
+    let (windows, length) = match process.course.as_deref() {
+        Some(course) if !course.is_empty() => (course, UNCONTENDED),
         _ => (whole.as_slice(), run.took),
     };
     let rates = |of: fn(&Done) -> f64, per: f64| -> Vec<f64> {
@@ -253,7 +250,7 @@ fn measured(run: &Run, process: &Process, chip: &Chip) -> Measurement {
         (IPC, rates(|done| done.instructions, chip.mhz)),
         (PROGRESS, vec![run.alone / run.took]),
         (TURNAROUND_S, vec![run.took / 1e6]),
-        ("waited", vec![waited]),
+        ("waited", vec![1.0 - done.on_cpu / run.took]),
         (IPC_ALONE, vec![process.ipc_alone()]),
         ("memory_per_us", rates(|done| done.memory, 1.0)),
         ("first_level_per_us", rates(|done| done.first_level, 1.0)),

@@ -22,7 +22,7 @@ use quell_types::units::LINE_BYTES;
 use crate::board::Board;
 use crate::recorded::{Phase, Program};
 
-/// Steps that find a balance. Shares change by less than a hundredth after that.
+/// Steps of the search for a balance.
 const STEPS: usize = 8;
 /// Halvings of the interval in which the latency of memory lies.
 const HALVINGS: usize = 18;

@@ -42,7 +42,7 @@ pub struct Run {
 
 /// Figures of a process as policies know them ÷ as they are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Known {
+pub struct Told {
     /// The main-memory rate alone.
     pub memory: f64,
     /// Instructions per cycle alone. Progress is worked out from them.
@@ -51,7 +51,7 @@ pub struct Known {
     pub first_level: f64,
 }
 
-impl Known {
+impl Told {
     const RIGHT: Self = Self {
         memory: 1.0,
         ipc: 1.0,
@@ -72,7 +72,7 @@ pub struct Process {
     /// The phase it begins in.
     offset: usize,
     /// How far what policies are told of it is off.
-    pub known: Known,
+    pub told: Told,
     /// Instructions of its run that are done.
     at: f64,
     /// What it has done since it began, in microseconds alone.
@@ -87,8 +87,8 @@ pub struct Process {
     /// The part of them that is still there.
     left_there: f64,
     done: Done,
-    /// What it did in each quantum of its first run in which it ran, but for the last.
-    pub course: Vec<Done>,
+    /// What it did in each quantum of its first run but the last. `None` once it has waited.
+    pub course: Option<Vec<Done>>,
     /// Its first run, once that is over.
     pub first: Option<Run>,
 }
@@ -127,7 +127,7 @@ impl Process {
             paces,
             phase,
             offset,
-            known: Known::RIGHT,
+            told: Told::RIGHT,
             at: 0.0,
             progress: 0.0,
             began: now,
@@ -136,7 +136,7 @@ impl Process {
             held: 0.0,
             left_there: 0.0,
             done: Done::default(),
-            course: Vec::new(),
+            course: Some(Vec::new()),
             first: None,
         }
     }
@@ -174,15 +174,15 @@ impl Process {
         let per_us = |of: f64| of / self.recent.on_cpu.max(1e-9);
         Member {
             alone: Alone {
-                ipc: self.paces[self.which()].ipc * self.known.ipc,
-                memory: self.alone.memory * self.known.memory,
+                ipc: self.paces[self.which()].ipc * self.told.ipc,
+                memory: self.alone.memory * self.told.memory,
                 time: self.alone.time,
             },
             memory: per_us(self.recent.memory),
-            first_level: per_us(self.recent.first_level) * self.known.first_level,
+            first_level: per_us(self.recent.first_level) * self.told.first_level,
             ipc: per_us(self.recent.instructions) / mhz,
             progress: if age > 0.0 {
-                self.progress / age / self.known.ipc
+                self.progress / age / self.told.ipc
             } else {
                 1.0
             },
@@ -234,6 +234,9 @@ impl Process {
     /// It waits, while others replace so much of what it holds.
     pub fn wait(&mut self, span: f64, replaced: f64) {
         self.waited += span;
+        if self.first.is_none() {
+            self.course = None;
+        }
         self.left_there *= 1.0 - replaced;
     }
 
@@ -246,8 +249,10 @@ impl Process {
     /// A quantum begins in which it runs.
     pub fn begin(&mut self) {
         let before = std::mem::take(&mut self.recent);
-        if self.first.is_none() && before.on_cpu > 0.0 {
-            self.course.push(before);
+        if let (None, Some(course)) = (self.first, &mut self.course)
+            && before.on_cpu > 0.0
+        {
+            course.push(before);
         }
     }
 
