@@ -21,7 +21,7 @@ use quell_policy::workload::Workload;
 use quell_record::backend::{Program, SubjectSpec};
 use quell_record::demand::{
     BIN, Measuring, PROFILE_SCHEMA, Profile, Quantity, Sampler, Series, Sought, Subject, UnitTimes,
-    WorkingSet, assess, bins, proposal,
+    Work, WorkingSet, assess, bins, phases, proposal,
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskMatch;
@@ -39,6 +39,10 @@ use args::Profile as Args;
 const WARMUP: Nanos = Nanos::millis(200);
 /// The same on a simulated machine.
 const SIMULATED_WARMUP: Nanos = Nanos::millis(20);
+/// How much work is told apart from what came before.
+const WINDOW: Nanos = Nanos::millis(100);
+/// The same on a simulated machine.
+const SIMULATED_WINDOW: Nanos = Nanos::millis(10);
 const SHORTEST: Nanos = Nanos::millis(100);
 const LONGEST: Nanos = Nanos::secs(600);
 
@@ -139,6 +143,7 @@ fn span(args: &Args, subject: &Subject) -> Result<Nanos> {
 struct Found<'a> {
     counters: Vec<(Quantity, Vec<(Nanos, u64)>)>,
     measuring: Measuring,
+    work: Vec<(Nanos, Work)>,
     working_set: Option<WorkingSet>,
     units_ns: Vec<u64>,
     /// CPU time that looking took.
@@ -165,6 +170,10 @@ fn profile(args: &Args, subject: &Subject, found: Found<'_>) -> Result<Profile> 
     let span_ns = series.first().map_or(0, |s| s.per_bin.len() as u64) * BIN.0;
     let quantity = series.first().map_or(Quantity::Read, |s| s.quantity);
     let measured = found.machine.measured.as_ref();
+    let window = match args.on {
+        On::Sim(_) | On::Coarse(_) => SIMULATED_WINDOW,
+        On::Linux | On::Lab(_) => WINDOW,
+    };
     Ok(Profile {
         schema: PROFILE_SCHEMA.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -187,6 +196,7 @@ fn profile(args: &Args, subject: &Subject, found: Found<'_>) -> Result<Profile> 
         series,
         total,
         burst,
+        phases: phases(&found.work, window),
         working_set: found.working_set,
         units: UnitTimes::of(found.units_ns),
         sampler: found.cost.map(|cost| Sampler {
@@ -228,6 +238,7 @@ fn on_sim(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
             (Quantity::Written, watched.counter(|d| d.written)),
         ],
         measuring: Measuring::Simulated,
+        work: watched.counter(|d| d.work),
         working_set: watched.working_set,
         units_ns: watched.units_ns,
         cost: None,
@@ -308,6 +319,7 @@ fn on_linux(args: &Args, subject: &Subject, span: Nanos) -> Result<Profile> {
     let found = Found {
         counters,
         measuring,
+        work: watched.work,
         working_set: watched.working_set,
         units_ns: watched.units_ns,
         cost: Some(watched.cost),

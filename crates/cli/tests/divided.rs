@@ -10,12 +10,9 @@
     reason = "a test fails by panicking"
 )]
 
-use std::fs;
 use std::time::Duration;
 
 mod guest;
-
-use guest::touch::{LINE, Memory, count, counter};
 
 /// Words, and the two groups' programs.
 const SUBJECTS: &str = r#"
@@ -177,10 +174,7 @@ fn parts_are_held(kernel: &str) {
     for death in killed {
         assert!(death.ends_with(" 137 restored"), "{death}");
     }
-    let misses = |key: &str| -> f64 {
-        let words = said.one(key).split_once("misses ").unwrap_or_default().1;
-        words.split(' ').next().unwrap().parse().unwrap()
-    };
+    let misses = |key: &str| guest::figure(said.one(key), "misses");
     let [alone, none, way] = ["alone", "none", "way"].map(misses);
     assert!(
         none > alone + 0.5,
@@ -190,8 +184,7 @@ fn parts_are_held(kernel: &str) {
         (way - alone).abs() < 0.05,
         "{alone} alone, {way} with ways of its own"
     );
-    let occupied = said.one("way").split_once("occupancy ").unwrap().1;
-    let occupied: f64 = occupied.split(' ').next().unwrap().parse().unwrap();
+    let occupied = guest::figure(said.one("way"), "occupancy");
     // The list and what else its program touches, within eight ways of 512 KiB.
     let (list, part) = (2_097_152.0, 4_194_304.0);
     assert!(
@@ -288,45 +281,8 @@ fn every_death_is_undone_under_7_2() {
 fn guest() {
     let (role, numbers) = guest::role();
     match &*role {
-        "list" => list(numbers[0], numbers[1], numbers[2] == 1),
+        "list" => guest::list(numbers[0], numbers[1], numbers[2] == 1),
         "sweep" => guest::sweep(numbers[0]),
         other => panic!("role {other}"),
     }
-}
-
-/// Walks through lines in an order of no pattern, once to have them and then so many times: misses
-/// of the last level per access of those times, by this thread's counter. Before each, a stream
-/// beside it has gone through four times the cache.
-fn list(size: usize, times: usize, beside: bool) {
-    const CACHE_MISSES: u64 = 3;
-    let memory = Memory::new(size);
-    let lines = size / LINE;
-    let mut counter = counter(CACHE_MISSES, 0);
-    let mut misses = 0;
-    for time in 0..=times {
-        if beside {
-            guest::swept();
-        }
-        let before = count(&mut counter);
-        for n in 0..lines {
-            // An odd factor visits every line of a power of two.
-            memory.load(n.wrapping_mul(0x9e37_79b1) % lines * LINE);
-        }
-        if time > 0 {
-            misses += count(&mut counter) - before;
-        }
-    }
-    let home = fs::read_to_string("/proc/self/cpu_resctrl_groups").unwrap();
-    let group = home
-        .lines()
-        .next()
-        .unwrap()
-        .trim_start_matches("res:")
-        .trim_matches('/');
-    let occupancy = format!("/sys/fs/resctrl/{group}/mon_data/mon_L3_00/llc_occupancy");
-    println!(
-        "misses {} occupancy {}",
-        misses as f64 / (times * lines) as f64,
-        fs::read_to_string(occupancy).unwrap().trim()
-    );
 }

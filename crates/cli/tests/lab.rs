@@ -11,6 +11,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -53,6 +54,29 @@ fn a_run_in_the_lab_brings_its_status_and_its_files() {
     assert_eq!(done.status.code(), Some(7), "{out}{err}");
     assert!(out.contains("it said a = b"), "{out}{err}");
     assert!(fs::read_dir(&record).unwrap().count() > 0, "{err}");
+}
+
+/// Ten minutes in which the guest sleeps take less than a minute here, and are ten minutes there.
+#[test]
+fn counted_time_does_not_wait_for_sleepers() {
+    if !can_be_had() {
+        return;
+    }
+    let script = "cat /proc/uptime; sleep 600; cat /proc/uptime";
+    let begun = Instant::now();
+    let done = quell()
+        .args(["lab", "--accel", "counted", "--", "sh", "-c", script])
+        .output()
+        .unwrap();
+    let took = begun.elapsed();
+    let out = String::from_utf8_lossy(&done.stdout);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    let uptimes = out.lines().map(|line| line.split(' ').next().unwrap());
+    let uptimes: Vec<f64> = uptimes.map(|uptime| uptime.parse().unwrap()).collect();
+    let slept = uptimes[1] - uptimes[0];
+    println!("the guest slept {slept:.1} s; it took {took:?} in all");
+    assert!((600.0..610.0).contains(&slept), "{slept}");
+    assert!(took.as_secs() < 300, "{took:?}");
 }
 
 #[test]

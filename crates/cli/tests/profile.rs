@@ -123,6 +123,31 @@ fn a_stream_has_no_period_and_a_list_that_fits_draws_nothing() {
     assert_eq!(figure(&list, "/working_set/cached_bytes"), 65_536.0);
 }
 
+#[test]
+fn the_figures_of_phases_agree_with_the_demand() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |generator: &str| {
+        let args = [generator, "--on", "sim", "--for", "100ms", "--json"];
+        profile(dir.path(), &args).json()
+    };
+    // One that is always on its CPU: lines of 64 bytes per microsecond are 64 MB/s each.
+    let stream = of("bandwidth:read");
+    assert_eq!(stream["phases"].as_array().unwrap().len(), 1);
+    let memory = figure(&stream, "/phases/0/memory_per_us") * 64.0;
+    let mean = figure(&stream, "/total/mean");
+    assert!((memory / mean - 1.0).abs() < 0.02, "{memory} and {mean}");
+    let list = of("latency:size=64KiB");
+    assert_eq!(figure(&list, "/phases/0/memory_per_us"), 0.0);
+    assert!(figure(&list, "/phases/0/first_level_per_us") > 10.0);
+    let ipc = |of: &Value| figure(of, "/phases/0/ipc");
+    assert!(
+        ipc(&list) > ipc(&stream),
+        "a list in the second level stalls less"
+    );
+    let text = profile(dir.path(), &["--show", "latency@xeon-w3530"]).out;
+    assert!(text.contains("lines/µs"), "{text}");
+}
+
 /// A task that works for some milliseconds every twenty. A busy machine, or a host that takes the
 /// CPU away in a rhythm of its own, makes some of its jobs differ from their neighbours, and the
 /// period may then be several of them.

@@ -10,19 +10,32 @@
     reason = "a test fails by panicking"
 )]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::Value;
+
 /// Scene → kinds of findings, as the guest's `quell ways` told them.
 fn scenes(scenes: &[&str], options: &[&str]) -> Option<Vec<(String, Vec<String>)>> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/lab/ways.sh");
     let out = tempfile::tempdir().unwrap();
+    let said = guest(scenes, options, out.path())?;
+    let line = |line: &str| {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        Some((words.next()?, words.collect()))
+    };
+    Some(said.lines().filter_map(line).collect())
+}
+
+/// What the guest printed. It leaves the records of its scenes in `out`.
+fn guest(scenes: &[&str], options: &[&str], out: &Path) -> Option<String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/lab/ways.sh");
     let done = Command::new(env!("CARGO_BIN_EXE_quell"))
         .args(["lab", "--timeout", "15min", "--with", "quell"])
         .arg("--with")
         .arg(format!("{}=/ways.sh", script.display()))
         .arg("--out")
-        .arg(out.path())
+        .arg(out)
         .args(options)
         .args(["--", "sh", "/ways.sh"])
         .args(scenes)
@@ -40,11 +53,7 @@ fn scenes(scenes: &[&str], options: &[&str]) -> Option<Vec<(String, Vec<String>)
     }
     assert!(done.status.success(), "{said}{errors}");
     println!("{said}{errors}");
-    let line = |line: &str| {
-        let mut words = line.split_whitespace().map(str::to_owned);
-        Some((words.next()?, words.collect()))
-    };
-    Some(said.lines().filter_map(line).collect())
+    Some(said)
 }
 
 const ICELAKE: [&str; 2] = ["--profile", "icelake"];
@@ -134,4 +143,75 @@ fn without_resctrl_both_ways_out_are_named() {
     for word in ["mount -t resctrl", "quell lab --profile icelake"] {
         assert!(errors.contains(word), "'{word}' is not named in: {errors}");
     }
+}
+
+/// `--switches` and `--misses`: both programs ran on their CPUs for most of the time, and the one
+/// that streams missed more per second than the one whose list fits.
+#[test]
+fn switches_and_misses_are_on_record() {
+    let out = tempfile::tempdir().unwrap();
+    if guest(&["sequence"], &ICELAKE, out.path()).is_none() {
+        return;
+    }
+    let runs = std::fs::read_dir(out.path().join("sequence")).unwrap();
+    let mut runs = runs.map(|run| run.unwrap().path().join("events.jsonl"));
+    let events = runs.find(|events| events.exists()).unwrap();
+    let text = std::fs::read_to_string(events).unwrap();
+    let number = |value: &Value| value.as_u64().unwrap();
+    let mut processes = BTreeMap::<String, Vec<u64>>::new();
+    let mut ran = BTreeMap::<(u64, u64), u64>::new();
+    // Of each thread: when it was counted first and last, in nanoseconds, and what then.
+    let mut missed = BTreeMap::<u64, [(u64, u64); 2]>::new();
+    let mut last = 0;
+    for line in text.lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        let Some(change) = event.get("change") else {
+            continue;
+        };
+        last = number(&event["at_ns"]);
+        match change["what"].as_str().unwrap() {
+            "thread" => {
+                let name = change["name"].as_str().unwrap().to_owned();
+                let tids = processes.entry(name).or_default();
+                tids.push(number(&change["tid"]));
+            }
+            "ran" => {
+                for run in change["runs"].as_array().unwrap() {
+                    let run: Vec<u64> = run.as_array().unwrap().iter().map(number).collect();
+                    *ran.entry((run[0], number(&change["cpu"]))).or_default() += run[2];
+                }
+            }
+            "misses" => {
+                if let Some(misses) = change.get("misses") {
+                    let now = (last, number(misses));
+                    missed.entry(number(&change["tid"])).or_insert([now; 2])[1] = now;
+                }
+            }
+            "lost" => panic!("switches were lost: {change}"),
+            _ => {}
+        }
+    }
+    let of = |name: &str| {
+        let all = processes.get(name);
+        all.unwrap_or_else(|| panic!("{name} was not seen: {processes:?}"))
+    };
+    let busy = |name: &str, cpu: u64| {
+        let tids = of(name).iter().filter_map(|tid| ran.get(&(*tid, cpu)));
+        *tids.max().unwrap_or(&0) as f64 / last as f64
+    };
+    let rate = |name: &str| {
+        let all = of(name).iter().filter_map(|tid| missed.get(tid));
+        let rates = all.map(|[first, last]| (last.1 - first.1) as f64 / (last.0 - first.0) as f64);
+        rates.fold(0.0, f64::max) * 1e9
+    };
+    for (name, cpu) in [("database", 0), ("batch-job", 1)] {
+        println!(
+            "{name}: ran {:.2} of the time on CPU {cpu}, {:.0} misses per second",
+            busy(name, cpu),
+            rate(name)
+        );
+        assert!(busy(name, cpu) > 0.5, "{name}: {ran:?}");
+    }
+    assert!(rate("batch-job") > 2.0 * rate("database"), "{missed:?}");
+    assert!(rate("batch-job") > 1000.0, "{missed:?}");
 }

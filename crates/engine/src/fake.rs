@@ -304,7 +304,7 @@ impl Backend for Fake {
         assert!(self.running.contains_key(&id), "it is not running");
         Ok(self.draws.then_some(Drawn {
             read: self.now.0,
-            written: 0,
+            ..Drawn::default()
         }))
     }
 

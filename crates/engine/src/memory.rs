@@ -189,6 +189,7 @@ impl Memory {
                     bytes: most.map(|Bytes(bytes)| bytes),
                 },
             ),
+            Act::KeepUnswapped { neighbour: n } => (neighbour(n), Steering::KeepUnswapped),
             Act::Freeze { neighbour: n } => (neighbour(n), Steering::Freeze),
             Act::Thaw { neighbour: n } => (neighbour(n), Steering::Thaw),
             Act::Reclaim {

@@ -26,9 +26,9 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// The readings of one counter of [`Drawn`], with their times.
+    /// The readings of one field of [`Drawn`], with their times.
     #[must_use]
-    pub fn counter(&self, of: impl Fn(&Drawn) -> u64) -> Vec<(Nanos, u64)> {
+    pub fn counter<T>(&self, of: impl Fn(&Drawn) -> T) -> Vec<(Nanos, T)> {
         let readings = self.readings.iter();
         readings.map(|(at, drawn)| (*at, of(drawn))).collect()
     }

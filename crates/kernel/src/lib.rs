@@ -41,6 +41,7 @@ pub mod topology;
 pub mod value;
 pub mod vm;
 pub mod workqueue;
+pub mod zram;
 
 /// Whether the effective user is root, perhaps of a container.
 #[must_use]

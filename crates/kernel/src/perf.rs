@@ -23,8 +23,18 @@ use quell_types::units::Nanos;
 
 /// `PERF_TYPE_HARDWARE`: events that the kernel has a name for on every processor.
 pub const TYPE_HARDWARE: u32 = 0;
+/// `PERF_COUNT_HW_CPU_CYCLES`: core cycles while the task runs.
+pub const HW_CPU_CYCLES: u64 = 0;
+/// `PERF_COUNT_HW_INSTRUCTIONS`: instructions that were completed.
+pub const HW_INSTRUCTIONS: u64 = 1;
 /// `PERF_COUNT_HW_CACHE_MISSES`: misses of the last-level cache.
 pub const HW_CACHE_MISSES: u64 = 3;
+/// Events of one cache, by the kernel's own numbers: `PERF_TYPE_HW_CACHE`.
+pub const TYPE_HW_CACHE: u32 = 3;
+/// Loads at the first-level data cache: L1D, OP_READ, RESULT_ACCESS (perf_event_open(2)).
+pub const L1D_LOADS: u64 = 0;
+/// Stores there: L1D, OP_WRITE, RESULT_ACCESS.
+pub const L1D_STORES: u64 = 1 << 8;
 /// Events of the kernel's own: `PERF_TYPE_SOFTWARE`.
 pub const TYPE_SOFTWARE: u32 = 1;
 /// `PERF_COUNT_SW_CPU_CLOCK`: nanoseconds while the event is scheduled in.

@@ -67,6 +67,11 @@ fn free_memory() -> Option<u64> {
 }
 
 const TCG: &str = "tcg,thread=multi";
+/// One thread of the host runs all CPUs in turn.
+const COUNTED: &str = "tcg,thread=single";
+/// An instruction of any CPU takes 4 ns of the guest's time, and an idle machine takes none of the
+/// host's.
+const COUNT: &str = "shift=2,sleep=off";
 /// Switches off what takes an emulated machine seconds and is of no use there: mitigations of
 /// Spectre, the kernel's tests of its own cryptography, certificates of modules.
 const QUICKER: &str = "mitigations=off cryptomgr.notests initcall_blacklist=jent_mod_init,crypto_kdf108_init,\
@@ -187,6 +192,7 @@ impl Lab {
             // Nested KVM may fail or make the machine hang.
             Accelerator::Auto if !emulated && bare() => vec!["kvm", TCG],
             Accelerator::Kvm => vec!["kvm"],
+            Accelerator::Counted => vec![COUNTED],
             // Seen: one boot in some twenty hung, with the CPUs busy.
             Accelerator::Auto | Accelerator::Tcg => vec![TCG, TCG],
         }
@@ -215,6 +221,9 @@ impl Lab {
             "none",
             "-no-reboot",
         ]);
+        if accelerator == COUNTED {
+            command.args(["-icount", COUNT]);
+        }
         command.args([
             "-cpu",
             cpu,

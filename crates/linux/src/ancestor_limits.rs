@@ -134,6 +134,9 @@ impl Level {
             total,
             available: Bytes(available).min(machine.available).min(total),
             swap_free,
+            // Memory of zram devices is not counted against a limit.
+            compressed: Bytes(0),
+            compressed_takes: Bytes(0),
             low: low.min(machine.low),
             high: high.min(machine.high),
             average: match &mut self.pressure {
@@ -250,6 +253,8 @@ mod tests {
         total: Bytes(8 << 30),
         available: Bytes(6 << 30),
         swap_free: Bytes(0),
+        compressed: Bytes(0),
+        compressed_takes: Bytes(0),
         low: Bytes(64 << 20),
         high: Bytes(80 << 20),
         average: None,

@@ -35,6 +35,7 @@ pub mod undo;
 mod units;
 pub mod watchdog;
 pub mod ways;
+mod work;
 pub mod writer;
 
 pub use children::shell_status;

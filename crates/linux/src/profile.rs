@@ -21,7 +21,7 @@ use quell_kernel::root::Files;
 use quell_kernel::tasks::{Matcher, assign};
 use quell_kernel::{procfs, rt, signals};
 use quell_record::backend::{Seen, SubjectId};
-use quell_record::demand::WorkingSet;
+use quell_record::demand::{Work, WorkingSet};
 use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskMatch;
 use quell_types::units::Nanos;
@@ -29,8 +29,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::children::{Birth, Subject};
 use crate::sampler::{Sampler, Source};
+use crate::work::{self, Countable, Counters};
 
-/// How often the watched tasks are searched for.
+/// How often the watched tasks are searched for, and counters of their work are read.
 const SEARCH: Nanos = Nanos::millis(100);
 /// How long a generator may take until it is ready.
 const READY_WITHIN: Nanos = Nanos::secs(60);
@@ -77,6 +78,8 @@ pub struct Options<'a> {
 pub struct Watched {
     /// Times, each with two sums: nanoseconds of CPU time and 0, or lines read and lines written.
     pub readings: Vec<(Nanos, [u64; 2])>,
+    /// Times, each with what the program had done by then. Empty where not all of that counts.
+    pub work: Vec<(Nanos, Work)>,
     /// CPU time that reading took.
     pub cost: Nanos,
     /// Nanoseconds that each unit of work took. Empty unless the program was started here and
@@ -125,7 +128,8 @@ pub fn watch(
         watched
     };
     let Wanted::Command(_) = options.wanted else {
-        return follow(begin(options, &file, &signals)?, Vec::new());
+        let none = Opened::here(options);
+        return follow(begin(options, &file, &signals)?, none);
     };
     // A program may have children between its start and the opening of its counters (a shell has,
     // within a tenth of a millisecond). So it is born of a thread that is counted, and counts from
@@ -137,8 +141,9 @@ pub fn watch(
         let (signals, file) = (&signals, &file);
         scope.spawn(move || {
             let own = rustix::thread::gettid().as_raw_nonzero().get();
-            let counted = source(options, own.unsigned_abs());
-            let begun = counted.and_then(|own| Ok((begin(options, file, signals)?, vec![own])));
+            let mut opened = Opened::here(options);
+            let counted = opened.thread(options, own.unsigned_abs());
+            let begun = counted.and_then(|()| Ok((begin(options, file, signals)?, opened)));
             // The receiver waits for this before anything else.
             let _ = born.send(begun);
             let _ = end.recv();
@@ -220,7 +225,7 @@ fn observe(
     files: &dyn Files,
     options: &Options<'_>,
     mut subject: Option<&mut Subject>,
-    mut sources: Vec<Source>,
+    mut opened: Opened,
     signals: &OwnedFd,
     session: &mut Reader,
     told: &mut dyn FnMut(&str),
@@ -251,7 +256,7 @@ fn observe(
     let from_birth = matches!(options.wanted, Wanted::Command(_));
     for pid in first.iter().filter(|_| !from_birth) {
         for thread in procfs::threads(files, *pid)? {
-            sources.push(source(options, thread)?);
+            opened.thread(options, thread)?;
         }
     }
     let marks = if from_birth {
@@ -261,10 +266,13 @@ fn observe(
     };
     let other = options.all.difference(&options.cpus).first();
     let beside = other.filter(|_| !options.cpus.is_empty());
+    let Opened { sources, work, .. } = opened;
     let sampler = Sampler::start(sources, beside)
         .map_err(|e| Error::refused(format!("the counters cannot be read: {e}")))?;
     let begun = rt::now();
     let end = begun.plus(options.span);
+    let mut done = Done::default();
+    done.read(begun, &work);
     // Drops the units from the time before it was ready.
     let (mut units, mut lost) = (Vec::new(), 0);
     session.read(|| rt::now().0, &mut Vec::new());
@@ -293,8 +301,9 @@ fn observe(
         }
         if rt::now() >= search && !ended {
             search = rt::now().plus(SEARCH);
-            let done = rt::now().since(begun).0 * 100 / options.span.0.max(1);
-            progress(u32::try_from(done.min(100)).unwrap_or(100));
+            done.read(rt::now(), &work);
+            let part = rt::now().since(begun).0 * 100 / options.span.0.max(1);
+            progress(u32::try_from(part.min(100)).unwrap_or(100));
             // The process that was named is gone.
             if followed.sample().is_err() {
                 break;
@@ -302,6 +311,7 @@ fn observe(
             ended = subject.is_none() && followed.known.iter().all(|pid| gone(files, *pid));
         }
     }
+    done.read(rt::now(), &work);
     let readings = sampler.end();
     if lost > 0 {
         notes.push(format!(
@@ -315,6 +325,7 @@ fn observe(
     let working_set = working_set(files, &followed.known, marks, from_birth);
     Ok(Watched {
         readings: readings.all,
+        work: done.0,
         cost: readings.cost,
         units_ns: units.iter().map(|unit| unit.took_ns).collect(),
         working_set,
@@ -345,9 +356,54 @@ fn wait(signals: &OwnedFd, subject: Option<&Subject>, until: Nanos) -> Result<Op
     }
 }
 
-/// The counters of a thread and its children: the events of every kind of core, because the thread
-/// may use any, or its clock.
-fn source(options: &Options<'_>, thread: u32) -> Result<Source> {
+/// The counters of the watched threads and their children.
+struct Opened {
+    sources: Vec<Source>,
+    countable: Option<Countable>,
+    work: Vec<Counters>,
+}
+
+impl Opened {
+    /// No thread yet. Finds out which events count.
+    fn here(options: &Options<'_>) -> Self {
+        let demand: Vec<EventCode> = codes(options).into_iter().map(|(code, _)| code).collect();
+        Self {
+            sources: Vec::new(),
+            countable: Countable::here(&demand),
+            work: Vec::new(),
+        }
+    }
+
+    /// Adds a thread. One that has ended meanwhile counts nothing.
+    fn thread(&mut self, options: &Options<'_>, thread: u32) -> Result<()> {
+        let refused = |e: std::io::Error| {
+            Error::refused_with(
+                format!("{}: thread {thread} cannot be counted: {e}", options.name),
+                "run as root, or lower kernel.perf_event_paranoid",
+            )
+        };
+        let ended = |e: &std::io::Error| e.raw_os_error() == Some(libc::ESRCH);
+        let mut source = Source::default();
+        for (code, write) in codes(options) {
+            match Event::open(code, Scope::Thread(thread), Wake::Never) {
+                Ok(event) => source.0[usize::from(write)].push(event),
+                Err(e) if ended(&e) => {}
+                Err(e) => return Err(refused(e)),
+            }
+        }
+        self.sources.push(source);
+        match self.countable.map(|countable| countable.of(thread)) {
+            Some(Ok(counters)) => self.work.push(counters),
+            Some(Err(e)) if !ended(&e) => return Err(refused(e)),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The events of every kind of core, because a thread may use any, and whether they count what is
+/// written; else the thread's clock.
+fn codes(options: &Options<'_>) -> Vec<(EventCode, bool)> {
     let of = |counting: &Counting| -> Vec<(EventCode, bool)> {
         let writes = counting.events.iter().map(|e| e.write);
         counting.codes().into_iter().zip(writes).collect()
@@ -356,21 +412,20 @@ fn source(options: &Options<'_>, thread: u32) -> Result<Source> {
     if codes.is_empty() {
         codes.push((CLOCK, false));
     }
-    let mut source = Source::default();
-    for (code, write) in codes {
-        match Event::open(code, Scope::Thread(thread), Wake::Never) {
-            Ok(event) => source.0[usize::from(write)].push(event),
-            // The thread has ended meanwhile.
-            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
-            Err(e) => {
-                return Err(Error::refused_with(
-                    format!("{}: thread {thread} cannot be counted: {e}", options.name),
-                    "run as root, or lower kernel.perf_event_paranoid",
-                ));
-            }
+    codes
+}
+
+/// What the program has done, from time to time. Nothing once a counter was taken away.
+#[derive(Default)]
+struct Done(Vec<(Nanos, Work)>);
+
+impl Done {
+    fn read(&mut self, now: Nanos, counters: &[Counters]) {
+        match work::together(counters) {
+            Some(work) => self.0.push((now, work)),
+            None => self.0.clear(),
         }
     }
-    Ok(source)
 }
 
 /// Whether these events see the lines that are written back.

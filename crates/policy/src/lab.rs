@@ -33,6 +33,7 @@ words! {
         Auto = "auto": "KVM on bare metal, without an emulated processor; else emulation",
         Kvm = "kvm": "KVM",
         Tcg = "tcg": "Emulation",
+        Counted = "counted": "Emulation whose time counts instructions, however busy this machine is",
     }
 }
 
@@ -184,10 +185,14 @@ impl Guest {
                 "give a rate such as 50MB/s",
             );
         }
-        if self.profile.is_some() && self.accelerator == Accelerator::Kvm {
+        let plain = [Accelerator::Kvm, Accelerator::Counted].contains(&self.accelerator);
+        if self.profile.is_some() && plain {
             say(
                 "accelerator",
-                "an emulated processor runs on tcg, not on kvm".to_owned(),
+                format!(
+                    "an emulated processor runs on tcg, not on {}",
+                    self.accelerator
+                ),
                 "leave out one of the two",
             );
         }

@@ -303,6 +303,8 @@ pub enum Steering {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bytes: Option<u64>,
     },
+    /// No more of the group's memory is swapped out from now on.
+    KeepUnswapped,
     /// The group was frozen.
     Freeze,
     /// The group was thawed and runs again.

@@ -150,6 +150,7 @@ pub(crate) fn lab(guest: &Guest) -> String {
     let profile = profile.map_or_else(String::new, |name| format!(", profile {name}"));
     let runs = match guest.accelerator {
         Accelerator::Kvm => "under KVM",
+        Accelerator::Counted => "emulated, in time that counts instructions",
         Accelerator::Auto | Accelerator::Tcg => {
             "emulated: times are its own, and only ratios within one run mean anything"
         }

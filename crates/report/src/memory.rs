@@ -129,6 +129,7 @@ fn waited(record: &Record) -> Vec<String> {
 struct Acts {
     limits: u32,
     least: Option<u64>,
+    unswapped: bool,
     freezes: u32,
     frozen_ns: u64,
     since: Option<u64>,
@@ -147,6 +148,7 @@ fn steered(record: &Record) -> Vec<String> {
         let acts = groups.entry(group).or_default();
         match did {
             Steering::Protect { .. } | Steering::Continue { .. } => {}
+            Steering::KeepUnswapped => acts.unswapped = true,
             Steering::Limit { bytes } => {
                 acts.limits += 1;
                 let least = acts.least.unwrap_or(u64::MAX);
@@ -175,6 +177,9 @@ fn steered(record: &Record) -> Vec<String> {
                 count(acts.limits, "time"),
                 mib(least)
             ));
+        }
+        if acts.unswapped {
+            parts.push("it was not swapped out any more, since that freed little".to_owned());
         }
         if acts.freezes > 0 {
             parts.push(format!(

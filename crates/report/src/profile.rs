@@ -1,12 +1,15 @@
 //! A profile as text, and the sentences about it that the page shows, too.
 
 use quell_record::demand::{
-    Burst, Figures, Measuring, Profile, Quantity, Sensitivity, UnitTimes, WorkingSet,
+    Burst, Figures, Measuring, Phase, Profile, Quantity, Sensitivity, UnitTimes, WorkingSet,
 };
 use quell_types::units::{Rate, Share};
 
 use crate::sweep;
 use crate::text::{Style, Table, TableCell, Tone, number, percent, spread, thousands};
+
+/// The most phases that are shown.
+const SHOWN: usize = 12;
 
 /// A profile for a terminal.
 #[must_use]
@@ -19,6 +22,11 @@ pub fn profile_text(profile: &Profile, style: Style) -> String {
     out.push('\n');
     for sentence in sentences(profile) {
         out.push_str(&style.wrap("", "  ", &sentence));
+    }
+    if let Some(table) = phases(profile) {
+        out.push('\n');
+        out.push_str(&table.render(style));
+        out.push_str(&style.wrap("", "  ", &of_phases(profile)));
     }
     if let Some(table) = sensitivity(profile) {
         out.push('\n');
@@ -201,6 +209,44 @@ fn works_on(set: &WorkingSet) -> String {
         parts.push(format!("{} of it in caches at the end{of}", mib(cached)));
     }
     format!("Working set: {}; {}.", parts.join(", "), set.how)
+}
+
+/// What it does in each phase, for the longest ones.
+pub(crate) fn phases(profile: &Profile) -> Option<Table> {
+    let head = [
+        "phase, s",
+        "CPU time, s",
+        "IPC",
+        "memory, lines/µs",
+        "first level, accesses/µs",
+    ];
+    let mut longest: Vec<&Phase> = profile.phases.iter().collect();
+    longest.sort_by_key(|phase| std::cmp::Reverse(phase.cpu_ns));
+    longest.truncate(SHOWN);
+    longest.sort_by_key(|phase| phase.from_ns);
+    let s = |ns: u64| number(ns as f64 / 1e9);
+    let row = |phase: &Phase| {
+        let figures = [phase.ipc, phase.memory_per_us, phase.first_level_per_us];
+        let span = format!("{}–{}", s(phase.from_ns), s(phase.until_ns));
+        let mut cells = vec![TableCell::new(span), TableCell::new(s(phase.cpu_ns))];
+        cells.extend(figures.map(|v| TableCell::new(number(v))));
+        cells
+    };
+    (!longest.is_empty()).then(|| Table {
+        head: head.map(str::to_owned).to_vec(),
+        rows: longest.into_iter().map(row).collect(),
+        left: Vec::new(),
+    })
+}
+
+/// What the rates of phases are per, and how many phases are not shown.
+pub(crate) fn of_phases(profile: &Profile) -> String {
+    let rates = "Rates are per microsecond of CPU time.";
+    match profile.phases.len().saturating_sub(SHOWN) {
+        0 => rates.to_owned(),
+        1 => format!("{rates} One shorter phase is in the file only."),
+        more => format!("{rates} {more} shorter phases are in the file only."),
+    }
 }
 
 /// The table of resource × pressure → slowdown.

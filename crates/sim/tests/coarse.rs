@@ -19,6 +19,7 @@ use quell_sim::recorded::{Phase, Program, built_in, parse};
 use quell_sim::{Description, Machine};
 use quell_types::options::SchedulerPolicy;
 use quell_types::rng::Rng;
+use quell_types::units::Nanos;
 
 /// Picoseconds of a millisecond.
 const MS: u64 = 1_000_000_000;
@@ -344,14 +345,12 @@ fn switching() {
             SchedulerPolicy::Fair,
         ] {
             let chip = Chip::of(&board, Fit::FITTED).unwrap();
+            let quantum = if policy.is_kernels() { 3e3 } else { 2e5 };
             let known = Known {
                 contention: chip.contention(),
+                quantum: Nanos::micros(quantum as u64),
                 bound: 4,
                 seed: 1,
-            };
-            let quantum = match policy {
-                SchedulerPolicy::Linux => 3e3,
-                _ => 2e5,
             };
             let mut world = World::new(chip, named(policy, known), quantum, refills);
             for (n, program) in built_in().values().enumerate() {

@@ -92,6 +92,8 @@ pub enum SchedulerPolicy {
     Fair,
     /// As the kernel does: in turn on each CPU.
     Linux,
+    /// As a real kernel did: a schedule on record, replayed.
+    LinuxRecorded,
     /// Drawn from the seed: a control.
     Random,
     /// In turn, and the most demanding share a core: a control.
@@ -109,12 +111,19 @@ pub enum SchedulerPolicy {
 }
 
 impl SchedulerPolicy {
+    /// Whether the kernel decides as without Quell, for each of its own slices.
+    #[must_use]
+    pub const fn is_kernels(self) -> bool {
+        matches!(self, Self::Linux | Self::LinuxRecorded)
+    }
+
     /// The name used in policies.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fair => "fair",
             Self::Linux => "linux",
+            Self::LinuxRecorded => "linux-recorded",
             Self::Random => "random",
             Self::Worst => "worst",
             Self::BandwidthAware => "bandwidth-aware",

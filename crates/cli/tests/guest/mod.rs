@@ -15,7 +15,7 @@ use quell_lab::packages::Packages;
 use quell_lab::vm::{Lab, Talk};
 use quell_policy::lab::{Accelerator, Guest};
 
-use touch::Memory;
+use touch::{LINE, Memory, count, counter};
 
 /// `picture` is of everything that resctrl may show of groups, and of the processes in `$SUBJECTS`.
 const WORDS: &str = r#"
@@ -124,13 +124,18 @@ pub fn from() -> usize {
 /// Boots a kernel on an emulated processor and has it run a script; `None`, said aloud, where the
 /// lab cannot be had.
 pub fn says(kernel: &str, profile: &str, script: &str, timeout: Duration) -> Option<Said> {
-    let exe = std::env::current_exe().unwrap().display().to_string();
     let guest = Guest {
         kernel: kernel.to_owned(),
         profile: Some(profile.to_owned()),
-        with: vec![exe.clone()],
         ..Guest::default()
     };
+    says_on(guest, script, timeout)
+}
+
+/// The same for any machine.
+pub fn says_on(mut guest: Guest, script: &str, timeout: Duration) -> Option<Said> {
+    let exe = std::env::current_exe().unwrap().display().to_string();
+    guest.with.push(exe.clone());
     boot(guest, &format!("EXE={exe}\n{script}"), timeout)
 }
 
@@ -182,14 +187,19 @@ pub fn role() -> (String, Vec<usize>) {
 /// Where `sweep` tells how often it has gone through its memory.
 const PASSES: &str = "/tmp/passes";
 
+/// Does something again and again, and tells so for [`swept`].
+pub fn forever(mut pass: impl FnMut()) -> ! {
+    for passes in 1u64.. {
+        pass();
+        fs::write(PASSES, passes.to_string()).unwrap();
+    }
+    unreachable!()
+}
+
 /// Writes so many bytes again and again.
 pub fn sweep(size: usize) -> ! {
     let mut memory = Memory::new(size);
-    for pass in 1u64.. {
-        memory.write();
-        fs::write(PASSES, pass.to_string()).unwrap();
-    }
-    unreachable!()
+    forever(|| memory.write())
 }
 
 /// Waits until the sweep has gone through its memory once more, whole.
@@ -207,4 +217,48 @@ fn passes() -> u64 {
             return passes;
         }
     }
+}
+
+/// Walks through lines in an order of no pattern, once to have them and then so many times: misses
+/// of the last level per access of those times, by this thread's counter. Before each, a stream
+/// beside it has gone through four times the cache.
+pub fn list(size: usize, times: usize, beside: bool) {
+    const CACHE_MISSES: u64 = 3;
+    let memory = Memory::new(size);
+    let lines = size / LINE;
+    let mut counter = counter(CACHE_MISSES, 0);
+    let mut misses = 0;
+    for time in 0..=times {
+        if beside {
+            swept();
+        }
+        let before = count(&mut counter);
+        for n in 0..lines {
+            // An odd factor visits every line of a power of two.
+            memory.load(n.wrapping_mul(0x9e37_79b1) % lines * LINE);
+        }
+        if time > 0 {
+            misses += count(&mut counter) - before;
+        }
+    }
+    let home = fs::read_to_string("/proc/self/cpu_resctrl_groups").unwrap();
+    let group = home
+        .lines()
+        .next()
+        .unwrap()
+        .trim_start_matches("res:")
+        .trim_matches('/');
+    let occupancy = format!("/sys/fs/resctrl/{group}/mon_data/mon_L3_00/llc_occupancy");
+    println!(
+        "misses {} occupancy {}",
+        misses as f64 / (times * lines) as f64,
+        fs::read_to_string(occupancy).unwrap().trim()
+    );
+}
+
+/// The number behind a word of what `list` and the like print.
+pub fn figure(said: &str, word: &str) -> f64 {
+    let mut words = said.split(' ').skip_while(|w| *w != word).skip(1);
+    let number = words.next().and_then(|number| number.parse().ok());
+    number.unwrap_or_else(|| panic!("no {word} in {said:?}"))
 }

@@ -55,6 +55,10 @@ pub struct Machine {
     pub available: Bytes,
     /// Swap space that is not used yet.
     pub swap_free: Bytes,
+    /// What was swapped out into compressed memory, before compression.
+    pub compressed: Bytes,
+    /// The memory that it takes there.
+    pub compressed_takes: Bytes,
     /// Below this the kernel begins to reclaim (the zones' `low`, summed).
     pub low: Bytes,
     /// Up to this the kernel reclaims (the zones' `high`, summed).
@@ -174,6 +178,11 @@ pub enum Act {
         /// How much is to be reclaimed.
         amount: Bytes,
     },
+    /// Forbids to swap out more of a neighbour's memory, as long as the plan holds.
+    KeepUnswapped {
+        /// Number of the neighbour.
+        neighbour: usize,
+    },
     /// Stops one process of a neighbour (SIGSTOP).
     Stop(TaskId),
     /// Resumes a stopped process.
@@ -213,6 +222,8 @@ pub enum Why {
     Wanted(Share),
     /// The neighbour is stopped, so its memory can be reclaimed.
     WhileStopped,
+    /// What is swapped out takes this share of its size in compressed memory.
+    Incompressible(Share),
     /// The process is in none of the groups any more.
     Gone,
 }
@@ -231,6 +242,12 @@ impl fmt::Display for Why {
             Self::WorkingSet => f.write_str("what it works on, as measured"),
             Self::Wanted(share) => write!(f, "it waited {share} of the time, and there is room"),
             Self::WhileStopped => f.write_str("it is stopped"),
+            Self::Incompressible(share) => {
+                write!(
+                    f,
+                    "what is swapped out takes {share} of its size in memory again"
+                )
+            }
             Self::Gone => f.write_str("it is in none of the groups any more"),
         }
     }

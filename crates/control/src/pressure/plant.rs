@@ -281,6 +281,8 @@ impl Plant {
                 total: Bytes(self.total),
                 available: Bytes(self.free() + self.there + files),
                 swap_free: Bytes(0),
+                compressed: Bytes(0),
+                compressed_takes: Bytes(0),
                 low: Bytes(low),
                 high: Bytes(high),
                 average: Some(Share(0)),
@@ -307,6 +309,8 @@ impl Plant {
                 let beyond = most.map_or(0, |m| hog.usage().saturating_sub(m.0));
                 hog.file -= beyond.min(hog.file);
             }
+            // There is no swap space.
+            Act::KeepUnswapped { .. } => {}
             Act::Freeze { neighbour } => self.hogs[neighbour].frozen = true,
             Act::Thaw { neighbour } => self.hogs[neighbour].frozen = false,
             Act::Reclaim { neighbour, amount } => {

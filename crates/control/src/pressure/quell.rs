@@ -19,6 +19,11 @@
 //! stop ending although it waits for no memory. The frozen group is then resumed at once, and is
 //! not frozen again for a while.
 //!
+//! Swapping out into compressed memory frees what compression saves. Where that is little, a cut of
+//! a limit frees hardly anything, and the next cut would follow. So no more of the neighbours'
+//! memory is swapped out then. A program beyond its limit with nothing to be reclaimed is slowed by
+//! the kernel instead.
+//!
 //! *Kill.* This happens when what is left next to the critical groups' own falls below the kernel's
 //! watermark. It also happens when the stall continues although all else is active and the reserve
 //! is used up.
@@ -51,6 +56,10 @@ const SCARCE: u64 = 8;
 const LEAST: (u64, u64, u64) = (16, 16 << 20, 256 << 20);
 /// How many times what is missing of the reserve is taken from the neighbours' limits.
 const FIRM: u64 = 4;
+/// Swapping out is worth nothing if at least this divisor of the machine's memory was, and takes so
+/// much of its size again.
+const SWAPPED: u64 = 64;
+const TAKES: Share = Share::percent(75);
 /// Samples in a row that must find too little left before a process is killed. One alone may be
 /// wrong.
 const SURE: u32 = 2;
@@ -67,6 +76,8 @@ pub fn reserve(machine: &Machine) -> Bytes {
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     limit: Option<Bytes>,
+    /// No more of it is swapped out.
+    unswapped: bool,
     /// Since when it is frozen, and until when at most.
     frozen: Option<(Nanos, Nanos)>,
     /// When it was resumed last.
@@ -194,6 +205,7 @@ impl Quell {
         self.judge(now, share);
         self.protect(now, &sample.critical, decisions);
         self.thaw(now, share, decisions);
+        self.keep_unswapped(sample, decisions);
         self.limit(now, share, sample, left, decisions);
         self.escalate(now, share, sample, decisions);
         // Processes are read only to choose one to kill, and none is killed while more than this is
@@ -368,6 +380,23 @@ impl Quell {
                         most: Some(most),
                     },
                     why,
+                });
+            }
+        }
+    }
+
+    fn keep_unswapped(&mut self, sample: &Sample, decisions: &mut Vec<Decision>) {
+        let machine = &sample.machine;
+        let takes = Share::ratio(machine.compressed_takes.0, machine.compressed.0);
+        if machine.compressed.0 < (machine.total.0 / SWAPPED).max(1) || takes < TAKES {
+            return;
+        }
+        for neighbour in 0..sample.neighbours.len() {
+            if self.limitable(sample, neighbour) && !self.held[neighbour].unswapped {
+                self.held[neighbour].unswapped = true;
+                decisions.push(Decision {
+                    act: Act::KeepUnswapped { neighbour },
+                    why: Why::Incompressible(takes),
                 });
             }
         }

@@ -426,6 +426,27 @@ fn a_group_waiting_for_its_own_first_reads_holds_nobody_back() {
 }
 
 #[test]
+fn what_does_not_compress_is_not_swapped_out_any_more() {
+    for (takes, unswapped) in [(64, 2), (49, 2), (47, 0), (16, 0)] {
+        let hogs = vec![anonymous(1, 1), anonymous(1, 1)];
+        let mut quell = Quell::new(&rules(&[ALL, LIMIT], false), Nanos(0));
+        let mut sample = Plant::new(1024, 512, hogs).sample();
+        let mut out = Vec::new();
+        for i in 1..100 {
+            // So little may be chance.
+            let stored = if i < 50 { 15 } else { 64 };
+            sample.machine.compressed = Bytes(stored * MIB);
+            sample.machine.compressed_takes = Bytes(takes * stored / 64 * MIB);
+            quell.step(MS(20 * i), &sample, &mut out);
+            let all = out.iter().map(|decision| decision.act);
+            let kept = all.filter(|act| matches!(act, Act::KeepUnswapped { .. }));
+            let wanted = if i < 50 { 0 } else { unswapped };
+            assert_eq!(kept.count(), wanted, "{takes} of 64, sample {i}");
+        }
+    }
+}
+
+#[test]
 fn processes_are_read_only_while_there_is_little_to_be_had() {
     for (hog, wanted) in [
         (stream(300), false),

@@ -26,6 +26,7 @@ pub mod oracle;
 pub mod pair;
 pub mod progress;
 pub mod random;
+pub mod recorded;
 pub mod select;
 pub mod selection;
 #[cfg(test)]

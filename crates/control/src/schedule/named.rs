@@ -1,6 +1,7 @@
 //! Policies by their names.
 
 use quell_types::options::SchedulerPolicy;
+use quell_types::units::Nanos;
 
 use super::Scheduler;
 use super::bandwidth_aware::BandwidthAware;
@@ -11,6 +12,7 @@ use super::linux::Linux;
 use super::pair::Pair;
 use super::progress::Progress;
 use super::random::Random;
+use super::recorded::{self, Recorded};
 use super::select::Select;
 use super::worst::Worst;
 
@@ -19,6 +21,8 @@ use super::worst::Worst;
 pub struct Known {
     /// What the machine can do.
     pub contention: Contention,
+    /// For how long a decision holds.
+    pub quantum: Nanos,
     /// Quanta that a member waits at most, where the policy bounds that.
     pub bound: u32,
     /// For what is drawn.
@@ -30,6 +34,10 @@ pub struct Known {
 pub fn named(policy: SchedulerPolicy, known: Known) -> Box<dyn Scheduler + Send> {
     match policy {
         SchedulerPolicy::Linux => Box::new(Linux::new(known.seed)),
+        SchedulerPolicy::LinuxRecorded => {
+            let kernel = recorded::kernel();
+            Box::new(Recorded::new(kernel, known.quantum, known.seed))
+        }
         SchedulerPolicy::Random => Box::new(Random::new(known.seed)),
         SchedulerPolicy::Worst => Box::new(Worst),
         SchedulerPolicy::BandwidthAware => Box::new(BandwidthAware),

@@ -13,6 +13,7 @@ use super::*;
 
 mod plant;
 mod properties;
+mod recorded;
 mod study;
 
 /// About what the machine of the study can do. Four instructions per cycle, one load and one store

@@ -199,6 +199,23 @@ pub fn swappiness(writer: &mut JournaledWriter<'_>, memory: &Memory, value: u32)
     Ok(())
 }
 
+/// Keeps the kernel from swapping out more of the cgroup's memory than it has. On v2 what is swapped
+/// out stays so until it is used again. On v1 it is swapped out only where nothing else is left.
+///
+/// # Errors
+/// [`Error::File`]. A kernel without swap accounting has no such file on v2; then nothing is done.
+pub fn keep_unswapped(writer: &mut JournaledWriter<'_>, memory: &Memory) -> Result<()> {
+    if memory.version == Version::V1 {
+        return swappiness(writer, memory, 0);
+    }
+    let now = format!("{}/memory.swap.current", memory.dir);
+    if let Some(now) = writer.files.optional(&now)? {
+        let most = format!("{}/memory.swap.max", memory.dir);
+        writer.set(&most, now.trim())?;
+    }
+    Ok(())
+}
+
 /// Sets the adjustment of a process's OOM score, journaled. `dir` is the cgroup in which its
 /// children will be found. Returns whether something was changed: nothing is where the process has
 /// that adjustment already, or has ended.

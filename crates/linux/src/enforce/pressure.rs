@@ -14,7 +14,7 @@ use quell_kernel::error::{Error, Result};
 use quell_kernel::psi::Resource;
 use quell_kernel::root::{Files, gone};
 use quell_kernel::vm::{self, Watermarks};
-use quell_kernel::{cgroup_tree, io, oom, procfs, rt};
+use quell_kernel::{cgroup_tree, io, oom, procfs, rt, zram};
 use quell_plan::{Pressured, Setting, Steered, Watched};
 use quell_record::backend::Action;
 use quell_types::cpuset::CpuSet;
@@ -149,6 +149,7 @@ struct Watch {
     meminfo: CachedFile,
     marks: Watermarks,
     average: Option<CachedFile>,
+    compressed: zram::Devices,
     above: Above,
     critical: Vec<Account>,
     neighbours: Vec<Hold>,
@@ -255,6 +256,7 @@ impl Watch {
             meminfo,
             marks: vm::watermarks(files)?.unwrap_or_default(),
             average: CachedFile::open(files, Resource::Memory.system())?,
+            compressed: zram::Devices::open(files)?,
             above: Above::open(files, &places, &told)?,
             critical,
             neighbours,
@@ -309,10 +311,13 @@ impl Watch {
             None => None,
             Some(kept) => ancestor_limits::average(kept, files)?,
         };
+        let compressed = self.compressed.read(files)?;
         let machine = Machine {
             total: memory.total,
             available: memory.available,
             swap_free: memory.swap_free,
+            compressed: compressed.stored,
+            compressed_takes: compressed.takes,
             low: self.marks.low,
             high: self.marks.high,
             average,
@@ -439,6 +444,11 @@ impl Watch {
             }
             Act::Limit { neighbour, most } => self.writer(neighbour)?.limit(most)?,
             Act::Reclaim { neighbour, amount } => self.writer(neighbour)?.reclaim(amount)?,
+            Act::KeepUnswapped { neighbour } => {
+                if let Some(memory) = &self.hold(neighbour)?.account.memory {
+                    accounts::keep_unswapped(journaled, memory)?;
+                }
+            }
             Act::Freeze { neighbour } => {
                 let hold = self.hold(neighbour)?;
                 if let Some(freezer) = &hold.freezer {

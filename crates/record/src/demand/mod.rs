@@ -13,6 +13,7 @@ mod cycles;
 mod fold;
 mod gaps;
 mod period;
+mod phases;
 mod profile;
 mod proposal;
 mod spectrum;
@@ -22,6 +23,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use burst::{Burst, burst};
+pub use phases::{Phase, Work, phases};
 pub use profile::{
     Measuring, PROFILE_SCHEMA, Pressed, Profile, Quantity, Sampler, Sensitivity, Series, Subject,
     UnitTimes, WorkingSet, assess,
@@ -38,13 +40,15 @@ pub const BIN: Nanos = Nanos::millis(1);
 /// A bin in which a program drew more than this part of its peak counts as active.
 const ACTIVE: f64 = 0.1;
 
-/// What a program has drawn until a moment: two counters, read together.
+/// What a program has drawn until a moment: counters, read together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drawn {
     /// Bytes read from memory on its behalf.
     pub read: u64,
     /// Bytes written to memory on its behalf.
     pub written: u64,
+    /// What it has done meanwhile.
+    pub work: Work,
 }
 
 /// A counter's growth on a grid of bins.

@@ -9,7 +9,7 @@ use quell_types::units::{Nanos, Rate, Share};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BIN, Burst, Figures, Proposal, Sweep, burst};
+use super::{BIN, Burst, Figures, Phase, Proposal, Sweep, burst};
 use crate::result::Timing;
 
 /// Schema id of a profile.
@@ -48,6 +48,10 @@ pub struct Profile {
     /// The bursts that return; absent where none do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<Burst>,
+    /// What it does per cycle and per microsecond, phase by phase. Empty where instructions and
+    /// accesses are not counted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<Phase>,
     /// The memory it works on. Absent where the backend cannot find it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub working_set: Option<WorkingSet>,

@@ -294,6 +294,7 @@ fn shown(did: &Steering) -> (Mark, String) {
             (Mark::Triangle, format!("may use {}", mib(*bytes)))
         }
         Steering::Limit { bytes: None } => (Mark::Diamond, "is not limited any more".to_owned()),
+        Steering::KeepUnswapped => (Mark::Triangle, "is not swapped out any more".to_owned()),
         Steering::Freeze => (Mark::Square, "is frozen".to_owned()),
         Steering::Thaw => (Mark::Diamond, "goes on".to_owned()),
         Steering::Reclaim { bytes } => (Mark::Triangle, format!("gives back {}", mib(*bytes))),

@@ -7,7 +7,9 @@ use maud::html;
 use quell_record::demand::{Measuring, Profile, Quantity, Sweep};
 use quell_types::calendar;
 
-use crate::profile::{circumstances, figures, measured_by, sensitivity, sentences, untried};
+use crate::profile::{
+    circumstances, figures, measured_by, of_phases, phases, sensitivity, sentences, untried,
+};
 use crate::sweep;
 use crate::text::number;
 
@@ -35,7 +37,12 @@ pub fn profile_html(profile: &Profile) -> String {
         div.verdict { (paragraphs(&said_first(profile))) }
     };
     let sections = [one_second(profile), whole(profile), table(profile)];
-    let more = [sensitive(profile), needs(profile), Some(proposed(profile))];
+    let more = [
+        by_phase(profile),
+        sensitive(profile),
+        needs(profile),
+        Some(proposed(profile)),
+    ];
     let all: Vec<Section> = sections
         .into_iter()
         .chain(more.into_iter().flatten())
@@ -208,6 +215,15 @@ fn table(profile: &Profile) -> Section {
             "Over milliseconds; active are those with more than a tenth of the peak",
         ),
     }
+}
+
+fn by_phase(profile: &Profile) -> Option<Section> {
+    let table = phases(profile)?;
+    Some(Section {
+        id: "phases",
+        title: "What it does, phase by phase",
+        body: html! { (html_table(&table, &of_phases(profile))) },
+    })
 }
 
 fn sensitive(profile: &Profile) -> Option<Section> {

@@ -1,8 +1,8 @@
 //! Profiles for the tests: thirty bursts a second with known amounts, and the same as CPU time.
 
 use quell_record::demand::{
-    Measuring, PROFILE_SCHEMA, Pressed, Profile, Quantity, Sampler, Sensitivity, Series, Sought,
-    Subject, UnitTimes, WorkingSet, assess, proposal,
+    Measuring, PROFILE_SCHEMA, Phase, Pressed, Profile, Quantity, Sampler, Sensitivity, Series,
+    Sought, Subject, UnitTimes, WorkingSet, assess, proposal,
 };
 use quell_record::result::Timing;
 use quell_types::units::Rate;
@@ -44,6 +44,7 @@ fn profile(subject: Subject, measuring: Measuring, series: Vec<Series>) -> Profi
         series,
         total,
         burst,
+        phases: Vec::new(),
         working_set: Some(WorkingSet {
             resident_bytes: 48 << 20,
             touched_bytes: Some(12 << 20),
@@ -82,6 +83,16 @@ pub(crate) fn bursty() -> Profile {
         slowdown,
         ci95: Some([slowdown - 0.02, slowdown + 0.02].into()),
     };
+    profile.phases = [(0, 700, 1.8, 2.5), (700, 2_000, 0.6, 41.0)]
+        .map(|(from, until, ipc, memory_per_us)| Phase {
+            from_ns: from * MS,
+            until_ns: until * MS,
+            cpu_ns: (until - from) * MS / 3,
+            ipc,
+            memory_per_us,
+            first_level_per_us: 880.0,
+        })
+        .to_vec();
     profile.sensitivity = vec![
         Sensitivity {
             resource: "reads".to_owned(),

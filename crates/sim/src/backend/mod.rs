@@ -27,7 +27,7 @@ use quell_record::backend::{
     Action, Backend, BackendError, HoldOptions, Observation, Probe, Program, Seen, SubjectId,
     SubjectSpec, Undone,
 };
-use quell_record::demand::{Drawn, WorkingSet};
+use quell_record::demand::{self, Drawn, WorkingSet};
 use quell_record::events::{Decision, Event};
 use quell_record::standing::Cause;
 use quell_types::cpuset::{CpuId, CpuSet};
@@ -552,9 +552,17 @@ impl Backend for Sim {
     fn drawn(&mut self, subject: SubjectId) -> Result<Option<Drawn>, BackendError> {
         let task = self.task_of(subject)?;
         let counts = self.os.counts(task);
+        let read = counts.misses + counts.prefetches;
         Ok(Some(Drawn {
-            read: (counts.misses + counts.prefetches) * LINE_BYTES,
+            read: read * LINE_BYTES,
             written: counts.writebacks * LINE_BYTES,
+            work: demand::Work {
+                cpu_ns: counts.active / 1_000,
+                cycles: counts.active / self.board.description.clock.max(1),
+                instructions: counts.instructions,
+                memory: read + counts.writebacks,
+                first_level: counts.accesses,
+            },
         }))
     }
 

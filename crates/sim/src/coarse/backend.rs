@@ -143,16 +143,20 @@ impl Coarse {
 
     /// The world, with a policy for the processes that begin.
     fn found(&self) -> World {
-        let known = Known {
-            contention: self.chip.contention(),
-            bound: self.scheduled.map_or(0, |scheduled| scheduled.bound),
-            seed: self.draw("policy"),
-        };
+        // The kernel's policies decide for each slice.
+        let slice = self.board.costs.slice;
         let (policy, quantum) = match self.scheduled {
+            None => (SchedulerPolicy::Linux, slice),
+            Some(Scheduled { policy, .. }) if policy.is_kernels() => (policy, slice),
             Some(Scheduled {
                 policy, quantum, ..
-            }) if policy != SchedulerPolicy::Linux => (policy, quantum),
-            _ => (SchedulerPolicy::Linux, self.board.costs.slice),
+            }) => (policy, quantum),
+        };
+        let known = Known {
+            contention: self.chip.contention(),
+            quantum,
+            bound: self.scheduled.map_or(0, |scheduled| scheduled.bound),
+            seed: self.draw("policy"),
         };
         let policy: Box<dyn Scheduler + Send> = match self.pinned() {
             Some(pinned) => Box::new(pinned),

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use quell_control::schedule::named::{Known, named};
 use quell_types::options::SchedulerPolicy;
+use quell_types::units::Nanos;
 
 use super::World;
 use super::chip::{Chip, Fit, Pace, Thread};
@@ -154,6 +155,7 @@ fn world(policy: SchedulerPolicy, quantum: f64, names: &[&str]) -> World {
     let chip = chip();
     let known = Known {
         contention: chip.contention(),
+        quantum: Nanos::micros(quantum as u64),
         bound: 4,
         seed: 1,
     };

@@ -38,7 +38,7 @@ fn drawn(sim: &mut Sim, run: &str, limit: Option<Regulation>, span: Nanos) -> [f
     let mut seen = Vec::new();
     let end = sim.now().plus(span);
     while sim.wait(end, &mut seen).unwrap() < end {}
-    let Drawn { read, written } = now(sim, noise);
+    let Drawn { read, written, .. } = now(sim, noise);
     sim.undo().unwrap();
     [read - before.read, written - before.written].map(|bytes| bytes as f64 / span.as_secs_f64())
 }

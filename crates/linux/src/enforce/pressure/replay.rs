@@ -188,7 +188,7 @@ impl Held {
             Act::Thaw { .. } => self.frozen = false,
             Act::Stop(_) => self.stopped = true,
             Act::Continue(_) | Act::Kill(_) => self.stopped = false,
-            Act::Reclaim { .. } => {}
+            Act::Reclaim { .. } | Act::KeepUnswapped { .. } => {}
         }
         self
     }
@@ -372,6 +372,7 @@ fn word(act: &Act) -> String {
     match *act {
         Act::Protect { memory, .. } => format!("protect {}", mib(memory)),
         Act::Limit { most, .. } => most.map_or("no limit".into(), |b| format!("limit {}", mib(b))),
+        Act::KeepUnswapped { .. } => "keep unswapped".into(),
         Act::Freeze { .. } => "freeze".into(),
         Act::Thaw { .. } => "thaw".into(),
         Act::Reclaim { amount, .. } => format!("reclaim {}", mib(amount)),
