@@ -53,7 +53,9 @@ enum Means {
 }
 
 impl Means {
-    fn set(&self, stopped: bool) {
+    /// Returns how long that took, in nanoseconds.
+    fn set(&self, stopped: bool) -> i64 {
+        let begun = rt::now();
         match self {
             Self::File(path, stop, go) => {
                 fs::write(path, if stopped { stop } else { go }).unwrap();
@@ -63,6 +65,7 @@ impl Means {
                 rustix::process::pidfd_send_signal(fd, signal).unwrap();
             }
         }
+        rt::now().since(begun).0.cast_signed()
     }
 }
 
@@ -71,31 +74,33 @@ fn nap(until: Nanos) {
     let _ = rustix::thread::clock_nanosleep_absolute(clock, &rt::timespec(until));
 }
 
-/// Sets the means at each edge from an ordinary thread on another CPU.
-fn ordinary(means: &Means, edges: &[Nanos]) {
-    for (n, edge) in edges.iter().enumerate() {
+/// Sets the means at each edge from an ordinary thread on another CPU. Returns what each took.
+fn ordinary(means: &Means, edges: &[Nanos]) -> Vec<i64> {
+    let set = |(n, edge): (usize, &Nanos)| {
         nap(*edge);
-        means.set(n % 2 == 0);
-    }
+        means.set(n % 2 == 0)
+    };
+    edges.iter().enumerate().map(set).collect()
 }
 
 /// The same from a real-time thread on the CPU itself, which takes it a guard ahead of each edge
 /// and leaves it at the edge.
-fn dispatched(means: &Means, edges: &[Nanos], cpu: CpuId) {
+fn dispatched(means: &Means, edges: &[Nanos], cpu: CpuId) -> Vec<i64> {
     rt::pin(cpu).unwrap();
     rt::fifo(rt::DISPATCHER_PRIORITY).unwrap();
-    for (n, edge) in edges.iter().enumerate() {
+    let set = |(n, edge): (usize, &Nanos)| {
         nap(edge.since(GUARD));
         if n % 2 == 0 {
-            means.set(true);
-        } else {
-            nap(edge.since(Nanos(GUARD.0 / 2)));
-            means.set(false);
-            while rt::now() < *edge {
-                rt::relax();
-            }
+            return means.set(true);
         }
-    }
+        nap(edge.since(Nanos(GUARD.0 / 2)));
+        let took = means.set(false);
+        while rt::now() < *edge {
+            rt::relax();
+        }
+        took
+    };
+    edges.iter().enumerate().map(set).collect()
 }
 
 /// A brake: an ordinary thread in a cgroup of the highest weight, next to that of the witness, which
@@ -119,22 +124,22 @@ fn braked(stop: &Path, edges: &[Nanos], cpu: CpuId) {
 struct Late {
     ended: Vec<i64>,
     begun: Vec<i64>,
-    /// Stops within which user code ran nevertheless.
-    leaked: usize,
+    /// The numbers of the stops within which user code ran nevertheless.
+    leaked: Vec<usize>,
 }
 
 fn late(spans: &[witness::Span], edges: &[Nanos]) -> Late {
     let mut all = Late {
         ended: Vec::new(),
         begun: Vec::new(),
-        leaked: 0,
+        leaked: Vec::new(),
     };
-    for pair in edges.chunks_exact(2) {
+    for (n, pair) in edges.chunks_exact(2).enumerate() {
         let (stop, go) = (pair[0].0, pair[1].0);
         let middle = u64::midpoint(stop, go);
         // What runs in the middle of a stop was not stopped.
         if spans.iter().any(|(b, l)| *b <= middle && *l >= middle) {
-            all.leaked += 1;
+            all.leaked.push(n);
             continue;
         }
         let ended = spans.iter().rev().find(|(b, _)| *b < middle);
@@ -155,7 +160,7 @@ fn measured(
     dirs: &[PathBuf],
     tasks: usize,
     cpu: CpuId,
-    stop: impl Fn(&Program, &[Nanos]),
+    stop: impl Fn(&Program, &[Nanos]) -> Vec<i64>,
 ) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("spans");
@@ -192,7 +197,8 @@ fn measured(
     let edges: Vec<Nanos> = (0..2 * STOPS)
         .map(|n| first.plus(Nanos(n * EACH.0)))
         .collect();
-    stop(&witness, &edges);
+    let mut took = stop(&witness, &edges);
+    took.sort_unstable();
     drop(others);
     let mut witness = witness;
     witness.0.wait().unwrap();
@@ -204,9 +210,10 @@ fn measured(
             .join(" ")
     };
     println!(
-        "{name:<34} {tasks:>5} | ended {} | begun {} | leaked {}",
+        "{name:<34} {tasks:>5} | ended {} | begun {} | took {} | leaked {:?}",
         figures(&late.ended),
         figures(&late.begun),
+        figures(&took),
         late.leaked
     );
 }
@@ -278,8 +285,9 @@ fn means() {
             let from = format!("{name}, real-time dispatcher");
             measured(&from, &dirs, tasks, cpu, |_, edges| {
                 std::thread::scope(|scope| {
-                    scope.spawn(|| dispatched(&means, edges, cpu));
-                });
+                    let thread = scope.spawn(|| dispatched(&means, edges, cpu));
+                    thread.join().unwrap()
+                })
             });
         }
     }
@@ -292,7 +300,7 @@ fn means() {
         |witness, edges| {
             let pid = Pid::from_raw(i32::try_from(witness.pid()).unwrap()).unwrap();
             let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
-            ordinary(&Means::Signals(fd), edges);
+            ordinary(&Means::Signals(fd), edges)
         },
     );
 }
@@ -313,5 +321,6 @@ fn brake(cgroups: &Cgroups, cpu: CpuId) {
         std::thread::scope(|scope| {
             scope.spawn(|| braked(&stop.0, edges, cpu));
         });
+        vec![0]
     });
 }

@@ -223,8 +223,8 @@ fn gate(files: &dyn Files, group: &str, group_cgroups: &GroupCgroups) -> Result<
         .iter()
         .filter_map(|p| Some((is_v2(p.hierarchy.version), Freezer::of(files, p)?)))
         .collect();
-    // v2's where there are both: what is frozen there can be killed.
-    all.sort_by_key(|(v2, _)| !*v2);
+    // v1's where there are both: v2's takes the lock of all cgroups, for which it may wait long.
+    all.sort_by_key(|(v2, _)| *v2);
     let Some((_, freezer)) = all.into_iter().next() else {
         return Err(Error::refused_with(
             format!("group {group}: no cgroup of it can be frozen"),
