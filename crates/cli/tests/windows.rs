@@ -137,8 +137,8 @@ fn each_group_runs_in_its_windows_only() {
             us(&seen.begun),
             us(&seen.ended)
         );
-        // Another program, an interrupt or the host may take a part of a window. What is outside was
-        // not stopped in time.
+        // Another program, an interrupt or the host may take a part of a window. What is outside
+        // was not stopped in time.
         assert!(seen.outside < 0.02, "{name}: {seen:?}");
         assert!(seen.used > 0.8, "{name}: {seen:?}");
     }
@@ -153,7 +153,8 @@ struct Matched {
 
 impl Matched {
     fn new(machine: &mut Machine) -> Self {
-        // Without the niceness of `busy`: two of those would leave nothing to the rest of the machine.
+        // Without the niceness of `busy`: two of those would leave nothing to the rest of the
+        // machine.
         let loops = || Program::start(&["sh", "-c", "while :; do :; done"]);
         let (control, batch) = (loops(), loops());
         let of = |program: &Program| format!("match = [{{ pid = {} }}]", program.pid());

@@ -449,8 +449,8 @@ impl Task {
         Ok(())
     }
 
-    /// Sleeps, and looks at least every [`LOOK`] whether it may go on. `false`: its owner asked it to
-    /// end.
+    /// Sleeps, and looks at least every [`LOOK`] whether it may go on. `false`: its owner asked it
+    /// to end.
     fn sleep_until(&self, until: Nanos) -> std::result::Result<bool, Lost> {
         loop {
             let now = rt::now();

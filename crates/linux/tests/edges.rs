@@ -103,8 +103,8 @@ fn dispatched(means: &Means, edges: &[Nanos], cpu: CpuId) -> Vec<i64> {
     edges.iter().enumerate().map(set).collect()
 }
 
-/// A brake: an ordinary thread in a cgroup of the highest weight, next to that of the witness, which
-/// is `cpu.idle`. It spins for as long as the witness is stopped.
+/// A brake: an ordinary thread in a cgroup of the highest weight, next to that of the witness,
+/// which is `cpu.idle`. It spins for as long as the witness is stopped.
 fn braked(stop: &Path, edges: &[Nanos], cpu: CpuId) {
     fs::write(stop.join("tasks"), "0").unwrap();
     rt::pin(cpu).unwrap();
@@ -153,8 +153,8 @@ fn late(spans: &[witness::Span], edges: &[Nanos]) -> Late {
     all
 }
 
-/// Starts the witness with more tasks in its cgroups, which sleep, stops them again and again, and prints
-/// how late user code ended and began.
+/// Starts the witness with more tasks in its cgroups, which sleep, stops them again and again, and
+/// prints how late user code ended and began.
 fn measured(
     name: &str,
     dirs: &[PathBuf],

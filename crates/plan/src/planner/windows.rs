@@ -1,5 +1,6 @@
-//! Windows of a repeating frame (`[windows]`): the step and the promises that follow. Which CPUs they
-//! divide is decided with all other CPUs ([`super::cpus`]). What is wrong with the schedule itself was refused when the policy was read.
+//! Windows of a repeating frame (`[windows]`): the step and the promises that follow. Which CPUs
+//! they divide is decided with all other CPUs ([`super::cpus`]). What is wrong with the schedule
+//! itself was refused when the policy was read.
 
 use quell_control::config::{Frame, Span};
 use quell_policy::WindowKeys;

@@ -1,5 +1,5 @@
-//! The section `[windows]`: its keys, and what is wrong with them although every value has the right
-//! type.
+//! The section `[windows]`: its keys, and what is wrong with them although every value has the
+//! right type.
 
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
@@ -28,16 +28,16 @@ pub struct WindowKeys {
     /// After how long the schedule begins again, 1ms to 1s. Frames begin where CLOCK_MONOTONIC is a
     /// multiple of it.
     pub frame: Nanos,
-    /// The CPU that is divided, for example "3". Only groups of the schedule run on it, and they run
-    /// nowhere else.
+    /// The CPU that is divided, for example "3". Only groups of the schedule run on it, and they
+    /// run nowhere else.
     pub cpus: CpuSet,
     /// The windows, in the order of their starts.
     pub schedule: Vec<Window>,
     /// What runs in the time that no window covers: "idle", or a group.
     #[serde(default = "idle")]
     pub spare: GroupId,
-    /// How long before a window begins the CPU is taken for the switch. The window before it ends so
-    /// much earlier. A window lasts ten guards at least.
+    /// How long before a window begins the CPU is taken for the switch. The window before it ends
+    /// so much earlier. A window lasts ten guards at least.
     #[serde(default = "guard")]
     pub guard: Nanos,
     /// What happens when a window begins more than a guard late: "report", or "stop" (everything is
