@@ -139,8 +139,9 @@ fn groups_that_the_dispatcher_cannot_switch_are_refused() {
         in_place.contains("group.batch.match: group batch stays in its own cgroup"),
         "{in_place}"
     );
-    let limit = "command = ['b']\nlimit.bandwidth = '20%'";
-    let capped = format!("{BRAKE}{}", both.replace("command = ['b']", limit));
+    let free = "command = ['b']\nallow = ['freeze']";
+    let limit = "command = ['b']\nallow = ['freeze', 'throttle']\nlimit.bandwidth = '20%'";
+    let capped = format!("{BRAKE}{}", both.replace(free, limit));
     let capped = refused(&capped, &four);
     assert!(
         capped.contains("a limit of bandwidth does not switch with them yet"),
