@@ -9,6 +9,7 @@ mod next_to;
 use quell_control::config::Meter;
 use quell_control::config::Pooling;
 use quell_control::config::Regulation;
+use quell_control::config::{Frame, Span};
 use quell_plan::inventory::MeterKind;
 use quell_plan::{DiskRates, Observed, Promise, Setting};
 use quell_record::backend::{Action, HoldOptions, Seen, SubjectId};

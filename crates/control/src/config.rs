@@ -4,7 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use quell_types::cpuset::CpuSet;
-use quell_types::options::{After, Idle, Split};
+use quell_types::ids::GroupId;
+use quell_types::options::{After, GUARDS_PER_WINDOW, Idle, OnLate, Split};
 use quell_types::partition::Mask;
 use quell_types::units::{Lines, Nanos, Rate, Share};
 
@@ -188,5 +189,100 @@ impl Boundary {
             Mask::run(first + all - ways, ways)
         };
         (own, Mask(self.others.0 | (self.own.0 & !own.0)))
+    }
+}
+
+/// A part of a frame: what runs from `start` to `end`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Span {
+    /// When it begins, from the beginning of the frame.
+    pub start: Nanos,
+    /// When the next one begins, from the beginning of the frame.
+    pub end: Nanos,
+    /// The group that runs. Absent: no group does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupId>,
+}
+
+/// Windows in which one group at a time runs on some CPUs, repeated for ever. A frame begins
+/// whenever CLOCK_MONOTONIC is a multiple of its length.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Frame {
+    /// The CPUs that are divided.
+    pub cpus: CpuSet,
+    /// After how long the windows begin again.
+    pub length: Nanos,
+    /// How long before a window begins its CPUs are taken from the group that runs.
+    pub guard: Nanos,
+    /// What happens when a window begins more than a guard late.
+    pub on_late: OnLate,
+    /// The whole frame, in order and without gaps. Neighbouring spans have different groups.
+    pub spans: Vec<Span>,
+}
+
+impl Frame {
+    /// A frame in which each of `windows` runs its group. They are in order and do not overlap.
+    /// Time that no window covers goes to `spare`, where it is long enough for a window.
+    #[must_use]
+    pub fn new(
+        cpus: CpuSet,
+        length: Nanos,
+        guard: Nanos,
+        windows: &[Span],
+        spare: Option<&GroupId>,
+    ) -> Self {
+        let least = Nanos(guard.0.saturating_mul(GUARDS_PER_WINDOW));
+        let mut spans: Vec<Span> = Vec::new();
+        let mut add = |start: Nanos, end: Nanos, group: Option<&GroupId>| {
+            if end <= start {
+                return;
+            }
+            match spans.last_mut() {
+                Some(last) if last.group.as_ref() == group => last.end = end,
+                _ => spans.push(Span {
+                    start,
+                    end,
+                    group: group.cloned(),
+                }),
+            }
+        };
+        let unowned = |gap: Nanos| spare.filter(|_| gap >= least);
+        let mut covered = Nanos(0);
+        for window in windows {
+            let gap = window.start.since(covered);
+            add(covered, window.start, unowned(gap));
+            add(window.start, window.end, window.group.as_ref());
+            covered = window.end;
+        }
+        add(covered, length, unowned(length.since(covered)));
+        Self {
+            cpus,
+            length,
+            guard,
+            on_late: OnLate::default(),
+            spans,
+        }
+    }
+
+    /// The groups that have a window, each once, in the order of their first window.
+    #[must_use]
+    pub fn groups(&self) -> Vec<&GroupId> {
+        let mut groups = Vec::new();
+        for group in self.spans.iter().filter_map(|span| span.group.as_ref()) {
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
+        groups
+    }
+
+    /// How long a group's windows are in each frame, guards included.
+    #[must_use]
+    pub fn time_of(&self, group: &str) -> Nanos {
+        let of = |span: &&Span| span.group.as_deref() == Some(group);
+        let spans = self.spans.iter().filter(of);
+        spans.fold(Nanos(0), |sum, span| sum.plus(span.end.since(span.start)))
     }
 }

@@ -12,6 +12,7 @@ pub mod pressure;
 pub mod schedule;
 pub mod split;
 pub mod ways;
+pub mod windows;
 
 use quell_types::units::{Lines, Nanos};
 

@@ -37,9 +37,31 @@ impl fmt::Display for Exempt {
 /// The first such task in these cgroups and those below them. A task that has ended is left out.
 #[must_use]
 pub fn exempt(files: &dyn Files, dirs: &[String]) -> Option<Exempt> {
+    first(files, dirs, &|_, _| true)
+}
+
+/// The first task in these cgroups and those below them that a real-time thread of this priority
+/// does not preempt. A task that has ended is left out.
+#[must_use]
+pub fn above(files: &dyn Files, dirs: &[String], priority: i32) -> Option<Exempt> {
+    first(files, dirs, &|task, number| match number {
+        DEADLINE => true,
+        libc::SCHED_FIFO | libc::SCHED_RR => {
+            procfs::rt_priority(files, task).is_none_or(|own| own >= priority)
+        }
+        _ => false,
+    })
+}
+
+/// The first task, by id and policy, that is `such` and that the fair scheduler does not schedule.
+fn first(files: &dyn Files, dirs: &[String], such: &dyn Fn(u32, i32) -> bool) -> Option<Exempt> {
     let found = dirs.iter().find_map(|dir| {
         let mut tasks = cgroup_tree::threads(files, dir).into_iter();
-        tasks.find_map(|task| Some((task, policy(files.scheduler(task).ok()?)?)))
+        tasks.find_map(|task| {
+            let number = files.scheduler(task).ok()?;
+            let policy = policy(number)?;
+            such(task, number).then_some((task, policy))
+        })
     });
     let (task, policy) = found?;
     let stat = procfs::stat(files, task).ok().flatten()?;

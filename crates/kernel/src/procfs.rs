@@ -43,6 +43,15 @@ fn stat_at(files: &dyn Files, path: &str) -> Result<Option<Stat>> {
         .ok_or_else(|| Error::malformed(path, &text, "the stat of a process, see proc_pid_stat(5)"))
 }
 
+/// The real-time priority of a task (proc_pid_stat(5), field 40); 0 for ordinary tasks. `None`
+/// where it cannot be read.
+#[must_use]
+pub fn rt_priority(files: &dyn Files, tid: u32) -> Option<i32> {
+    let text = files.read(&format!("/proc/{tid}/stat")).ok()?;
+    let (_, fields) = text.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(37)?.parse().ok()
+}
+
 /// The path of a thread's `schedstat`.
 #[must_use]
 pub fn schedstat_path(tid: u32) -> String {

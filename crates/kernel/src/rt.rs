@@ -16,6 +16,9 @@ use rustix::time::Timespec;
 /// watchdogs at 99.
 pub const WATCHDOG_PRIORITY: i32 = 85;
 
+/// The priority of a dispatcher of windows: below the watchdog, which undoes what it does.
+pub const DISPATCHER_PRIORITY: i32 = 80;
+
 /// A time or span as the kernel takes it.
 #[must_use]
 pub fn timespec(time: Nanos) -> Timespec {

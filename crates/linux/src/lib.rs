@@ -11,6 +11,7 @@ mod children;
 mod clients;
 mod deputy;
 mod disks;
+pub mod dispatcher;
 mod drift;
 pub mod enforce;
 pub mod fault;

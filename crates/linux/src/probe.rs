@@ -255,6 +255,7 @@ fn mechanisms(
                 | Mechanism::IoMax
                 | Mechanism::IoLatency
                 | Mechanism::IoWeight
+                | Mechanism::Windows
                     if !root =>
                 {
                     unprivileged()
@@ -324,12 +325,34 @@ fn mechanisms(
                 Mechanism::IoMax | Mechanism::IoLatency | Mechanism::IoWeight => {
                     disks::offered(files, cgroups, mechanism)
                 }
+                Mechanism::Windows => windows(files, means),
                 Mechanism::Sets | Mechanism::Banks => not_built("simulated machine (--on sim)"),
                 Mechanism::Placement => not_built("coarse machine (--on coarse)"),
             };
             (mechanism, found)
         })
         .collect()
+}
+
+/// Whether windows of a frame can be kept: groups are frozen, by a real-time thread.
+fn windows(files: &dyn Files, means: &Means) -> Availability {
+    if !means.memory.freeze {
+        return no(
+            "no cgroup here can be frozen",
+            Some("mount cgroup2, or the freezer controller of cgroup v1"),
+        );
+    }
+    let runtime = files.optional("/proc/sys/kernel/sched_rt_runtime_us");
+    if runtime.is_ok_and(|text| text.is_some_and(|text| text.trim() == "0")) {
+        return no(
+            "real-time threads get no CPU time here",
+            Some("sysctl kernel.sched_rt_runtime_us=950000"),
+        );
+    }
+    yes(
+        Level::Regulated,
+        "a real-time dispatcher freezes and thaws groups by the clock",
+    )
 }
 
 fn not_built(on: &str) -> Availability {

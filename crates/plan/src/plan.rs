@@ -1,9 +1,10 @@
 //! The plan: what will be done, why, and what each promise is then worth.
 
+mod direction;
 mod disk;
 mod loops;
 
-use quell_control::config::Regulation;
+use quell_control::config::{Frame, Regulation};
 use quell_types::ids::GroupId;
 use quell_types::ids::{PromiseId, StepId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use quell_types::partition::{ColourChoice, Divides, Mask};
 use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 
+pub use direction::Direction;
 pub use disk::DiskRates;
 pub use loops::{Adaptation, Following, Headroom, Lever, Observed, Pressured, Steered, Watched};
 
@@ -221,6 +223,8 @@ pub enum Setting {
         /// How many quanta a process waits at most, where the policy bounds that.
         bound: u32,
     },
+    /// Let one group at a time run on some CPUs, in windows of a repeating frame.
+    Windows(Frame),
     /// Sample how long the group waits for memory, and how much it uses, while the plan holds.
     WatchMemory,
     /// Steer the group's memory by how long the watched groups wait.
@@ -254,25 +258,6 @@ pub enum Setting {
     },
 }
 
-/// One direction of memory traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Direction {
-    /// Lines that come in.
-    Read,
-    /// Lines that are written back.
-    Write,
-}
-
-impl std::fmt::Display for Direction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Read => "read",
-            Self::Write => "written back",
-        })
-    }
-}
-
 /// A promise the policy makes to or about a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
@@ -281,6 +266,15 @@ pub enum Promise {
     Cpus {
         /// The CPUs that no other task uses.
         cpus: CpuSet,
+    },
+    /// Windows of a repeating frame in which only this group runs on some CPUs.
+    Windows {
+        /// The CPUs that it has in its windows.
+        cpus: CpuSet,
+        /// How long its windows are together, in each frame.
+        time: Nanos,
+        /// After how long they begin again.
+        frame: Nanos,
     },
     /// At least this bandwidth.
     ReserveBandwidth {
@@ -391,6 +385,9 @@ impl std::fmt::Display for Promise {
                 write!(f, "CPUs {} to itself", cpus.brief())
             }
             Self::Cpus { cpus } => write!(f, "CPU {cpus} to itself"),
+            Self::Windows { cpus, time, frame } => {
+                write!(f, "{time} of each {frame} alone on CPU {}", cpus.brief())
+            }
             Self::ReserveBandwidth { rate } => write!(f, "at least {rate}"),
             Self::LimitBandwidth { rate } => write!(f, "at most {rate}"),
             Self::ReserveDirection { direction, rate } => write!(f, "at least {rate} {direction}"),

@@ -332,10 +332,6 @@ fn impossible_values_are_answered() {
             "6:9: rest.allow: everything unmatched is here, your shell included: it cannot be allowed to kill; put the tasks meant into a group of their own",
         ),
         (
-            "[windows]\nframe = \"1ms\"",
-            "5:2: [windows] is reserved and not built yet; remove it",
-        ),
-        (
             "[group.rest]\nrole = \"best-effort\"\ncommand = [\"x\"]",
             "5:8: group.rest: this group always exists and has its own section; write it as [rest]",
         ),

@@ -11,6 +11,7 @@ use quell_types::units::{LINE_BYTES, Nanos};
 
 use crate::events::{Event, Phase};
 use crate::standing::{Standing, Worth};
+use crate::windows::Kept;
 
 /// The span of recent figures.
 const RECENT: Nanos = Nanos::secs(5);
@@ -26,6 +27,8 @@ pub struct Account {
     neighbours: BTreeMap<GroupId, Neighbour>,
     /// Group → number of units of work, and how many of them were late.
     pub units: BTreeMap<GroupId, (u64, u64)>,
+    /// How exactly windows were kept. `None` where there are none.
+    pub windows: Option<Kept>,
 }
 
 /// What the tasks of one group got during the hold.
@@ -104,6 +107,7 @@ impl Account {
             lost: BTreeMap::new(),
             neighbours: neighbours.map(empty).collect(),
             units: BTreeMap::new(),
+            windows: None,
         }
     }
 
@@ -156,6 +160,7 @@ impl Account {
                 let sum = self.units.entry(group.clone()).or_default();
                 *sum = (sum.0 + units, sum.1 + late);
             }
+            Event::Windows { kept } => self.windows = Some(kept.clone()),
             _ => {}
         }
     }

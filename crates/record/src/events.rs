@@ -21,6 +21,7 @@ use crate::about::About;
 use crate::result::CompareResult;
 use crate::standing::Cause;
 use crate::ways::Change;
+use crate::windows::Kept;
 
 /// Schema id of `events.jsonl`.
 pub const EVENTS_SCHEMA: &str = "quell.events/1";
@@ -74,6 +75,12 @@ pub enum Event {
         /// What went through the pool. Absent where the budget is in none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pooled: Option<Pooled>,
+    },
+    /// How exactly the windows of a frame were kept, since the plan is held.
+    Windows {
+        /// Totals from the first switch on.
+        #[serde(flatten)]
+        kept: Kept,
     },
     /// What the kernel accounted to a group's threads since the last such event, by samples of
     /// them.

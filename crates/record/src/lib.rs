@@ -13,4 +13,5 @@ pub mod published;
 pub mod result;
 pub mod standing;
 pub mod ways;
+pub mod windows;
 pub mod worst;

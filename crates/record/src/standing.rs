@@ -52,6 +52,13 @@ pub enum Cause {
         /// The last of them to have one.
         cpu: CpuId,
     },
+    /// The dispatcher of the windows does not switch any more.
+    Undispatched {
+        /// Why it ended.
+        why: String,
+    },
+    /// The windows have a dispatcher again.
+    Dispatched,
     /// A braked group's cgroup was changed, so that its brakes stop it no longer.
     Loose {
         /// What was changed, in a sentence.
@@ -102,6 +109,10 @@ impl fmt::Display for Cause {
                 "CPU {cpu}: {why}; the group's CPU time is counted there at the peak rate instead"
             ),
             Self::Regulated { cpu } => write!(f, "CPU {cpu} is regulated again"),
+            Self::Undispatched { why } => {
+                write!(f, "the windows are no longer switched: {why}")
+            }
+            Self::Dispatched => f.write_str("the windows are switched again"),
             Self::KeeperEnded { how } => {
                 write!(
                     f,

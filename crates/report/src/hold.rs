@@ -10,6 +10,7 @@ use quell_types::mechanism::Level;
 use quell_types::units::Nanos;
 
 use crate::text::{Style, Tone, count, list, thousands, width};
+use crate::windows;
 
 /// Longer reasons are cut where a line has to hold them.
 const LONGEST: usize = 100;
@@ -191,6 +192,7 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
             "{group}: {units} units of work, {late} of them late"
         ));
     }
+    lines.extend(account.windows.iter().flat_map(windows::kept));
     if !revoked || undone.restored > 0 {
         let changes = counted(u64::from(undone.restored));
         let s = if undone.restored == 1 { "" } else { "s" };

@@ -30,6 +30,7 @@ mod throttling;
 mod verdict;
 mod view;
 mod ways;
+mod windows;
 mod worst;
 
 #[cfg(test)]

@@ -43,6 +43,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     if let Some(text) = counted(&record.events) {
         said.push(text);
     }
+    said.extend(windows(record));
     said.extend(units(record));
     said.extend(memory(record));
     said.extend(spent(record));
@@ -53,6 +54,17 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     }
     said.extend(crate::lost::of_run(record));
     said
+}
+
+/// How exactly windows were kept, by the last event of them.
+fn windows(record: &Record) -> Vec<String> {
+    let mut events = record.events.iter().rev();
+    let last = events.find_map(|stamped| match &stamped.event {
+        Event::Windows { kept } => Some(kept),
+        _ => None,
+    });
+    let lines = last.map(crate::windows::kept).unwrap_or_default();
+    lines.into_iter().map(|line| line + ".").collect()
 }
 
 /// How the groups' units of work went, and how their budgets moved.

@@ -13,6 +13,7 @@ use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
 use crate::partitions;
 use crate::text::{Style, Table, TableCell, Tone, list};
+use crate::windows;
 
 /// The plan for a terminal of the style's width: what is promised, which groups pay what for it,
 /// and what the user has to do.
@@ -288,6 +289,7 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::Schedule {
             policy, quantum, ..
         } => format!("let {} decide each {quantum} who runs", policy.name()),
+        Setting::Windows(frame) => windows::described(frame),
         Setting::Weight {
             weight: CpuWeight::Idle,
         } => "run only where nothing else wants the CPU (cpu.idle)".to_owned(),

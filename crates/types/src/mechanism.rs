@@ -41,11 +41,13 @@ pub enum Mechanism {
     IoLatency,
     /// The weight of a group where several want the same disk.
     IoWeight,
+    /// Fixed windows of a repeating frame, in which one group runs on a CPU.
+    Windows,
 }
 
 impl Mechanism {
     /// Every mechanism, in the order of the design.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Weight,
         Self::Cores,
         Self::Bandwidth,
@@ -61,6 +63,7 @@ impl Mechanism {
         Self::IoMax,
         Self::IoLatency,
         Self::IoWeight,
+        Self::Windows,
     ];
 
     /// The name used in policies, plans and records.
@@ -82,6 +85,7 @@ impl Mechanism {
             Self::IoMax => "io-max",
             Self::IoLatency => "io-latency",
             Self::IoWeight => "io-weight",
+            Self::Windows => "windows",
         }
     }
 }

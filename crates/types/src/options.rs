@@ -205,3 +205,18 @@ pub enum OnDrift {
     /// Undo everything and end.
     Stop,
 }
+
+/// How many guards a window has to last at least. Otherwise a switch would take more of it than a
+/// tenth.
+pub const GUARDS_PER_WINDOW: u64 = 10;
+
+/// What happens when a window begins more than a guard late.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnLate {
+    /// It is counted and reported.
+    #[default]
+    Report,
+    /// Everything is undone, and the run ends.
+    Stop,
+}

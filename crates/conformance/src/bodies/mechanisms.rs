@@ -9,6 +9,7 @@ macro_rules! mechanisms {
         $crate::conformance!($arm:
             a_limit_of_cpu_time_is_held,
             a_group_with_settings_of_disks_runs_on,
+            each_group_runs_as_long_as_its_windows,
         );
     };
 }
@@ -74,5 +75,51 @@ pub fn a_group_with_settings_of_disks_runs_on(arm: &mut dyn Arm) {
         assert!(found.bytes > 0, "{mechanism}: {found:?}");
         let undone = arm.backend().undo().unwrap();
         assert!(undone.left.is_empty(), "{mechanism}: {:?}", undone.left);
+    }
+}
+
+/// Two groups on one CPU get the CPU for as long as their windows are, at the same time.
+pub fn each_group_runs_as_long_as_its_windows(arm: &mut dyn Arm) {
+    if !offers(arm, Mechanism::Windows) {
+        return;
+    }
+    let (first, _) = divided(arm);
+    let (warmup, duration) = arm.spans();
+    let length = Nanos(duration.0 / 5).min(Nanos::millis(10));
+    let part = |tenths: u64| Nanos(length.0 / 10 * tenths);
+    let window = |group: &str, from, to| Span {
+        start: part(from),
+        end: part(to),
+        group: Some(group.to_owned()),
+    };
+    let windows = [window("a", 0, 3), window("b", 3, 9)];
+    let guard = Nanos(length.0 / 50);
+    let frame = Frame::new(first.clone(), length, guard, &windows, None);
+    let work = |arm: &mut dyn Arm, frame: Option<&Frame>| {
+        for name in ["a", "b"] {
+            gather(arm, name);
+            confine(arm, name, &first, false);
+        }
+        if let Some(frame) = frame {
+            let set = Setting::Windows(frame.clone());
+            let set = step("a", Mechanism::Windows, set);
+            arm.backend().apply(&set).unwrap();
+        }
+        arm.prefer();
+        let found = if frame.is_some() {
+            let ids = ["a", "b"].map(|name| started(arm, &subject(name, BUSY, Some(&first))));
+            measured_together(arm, ids, warmup, Nanos(4 * duration.0)).map(|m| rate(&m))
+        } else {
+            let id = started(arm, &subject("a", BUSY, Some(&first)));
+            [rate(&measured(arm, id, warmup, duration)); 2]
+        };
+        arm.backend().undo().unwrap();
+        found
+    };
+    for (place, part) in [0.3, 0.6].into_iter().enumerate() {
+        within(arm, "work, of its windows", (0.6, 1.15), &mut |arm| {
+            let free = work(arm, None)[place];
+            work(arm, Some(&frame))[place] / free / part
+        });
     }
 }

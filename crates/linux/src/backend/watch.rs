@@ -34,7 +34,7 @@ impl Linux {
 
     /// The slow duties of a hold: newborn tasks, drift, brakes that ended.
     fn check(&mut self, seen: &mut Observation) {
-        self.enforcers.brakes.account(seen);
+        self.enforcers.account(seen);
         self.host.report_spent(seen);
         self.enforcers.check(&mut self.host, seen);
         let Some(session) = &self.host.session else {
@@ -78,6 +78,7 @@ impl Linux {
                 Err(e) => {
                     self.revoked = true;
                     self.enforcers.brakes.stop();
+                    self.enforcers.windows.stop();
                     // The watchdog has reverted it, but perhaps not a change that was being made
                     // then.
                     if let Some(session) = self.host.session.as_mut() {
@@ -106,7 +107,7 @@ impl Linux {
                     .iter()
                     .any(|s| matches!(s, Seen::Exited(..) | Seen::Stop(_) | Seen::Result(..)))
                 {
-                    self.enforcers.brakes.account(seen);
+                    self.enforcers.account(seen);
                 }
                 if seen
                     .iter()

@@ -46,6 +46,12 @@ impl Freezer {
         &self.path
     }
 
+    /// What is written to its file to freeze and to thaw.
+    #[must_use]
+    pub const fn words(&self) -> [&'static str; 2] {
+        [self.freeze, self.thaw]
+    }
+
     /// Whether its file says frozen, whichever program froze it. A v1 cgroup may read `FREEZING`
     /// for a while.
     ///

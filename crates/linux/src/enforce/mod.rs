@@ -34,6 +34,7 @@ pub mod registers;
 pub mod stop;
 pub mod threaded;
 pub mod weight;
+mod windows;
 
 /// Notes for a person about a step that was carried out. `None` where the step belongs to another
 /// mechanism.
@@ -82,6 +83,7 @@ pub(crate) struct Enforcers {
     pub brakes: brakes::Brakes,
     pub classes: classes::Classes,
     pub pressure: pressure::Pressure,
+    pub windows: windows::Windows,
     others: Vec<Box<dyn Enforcer>>,
 }
 
@@ -92,6 +94,7 @@ impl Enforcers {
             brakes: brakes::Brakes::default(),
             classes: classes::Classes::default(),
             pressure: pressure::Pressure::default(),
+            windows: windows::Windows::default(),
             // In the order of their slow duties.
             others: vec![
                 Box::new(gather::Gather),
@@ -111,9 +114,15 @@ impl Enforcers {
 
     pub fn each(&mut self) -> impl Iterator<Item = &mut (dyn Enforcer + 'static)> {
         let others = self.others.iter_mut().map(|e| &mut **e);
-        let first: &mut (dyn Enforcer + 'static) = &mut self.brakes;
+        let first: [&mut (dyn Enforcer + 'static); 2] = [&mut self.brakes, &mut self.windows];
         let last: [&mut (dyn Enforcer + 'static); 2] = [&mut self.classes, &mut self.pressure];
-        std::iter::once(first).chain(others).chain(last)
+        first.into_iter().chain(others).chain(last)
+    }
+
+    /// Reports what brakes and dispatcher did since the last time, ahead of all else in `seen`.
+    pub fn account(&mut self, seen: &mut Observation) {
+        self.brakes.account(seen);
+        self.windows.account(seen);
     }
 
     /// Carries out a step of a group. Returns notes for a person.

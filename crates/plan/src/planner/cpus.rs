@@ -14,7 +14,7 @@ use quell_types::refusal::{Cause, Refusal, Remedy};
 
 use crate::inventory::Inventory;
 
-use super::words::{cores as words, on};
+use super::words::{cores as words, on, windows};
 
 /// The CPUs of one group.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +38,8 @@ pub struct Division {
     pub rest: CpuSet,
     /// The CPUs that no critical group takes: interrupts and kernel work are sent there.
     pub free: CpuSet,
+    /// The CPUs that are divided into windows. Only the groups of the windows run there.
+    pub windowed: CpuSet,
     /// Notes for the plan.
     pub notes: Vec<String>,
 }
@@ -97,9 +99,9 @@ impl Division {
         cpus.clone()
     }
 
-    /// Whether any CPU is exclusive to a group.
+    /// Whether any CPU is exclusive to a group, or to the groups of the windows.
     pub fn partitioned(&self) -> bool {
-        self.parts.values().any(|p| p.exclusive)
+        !self.windowed.is_empty() || self.parts.values().any(|p| p.exclusive)
     }
 }
 
@@ -142,7 +144,8 @@ fn fewer(policy: &Policy, machine: &Inventory, key: &str) -> Option<u32> {
 fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) -> Division {
     let all = machine.cpu_set();
     let mut division = Division::default();
-    let mut free = all.clone();
+    division.windowed = windowed(policy, machine, &mut division, refusals);
+    let mut free = all.difference(&division.windowed);
     let mut refuse = |name: &str, cause, why: String, instead: &str| {
         let key = format!("group.{name}.cpus");
         let remedies = vec![Remedy::set_text(key.clone(), instead)];
@@ -165,7 +168,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
     let mut critical: Vec<(&String, &Group)> = policy
         .groups
         .iter()
-        .filter(|(_, g)| wants_exclusive(g))
+        .filter(|(name, g)| wants_exclusive(g) && !division.has(name))
         .collect();
     critical.sort_by_key(|(_, g)| rank(g));
     let undecided = critical.iter().filter(|(_, g)| rank(g) == 2).count();
@@ -239,7 +242,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
     // On a simulated machine there are no tasks but those of the policy's groups.
     let nobody_else =
         machine.simulated.is_some() && policy.groups.values().all(|g| g.role == Role::Critical);
-    if free.is_empty() && !all.is_empty() && !nobody_else {
+    if free.is_empty() && !all.difference(&division.windowed).is_empty() && !nobody_else {
         let names: Vec<&str> = division.parts.keys().map(String::as_str).collect();
         refuse(
             names.first().unwrap_or(&""),
@@ -250,6 +253,61 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
     }
     division.free = free;
     division
+}
+
+/// Gives the CPUs of the windows to the groups that have one. Returns the CPUs, which no other
+/// group gets.
+fn windowed(
+    policy: &Policy,
+    machine: &Inventory,
+    division: &mut Division,
+    refusals: &mut Vec<Refusal>,
+) -> CpuSet {
+    let Some(keys) = &policy.windows else {
+        return CpuSet::new();
+    };
+    let (key, all) = ("windows.cpus", machine.cpu_set());
+    let missing = keys.cpus.difference(&all);
+    let refused = if !missing.is_empty() {
+        Some((Cause::Policy, words::do_not_exist(&missing, &all)))
+    } else if keys.cpus.len() > 1 {
+        Some((Cause::NotBuilt, windows::one_cpu_so_far(&keys.cpus)))
+    } else if keys.cpus == all {
+        Some((Cause::Machine, windows::nothing_is_left(&keys.cpus)))
+    } else {
+        None
+    };
+    if let Some((cause, why)) = refused {
+        let last = all.iter().next_back().filter(|_| all.len() > 1);
+        let remedy = match last {
+            Some(last) => Remedy::set_text(key, last),
+            None => Remedy::leave_out("windows"),
+        };
+        refusals.push(Refusal {
+            key: key.to_owned(),
+            why,
+            cause,
+            remedies: vec![remedy],
+        });
+    }
+    let cpus = keys.cpus.intersection(&all);
+    for name in policy.groups.keys().filter(|name| keys.has(name)) {
+        let part = Part {
+            cpus: cpus.clone(),
+            blocked: CpuSet::new(),
+            exclusive: false,
+            confined: true,
+        };
+        division.put(name, part);
+    }
+    for cpu in cpus.iter() {
+        let of = machine.cpus.iter().find(|c| c.id == cpu);
+        let siblings = of.map(|c| c.siblings.difference(&cpus)).unwrap_or_default();
+        if !siblings.is_empty() {
+            division.notes.push(windows::shares_a_core(cpu, &siblings));
+        }
+    }
+    cpus
 }
 
 /// The cores with a free CPU, each represented by its highest one.

@@ -266,7 +266,9 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
 }
 
 /// What may be done to a group on this machine.
-fn allows(draft: &Draft<'_>, group: &Group, section: &Pressure) -> Allows {
+fn allows(draft: &Draft<'_>, name: &str, group: &Group, section: &Pressure) -> Allows {
+    let windows = &draft.policy.windows;
+    let windowed = windows.as_ref().is_some_and(|w| w.has(name));
     let means = &draft.machine.means.memory;
     let may = |what| section.escalate.contains(&what) && group.allows(what);
     let denied = draft.policy.mechanisms.deny.contains(&Mechanism::Stop);
@@ -280,7 +282,8 @@ fn allows(draft: &Draft<'_>, group: &Group, section: &Pressure) -> Allows {
     Allows {
         // A limit that the policy states stays where it is.
         limit: limit && may(Permission::LimitMemory) && group.limit.memory.is_none(),
-        freeze: means.freeze && !denied && may(Permission::Freeze),
+        // The dispatcher of the windows freezes and thaws it.
+        freeze: means.freeze && !denied && may(Permission::Freeze) && !windowed,
         reclaim: means.reclaim && may(Permission::Reclaim),
         kill,
     }
@@ -311,7 +314,7 @@ fn control(draft: &mut Draft<'_>, section: &Pressure) {
     }
     let steered: Vec<(String, Allows)> = policy
         .with_role(Role::BestEffort)
-        .map(|(name, group)| (name.clone(), allows(draft, group, section)))
+        .map(|(name, group)| (name.clone(), allows(draft, name, group, section)))
         .filter(|(_, allows)| !allows.is_none())
         .collect();
     if steered.is_empty() && written {

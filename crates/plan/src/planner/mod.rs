@@ -18,7 +18,7 @@
 //! - [`brake`], [`quota`] and [`mba`] are what holds a limit, [`reserves`] judges what is promised
 //!   from limits;
 //! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight;
-//! - [`schedule`] says who runs with whom;
+//! - [`schedule`] says who runs with whom, [`windows`] which group runs when;
 //! - [`io`] reads what is wanted of disks, [`memory`] plans which groups keep memory, are limited
 //!   and steer;
 //! - [`words`] has the sentences.
@@ -55,6 +55,7 @@ mod sharing;
 mod too_small;
 mod wanted;
 mod weight;
+mod windows;
 mod words;
 
 use quell_policy::{CpusWanted, Group, Irqs, Policy, Role};
@@ -133,6 +134,7 @@ pub fn plan_beside(
     class_cpus::plan(&mut draft);
     registers::plan(&mut draft);
     schedule::plan(&mut draft);
+    windows::plan(&mut draft);
     too_small::acts(&mut draft);
     // What was refused would be judged as missing, and its reason is reported already.
     if draft.refusals.is_empty() {
@@ -251,9 +253,12 @@ impl Draft<'_> {
         for name in &confined {
             let part = self.division.of(name).clone();
             let mems = self.nodes_of(&part.cpus);
-            let because = match part.exclusive {
-                true => cores::alone_by(kind),
-                false => cores::RUNS_ON_THE_REST,
+            let because = if part.exclusive {
+                cores::alone_by(kind)
+            } else if self.division.windowed.is_empty() || part.cpus != self.division.windowed {
+                cores::RUNS_ON_THE_REST
+            } else {
+                words::windows::ONLY_ITS_WINDOWS
             };
             let set = Setting::Confine {
                 cpus: part.cpus.clone(),
@@ -324,7 +329,7 @@ impl Draft<'_> {
         let away = self.policy.groups.iter().filter(|(name, group)| {
             group.irqs_wanted() == Irqs::Away && self.division.of(name).exclusive
         });
-        let from = away.fold(CpuSet::new(), |all, (name, _)| {
+        let from = away.fold(self.division.windowed.clone(), |all, (name, _)| {
             all.union(&self.division.of(name).blocked)
         });
         let means = &self.machine.means;

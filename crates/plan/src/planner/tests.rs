@@ -22,6 +22,7 @@ mod pooling;
 mod registers;
 mod stranger;
 mod throttle;
+mod windows;
 
 /// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20
 /// GB/s together.
@@ -116,7 +117,6 @@ fn refused(text: &str, machine: &Inventory) -> String {
 }
 
 const BRAKE: &str = "mechanisms.bandwidth = 'regulator'\n";
-
 const PAIR: &str = "
 [group.victim]
 role = 'critical'

@@ -11,6 +11,7 @@ use super::sections::{Pressure, RegulatorKeys, Target};
 use super::values::{
     Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable,
 };
+use super::windows;
 use super::{Group, Permission, Policy, Role, Shape, VERSION};
 
 /// The longest name of a group: it becomes part of a cgroup directory's name.
@@ -24,12 +25,12 @@ const SHORTEST_INTERVAL: Nanos = Nanos::millis(10);
 const TIME_UNITS: [&str; 4] = ["ns", "us", "ms", "s"];
 
 /// Collects the complaints about a policy.
-struct Found {
+pub(super) struct Found {
     list: Vec<Complaint>,
 }
 
 impl Found {
-    fn say(&mut self, at: Path, why: impl Into<String>, remedy: Option<&str>) {
+    pub(super) fn say(&mut self, at: Path, why: impl Into<String>, remedy: Option<&str>) {
         self.list.push(Complaint {
             at,
             why: why.into(),
@@ -57,7 +58,8 @@ pub(super) fn check(policy: &Policy, shape: Shape) -> Vec<Complaint> {
     }
     for (name, group) in &policy.groups {
         name_of_group(&mut found, name);
-        group_of(&mut found, name, group, shape);
+        let windowed = policy.windows.as_ref().is_some_and(|w| w.has(name));
+        group_of(&mut found, name, group, shape, windowed);
     }
     twice(&mut found, &policy.groups);
     rest(&mut found, policy);
@@ -65,6 +67,7 @@ pub(super) fn check(policy: &Policy, shape: Shape) -> Vec<Complaint> {
     if let Some(pressure) = &policy.pressure {
         pressure_of(&mut found, pressure);
     }
+    windows::check(&mut found, policy);
     found.list
 }
 
@@ -91,7 +94,7 @@ fn name_of_group(found: &mut Found, name: &str) {
     }
 }
 
-fn group_of(found: &mut Found, name: &str, group: &Group, shape: Shape) {
+fn group_of(found: &mut Found, name: &str, group: &Group, shape: Shape, windowed: bool) {
     let at = Path::of(&["group", name]);
     match shape {
         Shape::File if group.matching.is_empty() && group.command.is_none() => {
@@ -138,7 +141,7 @@ fn group_of(found: &mut Found, name: &str, group: &Group, shape: Shape) {
     if group.weight.is_some_and(|w| !(1..=10_000).contains(&w)) {
         found.say(at.key("weight"), "a weight is between 1 and 10000", None);
     }
-    roles(found, &at, group);
+    roles(found, &at, group, windowed);
     if let Some(target) = &group.target {
         target_of(found, &at.key("target"), target);
     }
@@ -164,7 +167,8 @@ fn cpus_of(found: &mut Found, at: Path, cpus: &CpusWanted) {
 }
 
 /// Complains of keys that contradict the group's role: an unused promise would be dropped silently.
-fn roles(found: &mut Found, at: &Path, group: &Group) {
+/// A critical group that is `windowed` may be frozen between its windows.
+fn roles(found: &mut Found, at: &Path, group: &Group, windowed: bool) {
     if group.role != Role::BestEffort && group.weight.is_some() {
         found.say(
             at.key("weight"),
@@ -175,7 +179,8 @@ fn roles(found: &mut Found, at: &Path, group: &Group) {
     match group.role {
         Role::Critical => {
             for what in [Permission::Freeze, Permission::Kill] {
-                if group.allow.iter().flatten().any(|p| *p == what) {
+                let between = windowed && what == Permission::Freeze;
+                if !between && group.allow.iter().flatten().any(|p| *p == what) {
                     found.say(
                         at.key("allow"),
                         format!(

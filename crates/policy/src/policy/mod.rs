@@ -10,6 +10,7 @@ mod reference;
 mod schema;
 mod sections;
 mod values;
+mod windows;
 
 use indexmap::IndexMap;
 use quell_types::options::CpuWeight;
@@ -29,6 +30,7 @@ pub use sections::{
     RegulatorKeys, Reserve, SchedulerKeys, Target, WaysKept,
 };
 pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
+pub use windows::{Window, WindowKeys};
 
 /// The version of the policy format that this program reads.
 pub const VERSION: u32 = 1;
@@ -67,6 +69,9 @@ pub struct Policy {
     /// Which processes run together. Absent: the kernel decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<SchedulerKeys>,
+    /// Fixed windows in which one group at a time runs on a CPU. Absent: the kernel decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<WindowKeys>,
     /// What is around all groups and programs of none: the experiment's that this is a
     /// configuration of. No key of a policy.
     #[serde(skip_deserializing, skip_serializing_if = "Bounds::is_empty")]
@@ -103,6 +108,7 @@ impl Policy {
             regulator: RegulatorKeys::default(),
             pressure: None,
             scheduler: None,
+            windows: None,
             bounds: Bounds::default(),
         }
     }

@@ -7,9 +7,6 @@ use toml::de::DeTable;
 
 use super::{Policy, check};
 
-/// Sections that the language reserves. Their contents are decided when they are built.
-const RESERVED: [&str; 1] = ["windows"];
-
 /// Keys of earlier versions that no longer exist, and what replaces them.
 const REMOVED: [(&[&str], &str); 2] = [
     (
@@ -111,14 +108,6 @@ pub(crate) fn policy_of(
     shape: Shape,
 ) -> Option<Policy> {
     reader.forget_places();
-    for section in RESERVED {
-        if root.get_ref().contains_key(section) {
-            let path = Path::of(&[section]);
-            let why = format!("[{section}] is reserved and not built yet");
-            reader.report(root.get_ref(), &path, &why, Some("remove it".into()));
-            root.get_mut().remove(section);
-        }
-    }
     for (keys, instead) in REMOVED {
         let path = Path::of(keys);
         if value_at(root.get_ref(), &path).is_some() {

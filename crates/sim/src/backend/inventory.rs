@@ -167,6 +167,10 @@ fn availability(profile: &Profile, mechanism: Mechanism, has: bool) -> Availabil
             Level::Enforced,
             "the simulated scheduler stops a group that has used its time",
         ),
+        Mechanism::Windows => (
+            Level::Regulated,
+            "the simulated scheduler lets one group at a time run, by the clock",
+        ),
         Mechanism::Placement => {
             return no("schedules are too long for the detailed machine; use --on coarse");
         }

@@ -446,6 +446,7 @@ impl Backend for Sim {
             // This machine has neither.
             Setting::MoveIrqs { .. } | Setting::WorkqueueMask { .. } => {}
             Setting::Regulate(regulation) => self.regulate(name, regulation)?,
+            Setting::Windows(frame) => self.windows(frame)?,
             Setting::CpuMax { .. }
             | Setting::Ways { .. }
             | Setting::Colour { .. }

@@ -1,6 +1,7 @@
 //! Steps that divide caches, banks, the controller and CPU time between groups. Most are set at
 //! once. The colours of pages, and the lines to lock, wait until the group's programs start.
 
+use quell_control::config::Frame;
 use quell_model::address::Colours;
 use quell_plan::inventory::Availability;
 use quell_plan::{Setting, Step};
@@ -73,6 +74,18 @@ impl Sim {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Lets groups run in the windows of a frame only.
+    pub(super) fn windows(&mut self, frame: &Frame) -> Result<(), BackendError> {
+        self.has(Mechanism::Windows)?;
+        let mut classes = Vec::new();
+        for name in frame.groups() {
+            self.group(name)?;
+            classes.push(self.os.class(name).map_err(wrong)?);
+        }
+        self.os.set_windows(frame, classes, self.booted);
         Ok(())
     }
 

@@ -17,6 +17,7 @@ mod classes;
 mod kernel;
 mod quota;
 mod regulator;
+mod windows;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -36,6 +37,7 @@ use kernel::Kernel;
 use quota::Quota;
 pub use regulator::Throttled;
 use regulator::{Regulated, Splits};
+use windows::Windows;
 
 /// Picoseconds of a nanosecond.
 const PS: Picos = 1_000;
@@ -62,6 +64,7 @@ enum Due {
     Release(usize, u8),
     Period,
     Split(usize),
+    Window,
     Wake(TaskId),
     Quota(u8),
     Refill(u8),
@@ -128,6 +131,7 @@ pub struct Os {
     cores: Vec<Core>,
     classes: Classes,
     quotas: BTreeMap<u8, Quota>,
+    windows: Option<Windows>,
     /// `None`: the kernel's own work is not modelled.
     kernel: Option<Kernel>,
     /// Whether a budget for both directions also counts lines written back.
@@ -157,6 +161,7 @@ impl Os {
             cores,
             classes: Classes::new(&board.description.levels),
             quotas: BTreeMap::new(),
+            windows: None,
             kernel: None,
             counts_writes: board.profile.counters.writes,
             pool: SharedPool::new(Nanos(0)),
@@ -301,18 +306,6 @@ impl Os {
         program.map(|program| &mut program.pattern)
     }
 
-    /// Whether a task is on its core.
-    #[must_use]
-    pub fn runs(&self, id: TaskId) -> bool {
-        let task = self.tasks.get(&id);
-        task.is_some_and(|task| self.cores[task.core].current == Some(id))
-    }
-
-    /// Whether neither a quota nor a stop of its group keeps a task from running.
-    fn may_run(&self, id: TaskId) -> bool {
-        self.within_quota(id) && !self.is_stopped(id)
-    }
-
     /// Wakes a task, or resumes one that has finished, until it has done `until` accesses.
     pub fn go_on(&mut self, id: TaskId, until: u64) {
         let Some(task) = self.tasks.get_mut(&id) else {
@@ -451,6 +444,7 @@ impl Os {
             Due::Split(which) => self.split(which),
             Due::Quota(class) => self.quota_used(class),
             Due::Refill(class) => self.refill(class),
+            Due::Window => self.window(),
             Due::Wake(id) => {
                 let wakes = self.tasks.get(&id).and_then(|task| task.wakes);
                 if wakes.is_some_and(|at| at <= self.now) {

@@ -51,6 +51,13 @@ impl Os {
         quota.is_none_or(|quota| !quota.stopped)
     }
 
+    /// Whether a task is on its core.
+    #[must_use]
+    pub fn runs(&self, id: TaskId) -> bool {
+        let task = self.tasks.get(&id);
+        task.is_some_and(|task| self.cores[task.core].current == Some(id))
+    }
+
     /// The class of the task on `core`, if there is one.
     pub(super) fn running(&self, core: usize) -> Option<u8> {
         let id = self.cores[core].current?;
@@ -132,7 +139,7 @@ impl Os {
 
     /// The first task of a group that may run again goes before those that ran meanwhile, as a task
     /// that wakes does.
-    fn back(&mut self, core: usize, class: u8) {
+    pub(super) fn back(&mut self, core: usize, class: u8) {
         let current = self.cores[core].current.and_then(|id| self.tasks.get(&id));
         if current.is_none_or(|task| task.class == class || task.priority.is_some()) {
             return;

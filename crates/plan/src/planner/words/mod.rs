@@ -21,6 +21,7 @@ pub mod mba;
 pub mod memory;
 pub mod pooling;
 pub mod reserves;
+pub mod windows;
 
 use quell_types::cpuset::CpuSet;
 

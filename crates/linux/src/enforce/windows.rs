@@ -1,0 +1,246 @@
+//! Windows of a repeating frame: which cgroups the dispatcher freezes, how it is started, watched
+//! and started again, and what the record gets of it ([`crate::dispatcher`]).
+
+use std::sync::Arc;
+
+use quell_control::config::Frame;
+use quell_kernel::cgroup::{Controller, Version};
+use quell_kernel::error::{Error, Result};
+use quell_kernel::root::Files;
+use quell_kernel::{fair, rt};
+use quell_plan::{Promise, Setting};
+use quell_record::about::About;
+use quell_record::backend::{Observation, Seen};
+use quell_record::events::Event;
+use quell_record::standing::Cause;
+use quell_types::journal::Stopped;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::options::OnLate;
+
+use super::freezer::Freezer;
+use super::{Applied, Enforcer, cores};
+use crate::dispatcher::{Dispatcher, Gate, Stats};
+use crate::group_cgroups::GroupCgroups;
+use crate::host::{Host, finding};
+
+/// The windows of the plan that is held.
+#[derive(Default)]
+pub(crate) struct Windows {
+    held: Option<Held>,
+}
+
+struct Held {
+    frame: Frame,
+    /// The freezers of the frame's groups, in their order.
+    freezers: Vec<Freezer>,
+    /// `None` after it has ended by itself, until another one runs.
+    dispatcher: Option<Dispatcher>,
+    stats: Arc<Stats>,
+    /// Whether the run was asked to end because a window was late.
+    stopped: bool,
+}
+
+impl Enforcer for Windows {
+    fn apply(&mut self, host: &mut Host, _: &str, set: &Setting) -> Applied {
+        let Setting::Windows(frame) = set else {
+            return Ok(None);
+        };
+        for group in frame.groups() {
+            host.extend(group, &[Controller::Freezer, Controller::Pressure])?;
+        }
+        // A page that is not in memory would make the dispatcher late.
+        let _ = rt::lock_memory();
+        let mut held = Held {
+            frame: frame.clone(),
+            freezers: Vec::new(),
+            dispatcher: None,
+            stats: Arc::new(Stats::new(frame.groups().len())),
+            stopped: false,
+        };
+        held.start(host)?;
+        self.held = Some(held);
+        Ok(Some(Vec::new()))
+    }
+
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
+        let Some(held) = &mut self.held else {
+            return;
+        };
+        let lost = held.dispatcher.as_ref().map(|d| d.lost(rt::now()));
+        match lost {
+            Some(None) => {}
+            Some(Some(why)) => {
+                held.end(host);
+                let why = why.to_string();
+                seen.extend(worth(host, Level::None, &Cause::Undispatched { why }));
+            }
+            None => {
+                if held.start(host).is_ok() {
+                    seen.extend(worth(host, Level::Enforced, &Cause::Dispatched));
+                }
+            }
+        }
+        let dispatcher = held.dispatcher.as_ref();
+        host.brakes.extend(dispatcher.and_then(Dispatcher::pid));
+    }
+
+    fn release(&mut self, host: &mut Host) {
+        if let Some(mut held) = self.held.take() {
+            held.end(host);
+        }
+    }
+}
+
+impl Windows {
+    /// Reports how exactly windows were kept so far, ahead of all else in `seen`.
+    pub fn account(&mut self, seen: &mut Observation) {
+        let Some(held) = &mut self.held else {
+            return;
+        };
+        let kept = held.stats.kept(&held.frame);
+        seen.insert(0, Seen::Event(Event::Windows { kept }));
+        let late = held.stats.late();
+        if late > 0 && held.frame.on_late == OnLate::Stop && !held.stopped {
+            held.stopped = true;
+            let mechanism = Mechanism::Windows;
+            let what = "a window began more than a guard late: the run ends (windows.on-late)";
+            seen.push(finding(
+                About::Mechanism { mechanism },
+                what.to_owned(),
+                None,
+            ));
+            seen.push(Seen::Stop(0));
+        }
+    }
+
+    /// Ends the dispatcher, which thaws all groups. The journal is left to its undoing.
+    pub fn stop(&mut self) {
+        if let Some(held) = &mut self.held {
+            held.dispatcher = None;
+        }
+    }
+}
+
+/// Reports what the promises of the windows are worth from now on: their level, `most` at most.
+fn worth(host: &Host, most: Level, because: &Cause) -> Vec<Seen> {
+    let plan = host.plan.iter();
+    let all = plan.flat_map(|plan| plan.numbered());
+    let windows = all.filter(|(_, held)| matches!(held.promise, Promise::Windows { .. }));
+    let told = windows.map(|(id, held)| {
+        Seen::Event(Event::Promise {
+            id,
+            level: held.level.min(most),
+            because: because.clone(),
+        })
+    });
+    told.collect()
+}
+
+impl Held {
+    /// Starts a dispatcher. That the groups are frozen from now on is recorded first.
+    fn start(&mut self, host: &mut Host) -> Result<()> {
+        let Some(cpu) = self.frame.cpus.first() else {
+            return Err(Error::refused("windows need a CPU"));
+        };
+        let (mut gates, mut freezers) = (Vec::new(), Vec::new());
+        for group in self.frame.groups() {
+            let group_cgroups = &host.groups.one(group)?.cgroups;
+            let (gate, freezer) = gate(&host.files, group, group_cgroups)?;
+            gates.push(gate);
+            freezers.push(freezer);
+        }
+        let procs_files = self.procs_files(host)?;
+        let lease = Arc::clone(host.session()?.0.lease());
+        let mut writer = host.writer()?;
+        for freezer in &freezers {
+            writer.stopping(Stopped::Group(freezer.path().to_owned()))?;
+        }
+        self.freezers = freezers;
+        let permit = Arc::new(move |now| lease.is_held(now));
+        let started = Dispatcher::start(cpu, &self.frame, gates, permit, procs_files, &self.stats);
+        match started {
+            Ok(dispatcher) => {
+                host.brakes.extend(dispatcher.pid());
+                self.dispatcher = Some(dispatcher);
+                Ok(())
+            }
+            Err(e) => {
+                self.end(host);
+                Err(Error::refused_with(
+                    format!("the windows of CPU {cpu} have no dispatcher: {e}"),
+                    "it needs real-time priority (CAP_SYS_NICE, kernel.sched_rt_runtime_us above 0), and its CPU in Quell's cpuset",
+                ))
+            }
+        }
+    }
+
+    /// The files by which the dispatcher enters its cgroups.
+    fn procs_files(&self, host: &mut Host) -> Result<Vec<String>> {
+        let first = self.frame.groups().first().map(|group| (*group).clone());
+        let (mut writer, cgroups, group) = host.of(&first.unwrap_or_default())?;
+        let cpus = &self.frame.cpus;
+        let mut all = cores::procs_files(&mut writer, cgroups, &group.cgroups, false, cpus)?;
+        // With CONFIG_RT_GROUP_SCHED only the root cgroup has real-time runtime at first.
+        let rationed = cgroups.of(Controller::Cpu).map(|h| h.mount.as_str());
+        let rationed = rationed.filter(|m| writer.files.exists(&format!("{m}/cpu.rt_runtime_us")));
+        all.extend(rationed.map(|mount| format!("{mount}/cgroup.procs")));
+        Ok(all)
+    }
+
+    /// Ends the dispatcher and lets all groups run.
+    fn end(&mut self, host: &mut Host) {
+        self.dispatcher = None;
+        if let Ok(mut writer) = host.writer() {
+            for freezer in self.freezers.drain(..).rev() {
+                // What fails stays in the journal, and is tried again at the end.
+                let _ = freezer.thaw(&mut writer);
+            }
+        }
+    }
+}
+
+/// The freezer of a group, and its open files.
+fn gate(files: &dyn Files, group: &str, group_cgroups: &GroupCgroups) -> Result<(Gate, Freezer)> {
+    if let Some(task) = fair::above(files, &group_cgroups.tasks_dirs(), rt::DISPATCHER_PRIORITY) {
+        return Err(Error::refused_with(
+            format!(
+                "group {group}: {task}, which the dispatcher (priority {}) cannot preempt",
+                rt::DISPATCHER_PRIORITY
+            ),
+            format!(
+                "give it a lower priority (chrt), or leave its process out of the group: {}",
+                task.task
+            ),
+        ));
+    }
+    let is_v2 = |version| version == Version::V2;
+    let v2 = group_cgroups
+        .places
+        .iter()
+        .find(|p| is_v2(p.hierarchy.version));
+    let mut all: Vec<_> = group_cgroups
+        .places
+        .iter()
+        .filter_map(|p| Some((is_v2(p.hierarchy.version), Freezer::of(files, p)?)))
+        .collect();
+    // v1's where there are both: v2's takes the lock of all cgroups, for which it may wait long.
+    all.sort_by_key(|(v2, _)| *v2);
+    let Some((_, freezer)) = all.into_iter().next() else {
+        return Err(Error::refused_with(
+            format!("group {group}: no cgroup of it can be frozen"),
+            "mount cgroup2, or the freezer controller of cgroup v1",
+        ));
+    };
+    if freezer.frozen(files)? {
+        return Err(Error::refused_with(
+            format!(
+                "group {group}: another program has frozen it ({})",
+                freezer.path()
+            ),
+            "thaw it first",
+        ));
+    }
+    let v2 = v2.map(|place| place.dir.as_str());
+    let gate = Gate::open(files, freezer.path(), freezer.words(), v2)?;
+    Ok((gate, freezer))
+}

@@ -1,0 +1,150 @@
+//! Windows of a repeating frame.
+
+use super::*;
+
+/// A machine whose kernel can keep windows.
+fn dispatching(cores: u32, threads: u32) -> Inventory {
+    let mut machine = machine(cores, threads);
+    let yes = Availability::Yes {
+        best: Level::Regulated,
+        how: "as on the test machine".to_owned(),
+    };
+    machine.mechanisms.insert(Mechanism::Windows, yes);
+    machine
+}
+
+const GROUPS: &str = "
+[group.control]
+role = 'critical'
+command = ['a']
+allow = ['freeze']
+[group.batch]
+role = 'best-effort'
+command = ['b']
+allow = ['freeze']
+[group.other]
+role = 'best-effort'
+command = ['c']
+";
+
+const WINDOWS: &str = "
+[windows]
+frame = '10ms'
+cpus = '3'
+schedule = [
+  { group = 'control', start = '0ms', length = '4ms' },
+  { group = 'batch', start = '5ms', length = '4ms' },
+]
+";
+
+#[test]
+fn windowed_groups_share_a_cpu_and_nothing_else_runs_there() {
+    let plan = planned(&format!("{GROUPS}{WINDOWS}"), &dispatching(4, 1));
+    let cpus = |group: &str| plan.cpus(group).unwrap().to_string();
+    assert_eq!([cpus("control"), cpus("batch")], ["3", "3"]);
+    assert_eq!(cpus("other"), "0-2");
+    let rest = plan.steps.iter().find_map(|step| match &step.set {
+        Setting::ConfineRest { cpus } => Some(cpus.to_string()),
+        _ => None,
+    });
+    assert_eq!(rest.as_deref(), Some("0-2"));
+    let quiet = plan.steps.iter().find_map(|step| match &step.set {
+        Setting::MoveIrqs { from, .. } => Some(from.to_string()),
+        _ => None,
+    });
+    assert_eq!(quiet.as_deref(), Some("3"));
+    let frame = plan.steps.iter().find_map(|step| match &step.set {
+        Setting::Windows(frame) => Some((step.id, frame)),
+        _ => None,
+    });
+    let (step, frame) = frame.unwrap();
+    let spans: Vec<_> = frame
+        .spans
+        .iter()
+        .map(|s| (s.start, s.end, s.group.as_deref()))
+        .collect();
+    let ms = Nanos::millis;
+    let expected = [
+        (ms(0), ms(4), Some("control")),
+        (ms(4), ms(5), None),
+        (ms(5), ms(9), Some("batch")),
+        (ms(9), ms(10), None),
+    ];
+    assert_eq!(spans, expected);
+    for (held, group) in plan.promises.iter().zip(["control", "batch"]) {
+        assert_eq!((held.group.as_str(), held.level), (group, Level::Regulated));
+        assert_eq!(held.promise.to_string(), "4ms of each 10ms alone on CPU 3");
+        assert!(held.held_by.contains(&step), "{held:?}");
+    }
+    assert_eq!(plan.promises.len(), 2);
+}
+
+#[test]
+fn spare_time_is_a_window_of_its_group() {
+    let spared = WINDOWS.replace("cpus = '3'", "cpus = '3'\nspare = 'batch'\nguard = '100us'");
+    let plan = planned(&format!("{GROUPS}{spared}"), &dispatching(4, 1));
+    let told: Vec<String> = plan
+        .promises
+        .iter()
+        .map(|p| p.promise.to_string())
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "4ms of each 10ms alone on CPU 3",
+            "6ms of each 10ms alone on CPU 3"
+        ]
+    );
+}
+
+#[test]
+fn threads_of_the_same_core_are_noted() {
+    let plan = planned(&format!("{GROUPS}{WINDOWS}"), &dispatching(2, 2));
+    let note = "the windows of CPU 3 share a core with CPU 1 (SMT)";
+    assert!(plan.notes.iter().any(|n| n.contains(note)), "{plan:?}");
+}
+
+#[test]
+fn windows_that_this_machine_cannot_keep_are_refused() {
+    let both = format!("{GROUPS}{WINDOWS}");
+    let four = dispatching(4, 1);
+    let on = |cpus: &str| both.replace("cpus = '3'", &format!("cpus = '{cpus}'"));
+    let missing = refused(&on("7"), &four);
+    assert!(
+        missing.contains("windows.cpus: CPU 7 does not exist")
+            && missing.contains("write cpus = \"3\" in [windows]"),
+        "{missing}"
+    );
+    let several = refused(&on("2-3"), &four);
+    assert!(several.contains("2-3 are several CPUs"), "{several}");
+    let all = refused(&on("0"), &dispatching(1, 1));
+    assert!(all.contains("CPU 0 is all there is"), "{all}");
+    let lacking = refused(&both, &machine(4, 1));
+    assert!(
+        lacking.contains("windows: this machine says nothing about windows")
+            && lacking.contains("leave out windows"),
+        "{lacking}"
+    );
+    let denied = refused(&format!("mechanisms.deny = ['windows']\n{both}"), &four);
+    assert!(denied.contains("the policy denies windows"), "{denied}");
+}
+
+#[test]
+fn groups_that_the_dispatcher_cannot_switch_are_refused() {
+    let both = format!("{GROUPS}{WINDOWS}");
+    let four = dispatching(4, 1);
+    let own = "match = [{ cgroup = '/batch.slice' }]";
+    let in_place = refused(&both.replace("command = ['b']", own), &four);
+    assert!(
+        in_place.contains("group.batch.match: group batch stays in its own cgroup"),
+        "{in_place}"
+    );
+    let free = "command = ['b']\nallow = ['freeze']";
+    let limit = "command = ['b']\nallow = ['freeze', 'throttle']\nlimit.bandwidth = '20%'";
+    let capped = format!("{BRAKE}{}", both.replace(free, limit));
+    let capped = refused(&capped, &four);
+    assert!(
+        capped.contains("a limit of bandwidth does not switch with them yet"),
+        "{capped}"
+    );
+}
