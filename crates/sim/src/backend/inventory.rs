@@ -6,13 +6,12 @@ use quell_plan::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Lack, Means, MemoryMeans,
     MeterKind, Node, Simulated,
 };
+use quell_types::address::Colours;
+use quell_types::address::gf2::Space;
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{CodeData, Colouring, Mask, Partitions, WayPartition};
 use quell_types::units::Bytes;
-
-use quell_model::address::Colours;
-use quell_model::address::gf2::Space;
 
 use crate::access::PAGE_SHIFT;
 use crate::board::Board;
