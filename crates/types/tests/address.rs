@@ -144,7 +144,7 @@ fn larger_pages_cost_colours() {
     );
 }
 
-/// A map over the address bits 4 to 11 with one region, or several that one or two selectors divide.
+/// A map over the address bits 4 to 11: one region, or several that one or two selectors divide.
 fn regions() -> impl Strategy<Value = String> {
     let functions = || prop::collection::vec(1..1u64 << 8, 1..4);
     let selectors = prop::collection::vec(1..1u64 << 8, 0..3);
@@ -194,8 +194,8 @@ fn bank_on_paper(text: &str, address: u64) -> (usize, Vec<u64>) {
 }
 
 proptest! {
-    /// By brute force over all addresses of up to 10 bits: a function is a colour bit exactly if it is
-    /// the same within every page and within every bank.
+    /// By brute force over all addresses of up to 10 bits: a function is a colour bit exactly if it
+    /// is the same within every page and within every bank.
     #[test]
     fn colours_of_unequal_regions_are_what_enumeration_finds(text in regions(), page in 4..8u32, top in 8..11u32) {
         let Ok(map) = BankMap::parse(&text) else { return Ok(()) };

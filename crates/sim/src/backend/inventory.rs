@@ -53,6 +53,7 @@ pub(crate) fn inventory(board: &Board) -> Inventory {
             id: 0,
             cpus: all.clone(),
             memory: Bytes(board.memory()),
+            near: CpuSet::new(),
         }],
         mechanisms: mechanisms(profile),
         means: Means {
@@ -205,9 +206,9 @@ fn partitions(profile: &Profile) -> Partitions {
         .collect();
     let large = profile.tlb.large_page.0.trailing_zeros();
     let colouring = |colours: &Colours| {
-        (colours.bits() > 0).then(|| Colouring {
-            functions: colours.functions().iter().copied().map(Mask).collect(),
-            large: Colours::new(colours.functions(), large).bits(),
+        (colours.bits() > 0).then(|| {
+            let functions = colours.functions().iter().copied();
+            Colouring::of_pages(functions, Colours::new(colours.functions(), large).bits())
         })
     };
     let last = profile.cache.len().saturating_sub(1);
@@ -232,5 +233,6 @@ fn partitions(profile: &Profile) -> Partitions {
             .flatten(),
         mba: m.mba.clone(),
         exclusions: m.exclusion.clone(),
+        address_map: None,
     }
 }
