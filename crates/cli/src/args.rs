@@ -62,7 +62,7 @@ pub enum Command {
     Trace(Trace),
     /// Show which task may fill which part of a cache over time
     Ways(Ways),
-    /// Show where the pages of a program lie, and how addresses choose banks
+    /// Show which DRAM banks the pages of a program lie in
     Colours(Colours),
     /// Run a command in a virtual machine
     Lab(Lab),
