@@ -73,19 +73,19 @@ before
 echo plan $(quell plan /tmp/policy.toml --steps 2>&1)
 quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
 within 120 test -s /tmp/ready.victim || { said; echo never ready; }
-V=$(pgrep -f 'name=victim')
+V=$(sort -n /sys/fs/cgroup/quell.slice/victim/cgroup.procs | head -n 1)
 echo victim $(nodes $V)
 echo noise $(nodes $N)
 echo rest $(nodes $R)
 echo check $(quell colours check $V --map /tmp/map.txt --colours 0 | grep '^right')
 echo others $(quell colours check $N $R --map /tmp/map.txt --colours 1 | grep '^right')
-echo mems $(cat /sys/fs/cgroup/quell.slice/victim/cpuset.mems) $(cat /sys/fs/cgroup/quell.slice/noise/cpuset.mems) $(cat /sys/fs/cgroup/quell.slice/rest/cpuset.mems)
+echo mems $(for group in quell.slice/victim quell-best-effort.slice/noise quell.slice/rest; do cat /sys/fs/cgroup/$group/cpuset.mems; done)
 kill -TERM $run; wait $run; echo status $?
 tell restored
 said
 
 # Killed at journal boundaries.
-sed 's/^command = .*/command = ["true"]/' /tmp/policy.toml >/tmp/killed.toml
+grep -v '^command' /tmp/policy.toml >/tmp/killed.toml
 for point in $POINTS; do dies killed /tmp/killed.toml $point; done
 kill $N $R
 "#;
