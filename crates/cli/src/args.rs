@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use crate::colours::Colours;
 use crate::compare::Compare;
 use crate::demo::Demo;
 use crate::doctor::Doctor;
@@ -61,6 +62,8 @@ pub enum Command {
     Trace(Trace),
     /// Show which task may fill which part of a cache over time
     Ways(Ways),
+    /// Show which DRAM banks the pages of a program lie in
+    Colours(Colours),
     /// Run a command in a virtual machine
     Lab(Lab),
     /// Revert what an earlier run left

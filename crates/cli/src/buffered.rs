@@ -7,6 +7,7 @@ use quell_policy::workload::{
     Access, Banks, CHURN_SIZE, LIST_SIZE, Operation, Order, Pages, STREAM_SIZE, Size, Store,
     TASK_SIZE, Touch, Workload,
 };
+use quell_types::address::{BankMap, BitFunctions};
 use quell_types::units::{Bytes, Nanos, Rate};
 
 use crate::exit::{Result, usage};
@@ -277,11 +278,20 @@ impl Buffered {
 /// The banks asked for by mask or by map.
 fn banks(mask: Option<&str>, map: Option<&Path>, take: &[u32]) -> Result<Option<Banks>> {
     let functions = match (mask, map) {
-        (Some(mask), _) => Banks::mask(mask).map_err(|e| usage(format!("--bank-mask: {e}")))?,
+        (Some(mask), _) => {
+            let functions = BitFunctions::line(mask);
+            functions.map_err(|e| usage(format!("--bank-mask: {e}")))?.0
+        }
         (None, Some(file)) => {
             let name = file.display();
             let text = std::fs::read_to_string(file).map_err(|e| usage(format!("{name}: {e}")))?;
-            Banks::map(&text).map_err(|e| usage(format!("{name}: {e}")))?
+            let map = BankMap::parse(&text).map_err(|e| usage(format!("{name}: {e}")))?;
+            let one = map.single().ok_or_else(|| {
+                usage(format!(
+                    "{name}: has several regions, and a load takes the banks of one; give the functions of one region"
+                ))
+            })?;
+            one.to_vec()
         }
         (None, None) if take.is_empty() => return Ok(None),
         (None, None) => {

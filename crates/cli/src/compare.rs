@@ -34,8 +34,8 @@ pub struct Compare {
     #[arg(long, value_name = "BACKEND")]
     pub on: Option<On>,
     /// With --on lab: what machine, over what the experiment says: KEY=VALUE with kernel, profile,
-    /// cpus, sockets, smt, memory, swap, swap-size, disk, disk-rate, lru, accelerator, append,
-    /// with; repeat for more
+    /// cpus, sockets, smt, memory, nodes, swap, swap-size, disk, disk-rate, lru, accelerator,
+    /// append, with; repeat for more
     #[arg(long, value_name = "KEY=VALUE")]
     pub lab: Vec<String>,
     /// Print the result as JSON

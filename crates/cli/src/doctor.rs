@@ -2,12 +2,13 @@
 
 use std::num::NonZeroUsize;
 
-use quell_linux::capture;
+use quell_linux::capture::{self, Before};
 use quell_plan::inventory::Inventory;
 use quell_policy::lab::Guest;
 use quell_report::Measurements;
 use quell_workload::deep::Depth;
 
+use crate::declared;
 use crate::exit::{Exit, Result, failed, usage};
 use crate::lab_exec::{self, Bundle};
 use crate::machine;
@@ -69,7 +70,12 @@ pub fn run(args: &Doctor) -> Result {
         inventory = machine::measure_deep(&mut backend, &depth)?;
     }
     if let Some(file) = &args.capture {
-        let capture = capture::take(inventory.measured.clone()).map_err(failed)?;
+        let before = Before {
+            measured: inventory.measured.clone(),
+            // One that does not hold was reported when the machine was read.
+            address_map: declared::find(&inventory).unwrap_or(None),
+        };
+        let capture = capture::take(before).map_err(failed)?;
         std::fs::write(file, capture.to_string())
             .map_err(|e| failed(format!("{} cannot be written: {e}", file.display())))?;
     }

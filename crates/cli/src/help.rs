@@ -10,7 +10,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("Protect a program", &["init", "plan", "run", "status"]),
     (
         "Look at the machine and at programs",
-        &["demo", "doctor", "profile", "ways"],
+        &["demo", "doctor", "profile", "ways", "colours"],
     ),
     (
         "Compare, and show the evidence",

@@ -40,6 +40,9 @@ pub struct Lab {
     /// Memory
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub memory: Bytes,
+    /// Memory nodes, each with an equal part of the memory
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub nodes: u32,
     /// The memory controller on cgroup v1, next to v2 with all else; takes a kernel such as 6.1
     #[arg(long = "memory-v1")]
     pub memory_v1: bool,
@@ -98,6 +101,7 @@ pub fn run(args: &Lab) -> Result {
         sockets: args.sockets,
         smt: args.smt,
         memory: args.memory,
+        nodes: args.nodes,
         memory_v1: args.memory_v1,
         swap: args.swap,
         swap_size: args.swap_size,

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use quell_engine::calibrate::Unmeasured;
 use quell_engine::compare::Progress;
+use quell_kernel::procfs;
 use quell_kernel::resctrl::Group;
 use quell_kernel::root::Kernel;
 use quell_kernel::tasks::{Matcher, assign};
@@ -22,10 +23,12 @@ use quell_report::age;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::MbaUnit;
+use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Rate};
 use quell_workload::deep::{Class, Depth, throttled};
 
-use crate::exit::{Exit, Result, failed};
+use crate::declared;
+use crate::exit::{Exit, Result, failed, usage};
 use crate::progress::Bar;
 use crate::store::{self, Found};
 
@@ -46,9 +49,7 @@ fn remember(machine: &Inventory) {
 
 /// Which machine figures that are found now belong to.
 pub fn fingerprint(machine: &Inventory) -> Fingerprint {
-    let boot = Kernel::new()
-        .and_then(|files| quell_kernel::procfs::boot_id(&files))
-        .ok();
+    let boot = Kernel::new().and_then(|files| procfs::boot_id(&files)).ok();
     machine.fingerprint(boot)
 }
 
@@ -81,9 +82,9 @@ fn watcher(cpu: CpuId) -> Vec<String> {
 /// The backend, and the machine as found by the fast probe, with what was measured on it before, as
 /// long as it holds.
 pub fn linux() -> Result<(Linux, Inventory)> {
-    let (backend, machine, changed) = found()?;
-    if let Some(changed) = changed {
-        eprintln!("quell: note: {changed}");
+    let (backend, machine, notes) = found()?;
+    for note in notes {
+        eprintln!("quell: note: {note}");
     }
     Ok((backend, machine))
 }
@@ -94,8 +95,8 @@ pub fn confined() -> Result<Inventory> {
     Ok(found()?.1)
 }
 
-/// As [`linux`]; and why what was measured does not hold.
-fn found() -> Result<(Linux, Inventory, Option<String>)> {
+/// As [`linux`]; and why what is kept of the machine does not hold.
+fn found() -> Result<(Linux, Inventory, Vec<String>)> {
     let tools = Tools {
         generator,
         shared_cache: quell_workload::probe::shared_cache,
@@ -112,25 +113,26 @@ fn found() -> Result<(Linux, Inventory, Option<String>)> {
     };
     let mut backend = Linux::new(Path::new(RUN_ROOT), tools).map_err(failed)?;
     let machine = backend.inventory(Probe::Fast).map_err(failed)?;
+    let mut notes = Vec::new();
+    match declared::find(&machine) {
+        Ok(Some(map)) => backend.address_map(map),
+        Ok(None) => {}
+        Err(why) => notes.push(why),
+    }
     let found = store::path().map_or(Found::Nothing, |path| {
         store::find(&path, &fingerprint(&machine))
     });
     match found {
-        Found::Nothing => Ok((backend, machine, None)),
-        Found::Changed { at_unix_s, why } => {
-            let changed = format!(
-                "what was measured {} does not hold here: {}; `quell doctor --deep` measures again",
-                age(unix_s(), at_unix_s),
-                why.join("; ")
-            );
-            Ok((backend, machine, Some(changed)))
-        }
-        Found::Holds(measured) => {
-            backend.measured(*measured);
-            let machine = backend.inventory(Probe::Fast).map_err(failed)?;
-            Ok((backend, machine, None))
-        }
+        Found::Nothing => {}
+        Found::Changed { at_unix_s, why } => notes.push(format!(
+            "what was measured {} does not hold here: {}; `quell doctor --deep` measures again",
+            age(unix_s(), at_unix_s),
+            why.join("; ")
+        )),
+        Found::Holds(measured) => backend.measured(*measured),
     }
+    let machine = backend.inventory(Probe::Fast).map_err(failed)?;
+    Ok((backend, machine, notes))
 }
 
 /// Takes assumed rates where none were measured: for a plan that is not applied.
@@ -138,6 +140,33 @@ pub fn assume(machine: &mut Inventory) {
     if machine.measured.is_none() {
         machine.measured = Some(quell_plan::assumed::rates(machine));
     }
+}
+
+/// The processes that options name, by number and by what matches. All of them run, or the first
+/// that does not is an error. `option` stands before a number in that error.
+pub fn running(
+    files: &Kernel,
+    option: &str,
+    pids: &[u32],
+    matching: &[TaskMatch],
+) -> Result<Vec<u32>> {
+    let mut pids = pids.to_vec();
+    for pid in &pids {
+        if procfs::stat(files, *pid).map_err(failed)?.is_none() {
+            return Err(usage(format!("{option}{pid}: no such process")));
+        }
+    }
+    if matching.is_empty() {
+        return Ok(pids);
+    }
+    let matcher = Matcher::new(files, "watched", matching).map_err(failed)?;
+    let found = assign(files, &[matcher], &BTreeSet::new()).map_err(failed)?;
+    let found: Vec<u32> = found.into_values().flatten().map(|s| s.id.pid).collect();
+    if found.is_empty() {
+        return Err(usage("--match: no process matches"));
+    }
+    pids.extend(found);
+    Ok(pids)
 }
 
 /// Says that another Quell has changed the machine that is being described.

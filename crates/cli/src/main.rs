@@ -4,7 +4,9 @@
 mod args;
 mod bench;
 mod buffered;
+mod colours;
 mod compare;
+mod declared;
 mod demo;
 mod doctor;
 mod exit;
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
         Command::Bench(a) => bench::run(&a),
         Command::Trace(a) => trace::run(&a),
         Command::Ways(a) => ways::run(&a),
+        Command::Colours(a) => colours::run(&a),
         Command::Lab(a) => lab::run(&a),
         Command::Restore => status::restore(),
         Command::Completions { shell } => {

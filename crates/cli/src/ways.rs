@@ -1,7 +1,6 @@
 //! `quell ways`: who may fill which ways of which cache, over time, whoever has set it. Nothing is
 //! changed.
 
-use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
@@ -9,8 +8,7 @@ use std::process::{Child, Command, ExitStatus};
 use quell_engine::folder::Folder;
 use quell_engine::sink::Sink;
 use quell_kernel::root::Kernel;
-use quell_kernel::tasks::{Matcher, assign};
-use quell_kernel::{procfs, self_usage, signals};
+use quell_kernel::{self_usage, signals};
 use quell_linux::ways::Looker;
 use quell_record::events::{Event, MANIFEST_SCHEMA, Phase};
 use quell_record::ways::{Timeline, findings};
@@ -81,7 +79,7 @@ pub fn run(args: &Ways) -> Result {
     if args.misses {
         looker.count_misses();
     }
-    for pid in running(&files, args)? {
+    for pid in machine::running(&files, "--pid ", &args.pid, &args.matching)? {
         looker.watch(pid);
     }
     let stops = signals::stop_signals().map_err(failed)?;
@@ -202,27 +200,6 @@ fn notes(args: &Ways, looker: &Looker) {
             "quell: note: the processor's registers cannot be read here (on Intel: modprobe msr): what is set behind the kernel's back is not seen"
         );
     }
-}
-
-/// The processes that the options name. All of them run, or the first that does not is an error.
-fn running(files: &Kernel, args: &Ways) -> Result<Vec<u32>> {
-    let mut pids = args.pid.clone();
-    for pid in &pids {
-        if procfs::stat(files, *pid).map_err(failed)?.is_none() {
-            return Err(usage(format!("--pid {pid}: no such process")));
-        }
-    }
-    if args.matching.is_empty() {
-        return Ok(pids);
-    }
-    let matcher = Matcher::new(files, "watched", &args.matching).map_err(failed)?;
-    let found = assign(files, &[matcher], &BTreeSet::new()).map_err(failed)?;
-    let found: Vec<u32> = found.into_values().flatten().map(|s| s.id.pid).collect();
-    if found.is_empty() {
-        return Err(usage("--match: no process matches"));
-    }
-    pids.extend(found);
-    Ok(pids)
 }
 
 fn start(command: &[String], looker: &mut Looker) -> Result<Option<Child>> {

@@ -456,6 +456,7 @@ pub fn machine(cpus: u32) -> Inventory {
             id: 0,
             cpus: all,
             memory: Bytes(8 << 30),
+            near: CpuSet::new(),
         }],
         mechanisms: [
             (Mechanism::Cores, Level::Enforced),

@@ -12,7 +12,7 @@ use quell_types::units::{Bytes, LINE_BYTES};
 use crate::cpuinfo::Cpuinfo;
 use crate::error::{Error, Result};
 use crate::root::Files;
-use crate::vm;
+use crate::{node_memory, vm};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const NODES: &str = "/sys/devices/system/node";
@@ -229,28 +229,30 @@ fn cache_size(text: &str) -> Option<Bytes> {
 }
 
 fn nodes(files: &dyn Files, online: &CpuSet) -> Result<Vec<Node>> {
-    let mut found = Vec::new();
-    let mut taken = CpuSet::new();
-    for id in files
-        .cpus(&format!("{NODES}/online"))?
-        .unwrap_or_default()
-        .iter()
-    {
+    let mut found: Vec<Node> = Vec::new();
+    let ids = files.cpus(&format!("{NODES}/online"))?.unwrap_or_default();
+    let all: Vec<u32> = ids.iter().collect();
+    for id in ids.iter() {
         let dir = format!("{NODES}/node{id}");
         let meminfo = files
             .optional(&format!("{dir}/meminfo"))?
             .unwrap_or_default();
         let path = format!("{dir}/cpulist");
         let cpus = files.cpus(&path)?.unwrap_or_default();
-        if !cpus.intersection(&taken).is_empty() {
+        let near = node_memory::near(files, id, &all)?;
+        let near: CpuSet = near.into_iter().filter(|other| *other != id).collect();
+        // Parts of one memory have the same CPUs.
+        let shares =
+            |node: &&Node| !node.near.contains(id) && !node.cpus.intersection(&cpus).is_empty();
+        if found.iter().any(|node| shares(&node)) {
             let wanted = "a list of CPUs that are in no other memory node";
             return Err(Error::malformed(&path, &cpus.to_string(), wanted));
         }
-        taken = taken.union(&cpus);
         found.push(Node {
             id,
             cpus,
             memory: vm::amount(&meminfo, "MemTotal:").unwrap_or_default(),
+            near,
         });
     }
     if found.is_empty() {
@@ -260,6 +262,7 @@ fn nodes(files: &dyn Files, online: &CpuSet) -> Result<Vec<Node>> {
             id: 0,
             cpus: online.clone(),
             memory: vm::amount(&meminfo, "MemTotal:").unwrap_or_default(),
+            near: CpuSet::new(),
         });
     }
     Ok(found)

@@ -7,7 +7,7 @@ use std::path::Path;
 use quell_model::address::{AddressMap, Fields};
 use quell_model::cache::{Cache, Geometry, Policy};
 use quell_model::dram::{OpenRows, Row};
-use quell_types::bits::BitFunctions;
+use quell_types::address::BitFunctions;
 use quell_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 

@@ -230,6 +230,9 @@ impl Lab {
             "-m",
             &format!("{}M", self.guest.memory.0 >> 20),
         ]);
+        if self.guest.nodes > 1 {
+            nodes(command, &self.guest);
+        }
         command.arg("-smp");
         command.arg(format!(
             "{},sockets={sockets},cores={cores},threads={threads}",
@@ -293,6 +296,21 @@ impl Lab {
         words.extend(self.guest.append.iter().cloned());
         command.arg("-append").arg(words.join(" "));
         Ok(())
+    }
+}
+
+/// Memory nodes of equal size. All CPUs belong to the first.
+fn nodes(command: &mut Command, guest: &Guest) {
+    let each = (guest.memory.0 >> 20) / u64::from(guest.nodes);
+    for node in 0..guest.nodes {
+        command.arg("-object");
+        command.arg(format!("memory-backend-ram,id=node{node},size={each}M"));
+        let cpus = match node {
+            0 => format!(",cpus=0-{}", guest.cpus.saturating_sub(1)),
+            _ => String::new(),
+        };
+        command.arg("-numa");
+        command.arg(format!("node,nodeid={node},memdev=node{node}{cpus}"));
     }
 }
 

@@ -9,6 +9,7 @@ pub mod capture;
 pub mod change;
 mod children;
 mod clients;
+pub mod colours;
 mod deputy;
 mod disks;
 pub mod dispatcher;

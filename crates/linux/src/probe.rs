@@ -17,7 +17,9 @@ use quell_plan::inventory::{
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
+use quell_types::partition::{Partitions, SMALL_PAGE, WayPartition};
 
+use crate::colours::{self, Declared};
 use crate::disks;
 
 mod trials;
@@ -35,8 +37,16 @@ pub struct Probed {
     pub tried: Tried,
 }
 
-/// Reads and tries what the machine offers. `measured` is the result of an earlier measurement, if
-/// any.
+/// What is known of the machine beforehand.
+#[derive(Clone, Debug, Default)]
+pub struct Before {
+    /// The result of an earlier measurement.
+    pub measured: Option<Measured>,
+    /// The address map that a person has stated.
+    pub address_map: Option<Declared>,
+}
+
+/// Reads and tries what the machine offers.
 ///
 /// # Errors
 /// Files that cannot be read or make no sense.
@@ -44,8 +54,9 @@ pub fn probe(
     files: &dyn Files,
     trials: &dyn Trials,
     cgroups: &Cgroups,
-    measured: Option<Measured>,
+    before: Before,
 ) -> Result<Probed> {
+    let measured = before.measured;
     let allowed = cgroups.own_cpus(files)?;
     let shape = topology::read(files, allowed.as_ref())?;
     let cpus: CpuSet = shape.cpus.iter().map(|c| c.id).collect();
@@ -79,6 +90,9 @@ pub fn probe(
     // An error here must not hide the rest of the machine.
     .unwrap_or_else(|e| Err(e.to_string()));
     let registers = trials.registers(files);
+    let page = trials.page();
+    let declared = before.address_map.as_ref();
+    let colours = colours::offer(files, declared, &shape.caches, &shape.nodes, page)?;
     let tried = Tried {
         immunity_refused: immunity.clone().err(),
         lock_refused: lock.clone().err(),
@@ -88,16 +102,52 @@ pub fn probe(
         divides,
         registers: Some(registers.clone()),
         counters,
+        page: Some(page).filter(|page| *page != SMALL_PAGE),
     };
-    let meter = match (meter, &time) {
-        (Ok(meter), _) => meter,
-        (Err(_), Ok(())) => MeterKind::Time,
-        (Err(hardware), Err(time)) => MeterKind::None {
-            why: format!("{hardware}; {time}"),
+    let memory = memory(files, cgroups, root, immunity, lock);
+    let meter = meter_kind(meter, &time);
+    let means = means(files, cgroups, root, meter, &time, registers, memory)?;
+    let virtual_machine = shape.identity.hypervisor.is_some();
+    let cpuset = means.cpuset;
+    let mut mechanisms = mechanisms(files, cgroups, &means, &cpus, root, virtual_machine, &offer);
+    for kind in [Mechanism::Sets, Mechanism::Banks] {
+        mechanisms.insert(kind, colours.availability(kind, cpuset, root));
+    }
+    let inventory = Inventory {
+        identity: shape.identity,
+        cpus: shape.cpus,
+        caches: shape.caches,
+        nodes: shape.nodes,
+        mechanisms,
+        means,
+        measured,
+        partitions: Partitions {
+            sets: colours.sets,
+            banks: colours.banks,
+            address_map: colours.known,
+            ..offer.map(|o| o.partitions).unwrap_or_default()
         },
+        simulated: None,
     };
+    Ok(Probed {
+        inventory,
+        counting,
+        tried,
+    })
+}
+
+/// How the mechanisms would be carried out. `clock`: whether CPU time can be counted.
+fn means(
+    files: &dyn Files,
+    cgroups: &Cgroups,
+    root: bool,
+    meter: MeterKind,
+    clock: &std::result::Result<(), String>,
+    registers: std::result::Result<Vec<WayPartition>, String>,
+    memory: MemoryMeans,
+) -> Result<Means> {
     let (movable_irqs, fixed_irqs) = irq::count(files)?;
-    let means = Means {
+    Ok(Means {
         cpuset: cpuset::kind(files, cgroups)?,
         movable_irqs: if root { movable_irqs } else { 0 },
         fixed_irqs: if root {
@@ -107,32 +157,28 @@ pub fn probe(
         },
         workqueue_mask: root && workqueue::mask(files)?.is_some(),
         meter,
-        time_meter: time.is_ok(),
-        brake: brake(files, cgroups, &time),
+        time_meter: clock.is_ok(),
+        brake: brake(files, cgroups, clock),
         brake_in_place: brake_in_place(cgroups),
         cpu_max: root && cgroups.of(Controller::Cpu).is_some(),
         registers,
         counter_users: topology::counter_users(files)?,
-        memory: memory(files, cgroups, root, immunity, lock),
-    };
-    let virtual_machine = shape.identity.hypervisor.is_some();
-    let mechanisms = mechanisms(files, cgroups, &means, &cpus, root, virtual_machine, &offer);
-    let inventory = Inventory {
-        identity: shape.identity,
-        cpus: shape.cpus,
-        caches: shape.caches,
-        nodes: shape.nodes,
-        mechanisms,
-        means,
-        measured,
-        partitions: offer.map(|o| o.partitions).unwrap_or_default(),
-        simulated: None,
-    };
-    Ok(Probed {
-        inventory,
-        counting,
-        tried,
+        memory,
     })
+}
+
+/// What meters, from what hardware and the CPU clock of cgroups answered.
+fn meter_kind(
+    hardware: std::result::Result<MeterKind, String>,
+    time: &std::result::Result<(), String>,
+) -> MeterKind {
+    match (hardware, time) {
+        (Ok(meter), _) => meter,
+        (Err(_), Ok(())) => MeterKind::Time,
+        (Err(hardware), Err(time)) => MeterKind::None {
+            why: format!("{hardware}; {time}"),
+        },
+    }
 }
 
 /// Whether an event that counts was found to count right, if that was measured. The error is the
@@ -326,8 +372,9 @@ fn mechanisms(
                     disks::offered(files, cgroups, mechanism)
                 }
                 Mechanism::Windows => windows(files, means),
-                Mechanism::Sets | Mechanism::Banks => not_built("simulated machine (--on sim)"),
-                Mechanism::Placement => not_built("coarse machine (--on coarse)"),
+                Mechanism::Placement => not_built(),
+                // What the address map offers replaces it.
+                Mechanism::Sets | Mechanism::Banks => no("no address map is known", None),
             };
             (mechanism, found)
         })
@@ -355,9 +402,9 @@ fn windows(files: &dyn Files, means: &Means) -> Availability {
     )
 }
 
-fn not_built(on: &str) -> Availability {
+fn not_built() -> Availability {
     Availability::No {
-        why: format!("not built for Linux yet; it runs on the {on}"),
+        why: "not built for Linux yet; it runs on the coarse machine (--on coarse)".to_owned(),
         lack: Lack::NotBuilt,
         remedy: None,
     }

@@ -9,9 +9,9 @@ use std::hint::black_box;
 mod measure;
 
 use measure::{RUNS, chosen, of_all, rate};
-use quell_model::address::bits;
 use quell_model::cache::{Cache, Geometry, Hierarchy, Inclusion, Index, Level, Policy};
 use quell_model::dram::{Channel, Config, Request, Timing};
+use quell_types::address::bits;
 
 /// Runs `work`, which does `count` things, and prints millions of them per second.
 fn bench(name: &str, what: &str, count: u64, mut work: impl FnMut()) {

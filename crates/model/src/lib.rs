@@ -1,5 +1,6 @@
-//! Models of the memory hierarchy: where an address lies ([`address`]), what a cache contains
-//! ([`cache`]), how long DRAM takes ([`dram`]), what a program demands of caches ([`demand`]).
+//! Models of the memory hierarchy: where an address lies in DRAM ([`address`]), what a cache
+//! contains ([`cache`]), how long DRAM takes ([`dram`]), what a program demands of caches
+//! ([`demand`]).
 //!
 //! Values in, values out: no threads, no I/O, no clock, no randomness. The same calls give the same
 //! answers on every machine. Time is an integer count of picoseconds. After construction, nothing

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use proptest::prelude::*;
-use quell_model::address::{Functions, bits};
 use quell_model::cache::{
     Cache, Fill, Geometry, Hierarchy, Inclusion, Index, Level, Policy, Victim,
 };
+use quell_types::address::{Functions, bits};
 
 #[derive(Clone, Copy)]
 struct Entry {

@@ -78,6 +78,10 @@ pub struct Node {
     pub cpus: CpuSet,
     /// Size of the node's memory.
     pub memory: Bytes,
+    /// Other nodes whose memory is as near to these CPUs: parts of one memory, as `numa=fake`
+    /// makes them.
+    #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+    pub near: CpuSet,
 }
 
 /// Why a mechanism cannot be used, as data.

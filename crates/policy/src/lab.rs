@@ -42,6 +42,11 @@ const LEAST_MEMORY: Bytes = Bytes(256 << 20);
 /// The most CPUs that are accepted: more were not tried.
 const MOST_CPUS: u32 = 64;
 
+/// The most memory nodes, and the least memory of one: less does not hold what the kernel needs of
+/// the first.
+const MOST_NODES: u32 = 8;
+const LEAST_OF_NODE: Bytes = Bytes(128 << 20);
+
 /// The virtual machine of the lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -60,6 +65,9 @@ pub struct Guest {
     pub smt: bool,
     /// Size of its memory. The guest's files are in it, too.
     pub memory: Bytes,
+    /// Number of memory nodes, each with an equal part of the memory. All CPUs belong to the first.
+    #[serde(skip_serializing_if = "is_one")]
+    pub nodes: u32,
     /// Whether cgroup v1 carries the memory controller, next to v2 with all else. It takes a kernel
     /// that has v1's: of Debian's up to 6.1.
     #[serde(skip_serializing_if = "is_false")]
@@ -96,6 +104,14 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn is_one(value: &u32) -> bool {
+    *value == 1
+}
+
 impl Default for Guest {
     fn default() -> Self {
         Self {
@@ -105,6 +121,7 @@ impl Default for Guest {
             sockets: 1,
             smt: false,
             memory: Bytes(1 << 30),
+            nodes: 1,
             memory_v1: false,
             swap: Swap::None,
             swap_size: Bytes(1 << 30),
@@ -162,6 +179,15 @@ impl Guest {
                 "memory",
                 format!("{} do not hold a kernel and its files", self.memory),
                 "give at least 256MiB",
+            );
+        }
+        let (nodes, mib) = (u64::from(self.nodes.max(1)), self.memory.0 >> 20);
+        let few = (1..=MOST_NODES).contains(&self.nodes);
+        if !few || mib % nodes != 0 || mib / nodes < LEAST_OF_NODE.0 >> 20 {
+            say(
+                "nodes",
+                format!("{} are not {} equal nodes", self.memory, self.nodes),
+                "give 1 to 8 nodes of at least 128MiB each, in whole MiB",
             );
         }
         if self.swap != Swap::None && self.swap_size < Bytes(1 << 20) {
@@ -286,6 +312,9 @@ mod tests {
         assert_eq!(keys(&|g| g.cpus = 0), "cpus");
         assert_eq!(keys(&|g| g.sockets = 0), "cpus");
         assert_eq!(keys(&|g| g.memory = Bytes(1 << 20)), "memory");
+        assert_eq!(keys(&|g| g.nodes = 8), "");
+        assert_eq!(keys(&|g| g.nodes = 9), "nodes");
+        assert_eq!(keys(&|g| g.nodes = 0), "nodes");
         assert_eq!(keys(&|g| g.disk_rate = Some(Rate(1000))), "disk-rate");
         let both = keys(&|g| {
             (g.profile, g.accelerator) = (Some("icelake".into()), Accelerator::Kvm);

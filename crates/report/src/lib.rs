@@ -44,6 +44,7 @@ pub use hold::{Ends, closing, holding_line, status_line};
 pub use html::{demo_html, html, profile_html};
 pub use ladder::ladder_text;
 pub use outcome::run_text;
+pub use partitions::colour_lines;
 pub use perfetto::perfetto;
 pub use plan::{plan_steps_text, plan_text};
 pub use profile::profile_text;

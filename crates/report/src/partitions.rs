@@ -3,8 +3,9 @@
 use quell_plan::Setting;
 use quell_plan::deep::{MbaCurve, MbaPoint};
 use quell_plan::inventory::Inventory;
+use quell_types::cpuset::CpuSet;
 use quell_types::partition::{
-    CodeData, ColourChoice, Colouring, Mask, MbaBounds, MbaUnit, WayPartition,
+    CodeData, ColourChoice, Colouring, KnownMap, MapOrigin, Mask, MbaBounds, MbaUnit, WayPartition,
 };
 
 use crate::plan::on;
@@ -17,6 +18,19 @@ pub(crate) fn lines(machine: &Inventory) -> Vec<(&'static str, String)> {
     let mut lines: Vec<(&str, String)> = Vec::new();
     for ways in &partitions.ways {
         lines.push(("ways", ways_of(machine, ways)));
+    }
+    if let Some(map) = &partitions.address_map {
+        lines.push(("address map", origin_of(map)));
+        let of_banks = map.banks.as_ref().map(colours_of);
+        let none = || "pages leave none".to_owned();
+        lines.push(("bank colours", of_banks.unwrap_or_else(none)));
+        if let Some(sets) = &map.sets {
+            let text = format!(
+                "{}; if the index is plain address bits, which is assumed",
+                colours_of(sets)
+            );
+            lines.push(("set colours", text));
+        }
     }
     let kinds = [("sets", &partitions.sets), ("banks", &partitions.banks)];
     for (label, kind) in kinds {
@@ -55,6 +69,39 @@ pub(crate) fn lines(machine: &Inventory) -> Vec<(&'static str, String)> {
         ));
     }
     lines
+}
+
+/// Labels and lines about the colours of pages alone, as `label: line`.
+#[must_use]
+pub fn colour_lines(machine: &Inventory) -> Vec<String> {
+    const LABELS: [&str; 5] = [
+        "address map",
+        "bank colours",
+        "set colours",
+        "sets",
+        "banks",
+    ];
+    let told = lines(machine).into_iter();
+    let told = told.filter(|(label, _)| LABELS.contains(label));
+    told.map(|(label, text)| format!("{label}: {text}"))
+        .collect()
+}
+
+/// Where an address map comes from.
+fn origin_of(map: &KnownMap) -> String {
+    let origin = match map.origin {
+        MapOrigin::Declared => format!("declared in {}", map.from),
+        MapOrigin::Published => format!("declared to be the published one of {}", map.from),
+        MapOrigin::Recovered => "measured on this machine".to_owned(),
+        MapOrigin::Lab => "that of the lab's own processor".to_owned(),
+    };
+    let about = map.about.as_ref();
+    let about = about.map_or_else(String::new, |about| format!(" ({about})"));
+    let shared = match map.shared {
+        0 => String::new(),
+        bits => format!("; banks and cache sets share {}", count(bits, "colour bit")),
+    };
+    format!("{origin}{about}{shared}")
 }
 
 fn mba_of(mba: &MbaBounds, curve: Option<&MbaCurve>) -> String {
@@ -147,9 +194,18 @@ fn colours_of(colours: &Colouring) -> String {
             if plain { "" } else { " (+: exclusive or)" }
         )
     };
+    if !colours.nodes.is_empty() {
+        let nodes: Vec<String> = colours.nodes.iter().map(CpuSet::brief).collect();
+        return format!(
+            "{} of memory nodes ({}){by}",
+            count(colours.count(), "colour"),
+            nodes.join(" | ")
+        );
+    }
     format!(
-        "{} of pages of 4 KiB{by}; large pages have {}",
+        "{} of pages of {} KiB{by}; large pages have {}",
         count(colours.count(), "colour"),
+        colours.page.0 >> 10,
         colours.count_large()
     )
 }
@@ -210,6 +266,16 @@ fn coloured(choices: &[ColourChoice], spill: bool) -> String {
         format!("colour{s} {colours} of {of}")
     });
     let each: Vec<String> = each.collect();
+    let nodes = choices.iter().map(|choice| &choice.nodes);
+    let nodes = nodes.fold(CpuSet::new(), |all, nodes| all.union(nodes));
+    if !nodes.is_empty() {
+        let s = if nodes.len() == 1 { "" } else { "s" };
+        return format!(
+            "take its memory from node{s} {} only: {}",
+            nodes.brief(),
+            each.join(" and ")
+        );
+    }
     let after = if spill {
         "; any other when these are used up, reported"
     } else {
@@ -228,10 +294,8 @@ mod tests {
     #[test]
     fn everything_that_can_be_divided_is_told() {
         let mut machine = sample::machine();
-        let colouring = |functions: &[u64], large| {
-            let functions = functions.iter().map(|f| Mask(*f)).collect();
-            Some(Colouring { functions, large })
-        };
+        let colouring =
+            |functions: &[u64], large| Some(Colouring::of_pages(functions.iter().copied(), large));
         machine.partitions = Partitions {
             ways: vec![WayPartition {
                 level: 3,
@@ -257,6 +321,7 @@ mod tests {
                 with: vec![Mechanism::Sets, Mechanism::Banks],
                 reason: "so it is".to_owned(),
             }],
+            address_map: None,
         };
         let told: Vec<String> = lines(&machine)
             .into_iter()

@@ -14,12 +14,12 @@
 
 use std::collections::VecDeque;
 
-use quell_model::address::Colours;
-use quell_model::address::gf2::Solutions;
+use quell_types::address::Colours;
+use quell_types::address::gf2::Solutions;
+use quell_types::rng::SplitMix;
 
 use crate::access::PAGE_SHIFT;
 use crate::profile::FrameOrder;
-use quell_types::rng::SplitMix;
 
 /// Colours of one kind that the frames of a program may have.
 #[derive(Clone, Debug, PartialEq, Eq)]

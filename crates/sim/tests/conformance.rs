@@ -49,6 +49,7 @@ impl Arm for Simulated {
             divides: Divides::Banks,
             functions: banks.functions.clone(),
             colours: colours.clone(),
+            nodes: CpuSet::new(),
         };
         let gather = Setting::Gather {
             matching: Vec::new(),

@@ -1,12 +1,13 @@
 //! What a machine must show if partitioning is to be studied on it: directions and rough sizes, no
 //! published figures.
 
-use quell_model::address::{AddressMap, Colours, Fields, bits};
+use quell_model::address::{AddressMap, Fields};
 use quell_model::cache::{Geometry, Inclusion, Level, Policy};
 use quell_model::dram::{Config, Timing};
 use quell_sim::frames::{Choice, Frames, Placement, Refused};
 use quell_sim::pattern::{Pattern, Task};
 use quell_sim::{Description, Machine};
+use quell_types::address::{Colours, bits};
 
 const MS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;

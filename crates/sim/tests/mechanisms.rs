@@ -3,13 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use quell_model::address::Colours;
 use quell_sim::Counts;
 use quell_sim::board::Board;
 use quell_sim::frames::{Choice, Frames, Placement, Refused};
 use quell_sim::os::{Os, TaskId};
 use quell_sim::pattern::{Lattice, Pattern};
 use quell_sim::profile::{FrameOrder, Profile};
+use quell_types::address::Colours;
 use quell_types::cpuset::CpuSet;
 use quell_types::units::Nanos;
 

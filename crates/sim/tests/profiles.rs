@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use quell_model::address::Colours;
 use quell_sim::Machine;
 use quell_sim::profile::Profile;
+use quell_types::address::Colours;
 
 const W3530: &str = include_str!("../profiles/xeon-w3530.toml");
 const P4080: &str = include_str!("../profiles/p4080.toml");

@@ -4,7 +4,7 @@
 //! Nothing here reads a clock, a file, an environment variable or a random source: time arrives as
 //! integer nanoseconds ([`units::Nanos`]), randomness as a seeded generator ([`rng::Rng`]).
 
-pub mod bits;
+pub mod address;
 pub mod calendar;
 pub mod cpuset;
 pub mod ids;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpuset::CpuSet;
 use crate::mechanism::Mechanism;
 use crate::text_unit;
-use crate::units::UnitError;
+use crate::units::{Bytes, UnitError};
 
 /// Up to 64 bits: the ways of a cache, or the address bits of a function. Read and written as
 /// `0xf`.
@@ -105,6 +105,47 @@ pub struct Partitions {
     /// What cannot be had together here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exclusions: Vec<Exclusion>,
+    /// What is known of how physical addresses choose sets and banks. Absent: nothing is, or the
+    /// machine is simulated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address_map: Option<KnownMap>,
+}
+
+/// Where the functions of an address map come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MapOrigin {
+    /// A person stated the functions.
+    Declared,
+    /// A person stated that this machine is like one whose map is published.
+    Published,
+    /// The functions were measured on this machine.
+    Recovered,
+    /// The lab's own processor, which has these functions by construction.
+    Lab,
+}
+
+/// An address map, and the colours that follow from it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct KnownMap {
+    /// Where the functions come from.
+    pub origin: MapOrigin,
+    /// Name of the published map, or of the file.
+    pub from: String,
+    /// Which machine, memory modules and firmware setting the map holds for. Absent: not stated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
+    /// Colours of the DRAM banks. Absent: pages of this kernel leave none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub banks: Option<Colouring>,
+    /// Colours of cache sets, if the index is plain address bits: an assumption. Absent: nothing is
+    /// known of the cache, or pages leave none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sets: Option<Colouring>,
+    /// Colour bits that banks and sets share.
+    #[serde(default)]
+    pub shared: u32,
 }
 
 impl Partitions {
@@ -173,7 +214,22 @@ impl CodeData {
     }
 }
 
-/// A kind of page colour, of pages of 4 KiB.
+/// The smallest pages of most kernels.
+pub const SMALL_PAGE: Bytes = Bytes(4 << 10);
+
+const fn small_page() -> Bytes {
+    SMALL_PAGE
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_small_page(size: &Bytes) -> bool {
+    *size == SMALL_PAGE
+}
+
+/// A kind of page colour.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Colouring {
@@ -182,9 +238,36 @@ pub struct Colouring {
     pub functions: Vec<Mask>,
     /// Colour bits that large pages leave.
     pub large: u32,
+    /// The size of a small page.
+    #[serde(default = "small_page", skip_serializing_if = "is_small_page")]
+    pub page: Bytes,
+    /// Where every memory node has one colour: the nodes of each colour, at least one. Empty: a
+    /// colour is chosen page by page.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<CpuSet>,
 }
 
 impl Colouring {
+    /// Colours that are chosen page by page, of pages of 4 KiB. `large` is the number of colour
+    /// bits that large pages leave.
+    #[must_use]
+    pub fn of_pages(functions: impl IntoIterator<Item = u64>, large: u32) -> Self {
+        Self {
+            functions: functions.into_iter().map(Mask).collect(),
+            large,
+            page: SMALL_PAGE,
+            nodes: Vec::new(),
+        }
+    }
+
+    /// The memory nodes that have these colours. Empty where colours are chosen page by page.
+    #[must_use]
+    pub fn nodes_of(&self, colours: &CpuSet) -> CpuSet {
+        let of = |colour: u32| self.nodes.get(colour as usize);
+        let all = colours.iter().filter_map(of);
+        all.fold(CpuSet::new(), |all, nodes| all.union(nodes))
+    }
+
     /// The number of colours that small pages have.
     #[must_use]
     pub fn count(&self) -> u32 {
@@ -318,6 +401,9 @@ pub struct ColourChoice {
     pub functions: Vec<Mask>,
     /// The colours that pages may have.
     pub colours: CpuSet,
+    /// The memory nodes that have these colours. Empty: pages are chosen one by one.
+    #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+    pub nodes: CpuSet,
 }
 
 #[cfg(test)]
@@ -342,10 +428,7 @@ mod tests {
 
     #[test]
     fn colours_of_one_kind_reach_those_that_share_their_bits() {
-        let kind = |functions: &[u64]| Colouring {
-            functions: functions.iter().map(|f| Mask(*f)).collect(),
-            large: 0,
-        };
+        let kind = |functions: &[u64]| Colouring::of_pages(functions.iter().copied(), 0);
         let set = |text: &str| text.parse::<CpuSet>().unwrap();
         let banks = kind(&[1 << 12, 1 << 13, 1 << 19, 1 << 20]);
         let joint = kind(&[1 << 12, 1 << 13]);

@@ -7,7 +7,6 @@
 //! Lines may be confined to DRAM banks by their physical address. Then as much memory is taken as
 //! the banks' share requires, and lines in other banks remain unused.
 
-use std::path::Path;
 use std::ptr;
 
 use quell_policy::workload::{Access, Banks, Order, Pages};
@@ -18,6 +17,7 @@ use crate::latency::{SEED, access_bytes, lines};
 use crate::memory::{Buffer, Granted};
 use crate::node::{Node, lay, step};
 use crate::pagemap;
+use crate::procfs::live;
 use crate::resolved::Placed;
 
 /// Extra memory beyond the banks' share: a quarter of it, because frames are not handed out evenly.
@@ -133,7 +133,7 @@ fn in_banks(wanted: u32, pages: Pages, banks: &Banks) -> Result<(Buffer, Vec<u32
     let buffer = Buffer::new(Bytes(size), pages)?;
     let page = rustix::param::page_size();
     let count = buffer.len().div_ceil(page);
-    let frames = pagemap::addresses(Path::new("/proc"), buffer.start().addr(), count, page)?;
+    let frames = pagemap::addresses(&live(), buffer.start().addr(), count, page)?;
     let mut found = matching(&frames, page as u64, banks);
     found.retain(|line| (*line as usize) < buffer.len() / LINE_BYTES as usize);
     let placed = Placed {
@@ -278,7 +278,7 @@ mod tests {
         let nodes: BTreeSet<usize> = rounds(&mut lists).into_iter().flatten().collect();
         assert_eq!(nodes.len() as u64, size.0 / 64);
         for node in nodes {
-            let page = pagemap::addresses(Path::new("/proc"), node, 1, 4096).unwrap()[0];
+            let page = pagemap::addresses(&live(), node, 1, 4096).unwrap()[0];
             assert!(banks.wants(page + node as u64 % 4096));
         }
         let placed = lists.placed().unwrap();

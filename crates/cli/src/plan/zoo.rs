@@ -264,7 +264,7 @@ fn the_common_policy_takes_twenty_lines_of_eighty_columns() {
         let whole = printed(&plan, Some(Path::new("policy.toml")), true, eighty());
         assert!(whole.lines().any(|l| l == "Steps"), "{name}:\n{whole}");
     }
-    assert_eq!(planned, 9, "all machines but the container");
+    assert_eq!(planned, 10, "all machines but the container");
 }
 
 /// Removes a dotted key, if it is there.
@@ -411,5 +411,5 @@ fn every_example_plans_where_the_mechanism_is() {
         std::fs::write(&file, &page).unwrap();
     }
     assert_eq!(std::fs::read_to_string(&file).unwrap_or_default(), page);
-    assert!(refused < 36, "{refused}");
+    assert!(refused < 48, "{refused}");
 }

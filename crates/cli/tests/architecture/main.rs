@@ -71,7 +71,7 @@ const RULES: [Rule; 4] = [
 /// used has to go.
 const CRATES: [(&str, &[&str]); 18] = [
     ("types", &[]),
-    ("model", &[]),
+    ("model", &["types"]),
     ("client", &[]),
     ("control", &["types"]),
     ("policy", &["types"]),

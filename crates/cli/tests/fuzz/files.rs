@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use quell_lab::profile::Profile as Processor;
 use quell_linux::capture::Capture;
+use quell_linux::colours::{self, stored::Stored};
 use quell_linux::journal::{self, Header, Journal};
 use quell_linux::lease::{Lease, MOST_CPUS};
 use quell_plan::Plan;
@@ -25,8 +26,11 @@ use quell_sim::board::Board;
 use quell_sim::pattern::Replay;
 use quell_sim::profile::Profile as Machine;
 use quell_sim::trace::{Reader, Record, Writer, import_lackey};
+use quell_types::address::{BankMap, BitFunctions};
 use quell_types::journal::Undo;
+use quell_types::rng::SplitMix;
 use quell_types::task::TaskId;
+use quell_types::units::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -305,6 +309,60 @@ pub fn a_plan() -> &'static Plan {
 /// The first of the machines.
 pub fn a_machine() -> &'static Inventory {
     &machines()[0]
+}
+
+/// A map is written so that it reads the same, and pages of different colours share no bank.
+pub fn address_map(input: &[u8]) -> Result<bool, String> {
+    let text = text(input);
+    let mut known = false;
+    if let Ok(functions) = BitFunctions::line(&text) {
+        same_json(&functions)?;
+        known = true;
+    }
+    if let Ok(map) = BankMap::parse(&text) {
+        let written = map.to_string();
+        if BankMap::parse(&written).as_ref() != Ok(&map) {
+            return Err(format!("{map:?} is written as {written:?}"));
+        }
+        same_json(&map)?;
+        shares_no_bank(&map)?;
+        known = true;
+    }
+    if let Ok(stored) = Stored::parse(&text) {
+        let written = stored.text()?;
+        if Stored::parse(&written).as_ref() != Ok(&stored) {
+            return Err(format!("{stored:?} is written as {written:?}"));
+        }
+        let machine = a_machine();
+        if let Ok(map) = stored.on(machine) {
+            let (caches, nodes) = (&machine.caches, &machine.nodes);
+            let files = quell_kernel::root::Kernel::at("/nowhere");
+            let _ = colours::offer(&files, Some(&map), caches, nodes, Bytes(4096));
+        }
+        known = true;
+    }
+    Ok(known)
+}
+
+fn shares_no_bank(map: &BankMap) -> Result<(), String> {
+    let mut random = SplitMix::new(7);
+    for shift in [12, 14, 16, 21] {
+        let colours = map.colours(shift, (1 << 52) - 1);
+        let mut seen: BTreeMap<(usize, u64), u64> = BTreeMap::new();
+        for _ in 0..200 {
+            let address = random.below(1 << 52);
+            let colour = colours.of_frame(address >> shift);
+            let bank = map.bank(address);
+            let first = *seen.entry(bank).or_insert(colour);
+            if first != colour {
+                let text = map.to_string();
+                return Err(format!(
+                    "{text:?}: bank {bank:?} has colours {first} and {colour}"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 pub fn trace(input: &[u8]) -> Result<bool, String> {

@@ -11,8 +11,8 @@ use quell_kernel::resctrl::{Resctrl, Schemata, groups, info, locked, processor, 
 use quell_kernel::root::{Files, parse_mask};
 use quell_kernel::tasks::{self, Matcher};
 use quell_kernel::{
-    cached_file, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, msr, oom, pmu, procfs,
-    psi, remaining, self_usage, sysctl, topology, value, vm, workqueue,
+    cached_file, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, maps, msr, node_memory,
+    oom, pmu, procfs, psi, remaining, self_usage, sysctl, topology, value, vm, workqueue,
 };
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
@@ -117,6 +117,7 @@ fn processes(files: &Everywhere) {
     let _ = procfs::boot_id(files);
     let _ = procfs::alive(files, TaskId { pid: 1, start: 1 });
     let _ = procfs::ancestry(files, 1);
+    let _ = maps::of(files, 1);
     let _ = oom::score(files, 1);
     let _ = oom::adjustment(files, 1);
     let _ = self_usage::own(files);
@@ -162,6 +163,8 @@ fn machine(files: &Everywhere, says: &str) {
     let _ = vm::huge_pages(files, 1 << 21);
     let _ = vm::watermarks(files);
     let _ = vm::paging(says);
+    let _ = node_memory::ranges(files, 4096);
+    let _ = node_memory::near(files, 1, &[0, 1]);
     let _ = psi::read(files, "/proc/pressure/memory");
     let _ = psi::totals("/x", says);
     let _ = psi::is_reported(files);

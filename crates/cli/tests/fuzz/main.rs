@@ -46,6 +46,7 @@ const TARGETS: &[Target] = &[
     Target { name: "machine_profile", reads: "profiles of simulated machines", seeds: seeds::machine_profiles, check: files::machine_profile, few: 200 },
     Target { name: "processor_profile", reads: "profiles of the lab's processors", seeds: seeds::processor_profiles, check: files::processor_profile, few: 300 },
     Target { name: "capture", reads: "captured machines, and probes and plans on them", seeds: seeds::captures, check: files::capture, few: 100 },
+    Target { name: "address_map", reads: "address maps, and which one was declared", seeds: seeds::address_maps, check: files::address_map, few: 1_000 },
     // Files that Quell writes, and reads again.
     Target { name: "lying_machine", reads: "captured machines whose files say something else", seeds: seeds::lies, check: files::lying_machine, few: 100 },
     Target { name: "inventory", reads: "`doctor --json`, and plans on it", seeds: seeds::inventories, check: files::inventory, few: 100 },
@@ -80,7 +81,7 @@ macro_rules! tests {
 
 tests! {
     quantities sets task_match pattern generator lab_key
-    policy experiment machine_profile processor_profile capture
+    policy experiment machine_profile processor_profile capture address_map
     lying_machine inventory journal lease record run_state trace lackey
     kernel_file schemata session
 }

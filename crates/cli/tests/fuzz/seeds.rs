@@ -8,9 +8,13 @@ use std::sync::OnceLock;
 use quell_client::Reader;
 use quell_client::layout::SIZE;
 use quell_lab::profile::BUILT_IN;
+use quell_linux::colours::Declared;
+use quell_linux::colours::stored::Stored;
 use quell_linux::lease::{FILE, Lease};
 use quell_sim::trace::{Kind, Record, Writer};
+use quell_types::address::{BankMap, BitFunctions};
 use quell_types::journal::Undo;
+use quell_types::partition::MapOrigin;
 use quell_types::task::TaskId;
 use quell_types::units::Nanos;
 
@@ -148,6 +152,29 @@ pub fn experiments() -> Vec<Vec<u8>> {
 
 pub fn captures() -> Vec<Vec<u8>> {
     of("tests/machines")
+}
+
+/// Maps of one region and of several, and the file of a declared one.
+pub fn address_maps() -> Vec<Vec<u8>> {
+    let machine = files::a_machine();
+    let declared = Declared {
+        origin: MapOrigin::Declared,
+        from: "map.txt".to_owned(),
+        about: None,
+        map: BankMap::parse("12\n30 31").unwrap(),
+        sets: BitFunctions::line("6-16").ok(),
+    };
+    let stored = Stored::new(machine, declared).text().unwrap();
+    let mut all = each(&[
+        "14 18",
+        "6-11",
+        "0x7800",
+        "14 18\n15 19 # a bit\n\n8 9 12 13 14 15\n",
+        "region\nselector 0 6\nselector 0 16\n14 19\n15 20\nregion\nselector 0 6\nselector 1 16\n14 18\nregion\nselector 1 6\n14 17\n",
+        "region 0x40 0x0\n13\nregion 0x40 0x40\n14\n15\n",
+    ]);
+    all.push(stored.into_bytes());
+    all
 }
 
 pub fn machine_profiles() -> Vec<Vec<u8>> {
@@ -379,6 +406,9 @@ pub fn kernel_files() -> Vec<Vec<u8>> {
         "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
         "MemTotal:       24684084 kB\nMemFree:        23055652 kB\nMemAvailable:   23668632 kB\nSwapTotal:  0 kB\n",
         "Node 0, zone   Normal\n  pages free     1\n        min      21\n        low      26\n        high     31\n",
+        "Node 0, zone    DMA32\n        spanned  258048\n        present  258048\n  start_pfn:           4096\nNode 1, zone   Normal\n        spanned  9\n  start_pfn:           300000\n",
+        "10 21\n",
+        "55d0c000-55d0d000 r-xp 00001000 08:01 1234   /usr/bin/a\n7f000000-7f100000 rw-s 00000000 00:01 9 /dev/zero (deleted)\n7ffc0000-7ffe0000 rw-p 00000000 00:00 0 [stack]\n",
         "7f0000000000-7f0000200000 rw-p 00000000 00:00 0 \nSize:               2048 kB\nAnonHugePages:      2048 kB\n",
         "anon 1\nfile 20\nshmem 4\nfile_mapped 5\nactive_file 6\nunevictable 7\nworkingset_refault_file 9\n",
         "low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\n",

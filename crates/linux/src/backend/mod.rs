@@ -24,6 +24,7 @@ use quell_types::ids::REST;
 use quell_types::options::OnDrift;
 use quell_types::units::Nanos;
 
+use crate::colours::Declared;
 use crate::enforce::{Enforcer, Enforcers};
 use crate::host::{Groups, Host};
 
@@ -72,6 +73,11 @@ impl Linux {
     /// Takes over what an earlier run measured on this machine.
     pub fn measured(&mut self, measured: Measured) {
         self.host.measured(measured);
+    }
+
+    /// Takes over the address map that a person has stated for this machine.
+    pub fn address_map(&mut self, declared: Declared) {
+        self.host.address_map(declared);
     }
 
     /// Ends the hold: everything is reverted, and the watchdog ends.

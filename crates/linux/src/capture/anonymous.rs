@@ -127,6 +127,12 @@ pub(super) fn anonymous(seen: BTreeMap<String, File>, host: &str) -> BTreeMap<St
                     let kind = line.split(' ').next()?;
                     Some(format!("{kind} avg10=0.00 avg60=0.00 avg300=0.00 total=0"))
                 }),
+                // Where memory lies, without how much of it is used.
+                "/proc/zoneinfo" => lines(text, |line| {
+                    let word = line.split_ascii_whitespace().next()?;
+                    let told = ["Node", "spanned", "start_pfn:"].contains(&word);
+                    told.then(|| line.to_owned())
+                }),
                 _ if path.ends_with("/meminfo") => lines(text, |line| {
                     line.contains("MemTotal:").then(|| line.to_owned())
                 }),

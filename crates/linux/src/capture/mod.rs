@@ -7,6 +7,10 @@
 //! [tried]                       # what no file says
 //! root     = true
 //! counters = ["cpu/LONGEST_LAT_CACHE.MISS"]
+//! [address-map]                 # if one was declared
+//! origin   = "declared"
+//! from     = "map.txt"
+//! map      = "14 18\n15 19"
 //! [files]                       # what is not listed is not there
 //! "/sys/devices/system/cpu/online" = "0-3"
 //! "/sys/devices/system/cpu/cpu{0-3}/topology/physical_package_id" = "0"
@@ -40,7 +44,10 @@ use quell_kernel::cgroup::Cgroups;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::root::{Files, Kernel, gone};
 
+use crate::colours::Declared;
 use crate::probe::{self, Live, Tried};
+
+pub use crate::probe::Before;
 
 /// Name and version of the format, as in [`Capture::schema`].
 pub const SCHEMA: &str = "quell.capture/1";
@@ -63,6 +70,9 @@ pub struct Capture {
     /// Rates and counters measured on that machine. `None` where nothing was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
+    /// The address map that was declared for that machine. `None` where none was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_map: Option<Declared>,
     /// The files, by path or by pattern with braces.
     #[serde(default, skip_serializing)]
     files: BTreeMap<String, Entry>,
@@ -101,14 +111,15 @@ const ERRORS: [(&str, i32); 6] = [
 ///
 /// # Errors
 /// As the probe.
-pub fn take(measured: Option<Measured>) -> Result<Capture> {
+pub fn take(before: Before) -> Result<Capture> {
     let kernel = Kernel::new()?;
     let recorder = Recorder {
         kernel: &kernel,
         seen: Mutex::default(),
     };
     let cgroups = Cgroups::discover(&recorder)?;
-    let probed = probe::probe(&recorder, &Live, &cgroups, measured)?;
+    let address_map = before.address_map.clone();
+    let probed = probe::probe(&recorder, &Live, &cgroups, before)?;
     let mut seen = recorder
         .seen
         .into_inner()
@@ -125,6 +136,7 @@ pub fn take(measured: Option<Measured>) -> Result<Capture> {
         note: None,
         tried: probed.tried,
         measured: probed.inventory.measured,
+        address_map,
         files: folded(seen),
     })
 }
@@ -153,7 +165,11 @@ impl Capture {
     pub fn inventory(&self) -> Result<Inventory> {
         let files = self.machine().map_err(Error::refused)?;
         let cgroups = Cgroups::discover(&files)?;
-        let probed = probe::probe(&files, &self.tried, &cgroups, self.measured.clone())?;
+        let before = Before {
+            measured: self.measured.clone(),
+            address_map: self.address_map.clone(),
+        };
+        let probed = probe::probe(&files, &self.tried, &cgroups, before)?;
         Ok(probed.inventory)
     }
 

@@ -92,11 +92,11 @@ fn this_machine_captured_written_and_read_is_this_machine() {
     let Ok(kernel) = Kernel::new() else {
         return eprintln!("SKIPPED: no /proc or /sys here");
     };
-    let text = take(None).unwrap().to_string();
+    let text = take(Before::default()).unwrap().to_string();
     let read = Capture::parse(&text).unwrap();
     assert_eq!(read.to_string(), text, "written as it was read");
     let cgroups = Cgroups::discover(&kernel).unwrap();
-    let live = probe::probe(&kernel, &Live, &cgroups, None).unwrap();
+    let live = probe::probe(&kernel, &Live, &cgroups, Before::default()).unwrap();
     let captured = read.inventory().unwrap();
     let name = rustix::system::uname();
     let name = name.nodename().to_string_lossy();

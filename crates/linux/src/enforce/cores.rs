@@ -24,7 +24,8 @@ use quell_types::ids::REST;
 use quell_types::journal::Undo;
 
 use super::affinity::{self, Keep};
-use super::{Applied, Enforcer, narrow};
+use super::narrow::{self, What};
+use super::{Applied, Enforcer};
 use crate::change::JournaledWriter;
 use crate::fault;
 use crate::group_cgroups::{self, CgroupDir, GroupCgroups};
@@ -137,7 +138,7 @@ pub fn confine(
     let mut partitions = 0;
     for place in &places {
         if place.hierarchy.version == Version::V1 && !place.ours {
-            let tree = narrow::narrowing(writer.files, &place.dir, cpus, &[])?;
+            let tree = narrow::narrowing(writer.files, &place.dir, What::Cpus, cpus, &[])?;
             narrow::apply(writer, &tree)?;
             continue;
         }
@@ -321,7 +322,7 @@ pub fn confine_rest(
     if hierarchy.version == Version::V2 {
         writer.enable(&hierarchy.mount, Controller::Cpuset.name())?;
     }
-    narrow::others(writer, hierarchy, cpus, &kept, &mut notes)?;
+    narrow::others(writer, hierarchy, What::Cpus, cpus, &kept, &mut notes)?;
     let rest = GroupCgroups::create(writer, cgroups, REST, &[Controller::Cpuset])?;
     for place in &rest.places {
         let mems = effective_mems(writer.files, hierarchy, &hierarchy.mount)?.unwrap_or_default();
@@ -337,7 +338,7 @@ pub fn confine_rest(
 /// Moves the tasks of the root cgroup to `rest`, again and again until none is left that can be
 /// moved. The first move waits for the kernel's grace period (about 10 ms). Moves right after it do
 /// not.
-fn move_root(
+pub(super) fn move_root(
     writer: &mut JournaledWriter<'_>,
     rest: &CgroupDir,
     top: &CpuSet,

@@ -9,7 +9,7 @@ use quell_record::about::About;
 use quell_record::backend::Observation;
 use quell_types::task::TaskMatch;
 
-use super::{cores, cpumax, io, weight};
+use super::{cores, cpumax, io, nodes, weight};
 use crate::group_cgroups::GroupCgroups;
 use crate::host::{Host, finding};
 
@@ -69,6 +69,10 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
             Setting::CpuMax { share, period } => {
                 let limited = cpumax::limit(&mut writer, cgroups, &late, *share, *period)?;
                 notes.extend(limited);
+            }
+            set if nodes::of(set).is_some() => {
+                let mems = nodes::of(set).unwrap_or_default();
+                nodes::take(&mut writer, cgroups, &late, &mems)?;
             }
             set if io::is_own(set) => {
                 for cgroup in &named {

@@ -28,6 +28,7 @@ mod late;
 pub mod memory;
 mod narrow;
 mod nesting;
+pub mod nodes;
 mod pressure;
 pub mod quiet;
 pub mod registers;
@@ -102,6 +103,7 @@ impl Enforcers {
                 Box::new(immunity::Immunity::default()),
                 Box::new(files::LockedFiles::default()),
                 Box::new(cores::Cores),
+                Box::new(nodes::Nodes::default()),
                 Box::new(quiet::Quiet),
                 Box::new(weight::Weight),
                 Box::new(cpumax::CpuMax),

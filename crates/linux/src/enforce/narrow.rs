@@ -10,23 +10,35 @@ use quell_types::ids::REST;
 use crate::change::JournaledWriter;
 use crate::group_cgroups::{LOW_SLICE, SLICE};
 
+/// What of a cpuset is narrowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The CPUs that its tasks run on.
+    Cpus,
+    /// The nodes that its tasks have memory from.
+    Mems,
+}
+
+impl What {
+    /// The file of a cpuset.
+    fn file(self, dir: &str) -> String {
+        match self {
+            Self::Cpus => format!("{dir}/cpuset.cpus"),
+            Self::Mems => format!("{dir}/cpuset.mems"),
+        }
+    }
+}
+
 /// Narrows every cgroup directly below the root, and in Quell's slices, that is not kept.
 pub fn others(
     writer: &mut JournaledWriter<'_>,
     hierarchy: &Hierarchy,
-    cpus: &CpuSet,
+    what: What,
+    allowed: &CpuSet,
     kept: &[String],
     notes: &mut Vec<String>,
 ) -> Result<()> {
-    let slices = [SLICE, LOW_SLICE].map(|slice| format!("{}/{slice}", hierarchy.mount));
-    let rest = format!("{}/{REST}", slices[0]);
-    let mut others = children(writer.files, &hierarchy.mount)?;
-    others.retain(|d| !slices.contains(d));
-    for slice in slices.iter().filter(|s| writer.files.exists(s)) {
-        others.extend(children(writer.files, slice)?);
-    }
-    others.retain(|d| *d != rest);
-    for dir in others {
+    for dir in top(writer.files, hierarchy)? {
         let inside = |k: &String| k.starts_with(&format!("{dir}/"));
         if kept.iter().any(inside) && !tasks_in(writer.files, &dir).unwrap_or_default().is_empty() {
             notes.push(format!(
@@ -35,20 +47,35 @@ pub fn others(
         }
         match hierarchy.version {
             Version::V1 => {
-                let tree = narrowing(writer.files, &dir, cpus, kept)?;
+                let tree = narrowing(writer.files, &dir, what, allowed, kept)?;
                 apply(writer, &tree)?;
             }
-            Version::V2 => narrow_v2(writer, &dir, cpus, kept)?,
+            Version::V2 => narrow_v2(writer, &dir, what, allowed, kept)?,
         }
     }
     Ok(())
+}
+
+/// Every cgroup directly below the root, and in Quell's slices, except that of the tasks of no
+/// group.
+pub fn top(files: &dyn Files, hierarchy: &Hierarchy) -> Result<Vec<String>> {
+    let slices = [SLICE, LOW_SLICE].map(|slice| format!("{}/{slice}", hierarchy.mount));
+    let rest = format!("{}/{REST}", slices[0]);
+    let mut found = children(files, &hierarchy.mount)?;
+    found.retain(|d| !slices.contains(d));
+    for slice in slices.iter().filter(|s| files.exists(s)) {
+        found.extend(children(files, slice)?);
+    }
+    found.retain(|d| *d != rest);
+    Ok(found)
 }
 
 /// On v2 children inherit. Narrowing the highest cgroup that has no kept one below it is enough.
 fn narrow_v2(
     writer: &mut JournaledWriter<'_>,
     dir: &str,
-    cpus: &CpuSet,
+    what: What,
+    allowed: &CpuSet,
     kept: &[String],
 ) -> Result<()> {
     if kept.iter().any(|k| k == dir) {
@@ -56,17 +83,26 @@ fn narrow_v2(
     }
     if kept.iter().any(|k| k.starts_with(&format!("{dir}/"))) {
         for child in children(writer.files, dir)? {
-            narrow_v2(writer, &child, cpus, kept)?;
+            narrow_v2(writer, &child, what, allowed, kept)?;
         }
         return Ok(());
     }
-    let path = format!("{dir}/cpuset.cpus");
+    let path = what.file(dir);
     let Some(own) = writer.files.cpus(&path)? else {
         return Ok(());
     };
-    let allowed = own.intersection(cpus);
-    let new = if allowed.is_empty() { cpus } else { &allowed };
-    writer.set(&path, &new.to_string())?;
+    let common = own.intersection(allowed);
+    let new = if common.is_empty() { allowed } else { &common };
+    put(writer, what, &path, new)
+}
+
+/// Sets a list. Memory is migrated meanwhile, which may take long.
+fn put(writer: &mut JournaledWriter<'_>, what: What, path: &str, list: &CpuSet) -> Result<()> {
+    let text = list.to_string();
+    match what {
+        What::Cpus => writer.set(path, &text)?,
+        What::Mems => writer.set_slowly(path, &text)?,
+    };
     Ok(())
 }
 
@@ -82,30 +118,32 @@ fn children(files: &dyn Files, dir: &str) -> Result<Vec<String>> {
 /// A cpuset to be narrowed, in a list with parents before children.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Narrow {
+    what: What,
     path: String,
     now: CpuSet,
     target: CpuSet,
 }
 
-/// The changes that narrow a v1 tree to `cpus`. A child has to stay within its parent. So a cpuset
-/// that has none of the allowed CPUs gets all that its parent keeps. A cpuset with a kept one below
-/// it is not narrowed itself.
+/// The changes that narrow a v1 tree to what is allowed. A child has to stay within its parent. So
+/// a cpuset that has nothing of what is allowed gets all that its parent keeps. A cpuset with a
+/// kept one below it is not narrowed itself.
 pub fn narrowing(
     files: &dyn Files,
     dir: &str,
-    cpus: &CpuSet,
+    what: What,
+    allowed: &CpuSet,
     kept: &[String],
 ) -> Result<Vec<Narrow>> {
     let mut tree = Vec::new();
-    let mut open = vec![(dir.to_owned(), cpus.clone())];
+    let mut open = vec![(dir.to_owned(), allowed.clone())];
     while let Some((dir, allowed)) = open.pop() {
         if kept.contains(&dir) {
             continue;
         }
-        let path = format!("{dir}/cpuset.cpus");
+        let path = what.file(&dir);
         let now = files.cpus(&path)?.unwrap_or_default();
         if now.is_empty() {
-            // It was never given CPUs, so neither it nor its children have tasks.
+            // It was never given any, so neither it nor its children have tasks.
             continue;
         }
         let below = children(files, &dir)?;
@@ -117,7 +155,12 @@ pub fn narrowing(
         let target = if common.is_empty() { allowed } else { common };
         open.extend(below.into_iter().map(|child| (child, target.clone())));
         if now != target {
-            tree.push(Narrow { path, now, target });
+            tree.push(Narrow {
+                what,
+                path,
+                now,
+                target,
+            });
         }
     }
     Ok(tree)
@@ -128,10 +171,10 @@ pub fn narrowing(
 /// holds in reverse, too, when the changes are reverted.
 pub fn apply(writer: &mut JournaledWriter<'_>, tree: &[Narrow]) -> Result<()> {
     for node in tree.iter().filter(|n| !n.target.is_subset(&n.now)) {
-        writer.set(&node.path, &node.now.union(&node.target).to_string())?;
+        put(writer, node.what, &node.path, &node.now.union(&node.target))?;
     }
     for node in tree.iter().rev() {
-        writer.set(&node.path, &node.target.to_string())?;
+        put(writer, node.what, &node.path, &node.target)?;
     }
     Ok(())
 }
@@ -160,7 +203,7 @@ mod tests {
 
     fn plan(kernel: &Kernel, cpus: &str, kept: &[&str]) -> Vec<(String, String)> {
         let kept: Vec<String> = kept.iter().map(|k| (*k).to_owned()).collect();
-        let plan = narrowing(kernel, "/cs/a", &set(cpus), &kept).unwrap();
+        let plan = narrowing(kernel, "/cs/a", What::Cpus, &set(cpus), &kept).unwrap();
         plan.into_iter()
             .map(|n| (n.path, n.target.to_string()))
             .collect()

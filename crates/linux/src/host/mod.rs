@@ -20,7 +20,8 @@ use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::Bytes;
 
 use crate::change::JournaledWriter;
-use crate::probe;
+use crate::colours::Declared;
+use crate::probe::{self, Before};
 use crate::resident::KeeperCommand;
 use crate::session::{Session, WatchdogCommand};
 
@@ -48,7 +49,7 @@ pub struct Tools {
 /// What is known of the machine so far.
 #[derive(Default)]
 struct Known {
-    measured: Option<Measured>,
+    before: Before,
     inventory: Option<Inventory>,
     counting: Vec<Counting>,
 }
@@ -86,8 +87,14 @@ impl Host {
 
     /// Takes over what an earlier run measured on this machine.
     pub fn measured(&mut self, measured: Measured) {
-        self.known.measured = Some(measured);
+        self.known.before.measured = Some(measured);
         // Which events can meter depends on it.
+        self.known.inventory = None;
+    }
+
+    /// Takes over the address map that a person has stated for this machine.
+    pub fn address_map(&mut self, declared: Declared) {
+        self.known.before.address_map = Some(declared);
         self.known.inventory = None;
     }
 
@@ -97,7 +104,7 @@ impl Host {
                 &self.files,
                 &probe::Live,
                 &self.cgroups,
-                self.known.measured.clone(),
+                self.known.before.clone(),
             )?;
             self.known.counting = probed.counting;
             self.known.inventory = Some(probed.inventory);

@@ -7,8 +7,10 @@ use quell_kernel::pmu::{self, Named, Pmu};
 use quell_kernel::root::Files;
 use quell_kernel::{oom, resctrl, rt};
 use quell_plan::inventory::unknown_registers;
-use quell_types::partition::{Partitions, WayPartition};
-use serde::{Deserialize, Serialize};
+use quell_types::partition::{Partitions, SMALL_PAGE, WayPartition};
+use quell_types::units::Bytes;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::resident;
 
@@ -30,6 +32,8 @@ pub trait Trials {
     fn divides(&self, files: &dyn Files) -> Option<Partitions>;
     /// What registers divide while resctrl is not mounted. The error is the reason, and what to do.
     fn registers(&self, files: &dyn Files) -> Result<Vec<WayPartition>, String>;
+    /// The size of the kernel's small pages.
+    fn page(&self) -> Bytes;
 }
 
 /// The results of trying.
@@ -61,6 +65,21 @@ pub struct Tried {
     /// Events that were seen to count, as `pmu/event`.
     #[serde(default)]
     pub counters: Vec<String>,
+    /// The size of the kernel's small pages: a power of two from 4 KiB to 64 KiB. `None`: 4 KiB.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "small_page"
+    )]
+    pub page: Option<Bytes>,
+}
+
+/// Reads a page size that kernels have.
+fn small_page<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes>, D::Error> {
+    let page = Bytes::deserialize(deserializer)?;
+    let known = page.0.is_power_of_two() && (4 << 10..=64 << 10).contains(&page.0);
+    let wrong = || D::Error::custom(format!("pages of {page}: kernels have 4KiB to 64KiB"));
+    known.then_some(Some(page)).ok_or_else(wrong)
 }
 
 impl Trials for Tried {
@@ -90,6 +109,10 @@ impl Trials for Tried {
 
     fn registers(&self, _: &dyn Files) -> Result<Vec<WayPartition>, String> {
         self.registers.clone().unwrap_or_else(unknown_registers)
+    }
+
+    fn page(&self) -> Bytes {
+        self.page.unwrap_or(SMALL_PAGE)
     }
 }
 
@@ -131,5 +154,9 @@ impl Trials for Live {
 
     fn registers(&self, files: &dyn Files) -> Result<Vec<WayPartition>, String> {
         resctrl::offer::by_registers(files).map_err(|e| e.to_string())
+    }
+
+    fn page(&self) -> Bytes {
+        Bytes(rustix::param::page_size() as u64)
     }
 }

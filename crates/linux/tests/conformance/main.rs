@@ -22,6 +22,7 @@ mod locked;
 mod memory;
 mod model;
 mod model_memory;
+mod nodes;
 mod partitions;
 mod resctrl;
 

@@ -28,8 +28,9 @@ pub use hierarchy::{Hierarchy, Inclusion, Level};
 pub use policy::Policy;
 pub use stack::{Stack, Traffic};
 
+use quell_types::address::Functions;
+
 use crate::Invalid;
-use crate::address::Functions;
 use policy::Replacement;
 use tags::Tags;
 
@@ -39,7 +40,7 @@ pub enum Index {
     /// The line number modulo so many sets. For a power of two these are plain address bits.
     Sets(u64),
     /// Set and slice by XOR functions of the physical address (masks, least significant bit first;
-    /// see [`crate::address`]). Without slices `slice` is empty.
+    /// see [`quell_types::address`]). Without slices `slice` is empty.
     Functions {
         /// Masks of the set index within the slice.
         set: Vec<u64>,

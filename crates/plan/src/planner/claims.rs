@@ -18,6 +18,7 @@ use super::allot::Want;
 use super::amounts::{at_level, cache, exist, parts_of, size_of};
 use super::division::{Ask, BOTH, Claim, Claims, Form, Kind, Refused, colouring};
 use super::draft::Draft;
+use super::nodes;
 use super::words::division as words;
 
 /// Reads what all groups want. Refuses what cannot be had.
@@ -285,7 +286,7 @@ fn missing(draft: &Draft<'_>, ask: &Ask<'_>) -> Option<Refused> {
     let why = match draft.unavailable(ask.mechanism).or_else(masks) {
         Some(why) => why,
         None if !there => words::does_not_tell(ask.mechanism),
-        None => return None,
+        None => return nodes::refused(draft, ask.mechanism, ask.key()),
     };
     if let Form::Cache(CacheWanted {
         form: CacheForm::Locked(size) | CacheForm::Size(size),

@@ -168,10 +168,12 @@ impl Draft<'_> {
         }
     }
 
-    /// The memory nodes of CPUs.
+    /// The memory nodes of CPUs, and those that are as near to them.
     pub(super) fn nodes_of(&self, cpus: &CpuSet) -> CpuSet {
         let own = self.machine.cpus.iter().filter(|c| cpus.contains(c.id));
-        own.map(|c| c.node).collect()
+        let own: CpuSet = own.map(|c| c.node).collect();
+        let nodes = self.machine.nodes.iter().filter(|n| own.contains(n.id));
+        nodes.fold(own.clone(), |all, node| all.union(&node.near))
     }
 }
 

@@ -42,6 +42,7 @@ mod io;
 mod locking;
 mod mba;
 mod memory;
+mod nodes;
 mod others;
 mod partition;
 mod period;

@@ -23,7 +23,7 @@ use super::division::{Claim, Claims, Divided, Kind, colouring, domains};
 use super::draft::Draft;
 use super::wanted::Worth;
 use super::words::{division as words, one_or};
-use super::{adaptive_ways, codedata, locking};
+use super::{adaptive_ways, codedata, locking, nodes};
 
 /// Adds the steps, promises and notes about parts.
 pub(super) fn plan(draft: &mut Draft<'_>) {
@@ -148,13 +148,14 @@ fn confine(draft: &mut Draft<'_>, name: &str, group: Option<&Group>, divided: &m
                 one.steps.push(id);
             }
             Kind::Colours(divides) => {
-                let functions = colouring(&draft.machine.partitions, divides)
-                    .map(|c| c.functions.clone())
-                    .unwrap_or_default();
+                let Some(whole) = colouring(&draft.machine.partitions, divides) else {
+                    continue;
+                };
                 choices.push(ColourChoice {
                     divides,
-                    functions,
+                    functions: whole.functions.clone(),
                     colours: part.clone(),
+                    nodes: whole.nodes_of(part),
                 });
                 if !reasons.contains(&because) {
                     reasons.push(because);
@@ -165,8 +166,10 @@ fn confine(draft: &mut Draft<'_>, name: &str, group: Option<&Group>, divided: &m
     }
     let Some(first) = choices.first() else { return };
     let mechanism = first.divides.mechanisms()[0];
-    // Only a group that asks for it fails; unmatched tasks and all other groups may spill.
+    // Only a group that asks for it fails; unmatched tasks and all other groups may spill. Memory
+    // of other nodes is not taken in any case.
     let spill = group.is_none_or(|g| g.coloured != Some(Coloured::Fail));
+    let spill = spill && choices.iter().all(|choice| choice.nodes.is_empty());
     let set = Setting::Colour { choices, spill };
     let id = draft.step(Some(name), mechanism, set, reasons.join("; "));
     for i in coloured {
@@ -244,6 +247,9 @@ fn worth(draft: &Draft<'_>, kind: Kind, claim: &Claim) -> Worth {
     let mut groups = draft.policy.groups.values();
     match kind {
         Kind::Ways(_) => Worth::of(level, words::STAYS_UNTIL_REPLACED),
+        Kind::Colours(divides) if nodes::of(draft, divides).is_some() => {
+            Worth::of(level, nodes::weakest(draft))
+        }
         Kind::Colours(_) if groups.any(|g| g.coloured != Some(Coloured::Fail)) => {
             Worth::of(level, words::USED_UP)
         }
@@ -267,6 +273,11 @@ fn notes(draft: &mut Draft<'_>, one: &Divided) {
             let Some(colours) = colouring(partitions, divides) else {
                 return;
             };
+            if !colours.nodes.is_empty() {
+                let notes = nodes::notes(draft, one, colours);
+                draft.notes.extend(notes);
+                return;
+            }
             let mut groups: Vec<String> = one.owners().iter().map(|o| (*o).to_owned()).collect();
             groups.extend(one.others.iter().cloned());
             let (large, all) = (colours.count_large(), colours.count());

@@ -18,6 +18,7 @@ mod division;
 mod mba;
 mod measured;
 mod memory;
+mod nodes;
 mod pooling;
 mod registers;
 mod stranger;
@@ -56,6 +57,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             id: 0,
             cpus: all.clone(),
             memory: Bytes(8 << 30),
+            near: CpuSet::new(),
         }],
         mechanisms: BTreeMap::from([
             (Mechanism::Cores, yes(Level::Enforced)),
@@ -177,14 +179,9 @@ fn regulation(plan: &Plan) -> &quell_control::config::Regulation {
 #[test]
 fn a_core_partition_moves_everybody_and_everything_else_away() {
     let plan = planned(PAIR, &machine(2, 1));
-    assert_eq!(
-        plan.cpus("victim").map(ToString::to_string).as_deref(),
-        Some("1")
-    );
-    assert_eq!(
-        plan.cpus("noise").map(ToString::to_string).as_deref(),
-        Some("0")
-    );
+    let cpus = |group: &str| plan.cpus(group).map(ToString::to_string);
+    assert_eq!(cpus("victim").as_deref(), Some("1"));
+    assert_eq!(cpus("noise").as_deref(), Some("0"));
     let kinds: Vec<&str> = plan
         .steps
         .iter()

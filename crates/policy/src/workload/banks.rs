@@ -6,14 +6,12 @@
 //! functions differ from machine to machine. The user has to state them, as a mask of address bits
 //! or as a map.
 
-use quell_types::partition::Mask;
+use quell_types::address::{ADDRESS_BITS, BitFunctions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// More functions than this are a mistake: no machine has 2^16 banks in one address space.
 const MOST_FUNCTIONS: usize = 16;
-/// Bits of a physical address (Linux on x86-64 with five-level paging).
-const ADDRESS_BITS: u32 = 52;
 
 /// Which lines are wanted: those whose bank is one of some.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -36,19 +34,9 @@ struct Written {
     /// Instead: per bit of the bank's number, lowest first, the address bits whose exclusive or it
     /// is: `[[14, 18], [15, 19]]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    map: Option<Vec<Vec<u32>>>,
+    map: Option<BitFunctions>,
     /// Numbers of the banks wanted, from 0.
     take: Vec<u32>,
-}
-
-fn bits(mask: u64) -> impl Iterator<Item = u32> {
-    (0..u64::BITS).filter(move |bit| mask >> bit & 1 == 1)
-}
-
-/// Reads a mask such as `0x7800`.
-fn hexadecimal(text: &str) -> Result<u64, String> {
-    let mask = text.parse::<Mask>().map(|mask| mask.0);
-    mask.map_err(|_| format!("'{text}' is not a mask such as 0x7800"))
 }
 
 impl Banks {
@@ -88,40 +76,6 @@ impl Banks {
         Ok(Self { functions, take })
     }
 
-    /// The functions of a mask: each of its bits is one bit of the bank's number.
-    ///
-    /// # Errors
-    /// When it is not written as `0x7800`.
-    pub fn mask(text: &str) -> Result<Vec<u64>, String> {
-        Ok(bits(hexadecimal(text)?).map(|bit| 1 << bit).collect())
-    }
-
-    /// The functions of a map file. It has a line per bit of the bank's number, lowest first. The
-    /// line lists the address bits of which it is the exclusive or (`14 18`). `#` begins a comment.
-    /// IsolBench's `pll -f` reads the same format.
-    ///
-    /// # Errors
-    /// The number of the first line that is something else.
-    pub fn map(text: &str) -> Result<Vec<u64>, String> {
-        let line = |(n, line): (usize, &str)| {
-            let words = line.split('#').next().unwrap_or_default();
-            let bits: Result<Vec<u32>, _> = words.split_whitespace().map(str::parse).collect();
-            let function = bits
-                .map_err(|_| ())
-                .and_then(|b| function(&b).map_err(drop));
-            match function {
-                Ok(0) => None,
-                Ok(function) => Some(Ok(function)),
-                Err(()) => Some(Err(format!(
-                    "line {}: '{}' is not a list of different address bits below {ADDRESS_BITS} such as '14 18'",
-                    n + 1,
-                    line.trim()
-                ))),
-            }
-        };
-        text.lines().enumerate().filter_map(line).collect()
-    }
-
     /// The number of the bank in which a physical address lies.
     #[must_use]
     pub fn of(&self, address: u64) -> u32 {
@@ -151,28 +105,12 @@ impl Banks {
     }
 }
 
-/// The mask with these bits.
-fn function(bits: &[u32]) -> Result<u64, String> {
-    bits.iter().try_fold(0, |mask, bit| {
-        if *bit >= ADDRESS_BITS || mask >> bit & 1 == 1 {
-            Err(format!(
-                "bit {bit} stands twice, or is not below {ADDRESS_BITS}"
-            ))
-        } else {
-            Ok(mask | 1 << bit)
-        }
-    })
-}
-
 impl TryFrom<Written> for Banks {
     type Error = String;
     fn try_from(written: Written) -> Result<Self, String> {
         let functions = match (written.mask, written.map) {
-            (Some(mask), None) => Self::mask(&mask)?,
-            (None, Some(map)) => map
-                .iter()
-                .map(|bits| function(bits))
-                .collect::<Result<_, _>>()?,
+            (Some(mask), None) => BitFunctions::line(&mask)?.0,
+            (None, Some(map)) => map.0,
             _ => {
                 return Err(
                     "banks are told apart by either `mask` or `map`; write mask = \"0x7800\""
@@ -186,10 +124,9 @@ impl TryFrom<Written> for Banks {
 
 impl From<Banks> for Written {
     fn from(banks: Banks) -> Self {
-        let map = banks.functions.iter().map(|f| bits(*f).collect());
         Self {
             mask: None,
-            map: Some(map.collect()),
+            map: Some(BitFunctions(banks.functions)),
             take: banks.take,
         }
     }
@@ -225,12 +162,12 @@ mod tests {
     proptest! {
         #[test]
         fn a_bank_is_what_counting_bits_on_paper_says(map in map(), address in 0u64..1 << 52) {
-            let text: String = map
-                .iter()
-                .map(|bits| bits.iter().map(|b| format!("{b} ")).collect::<String>() + "# a bit\n")
-                .collect();
+            let lines = map.iter().map(|bits| {
+                let bits: Vec<String> = bits.iter().map(u32::to_string).collect();
+                BitFunctions::line(&bits.join(" ")).unwrap().0[0]
+            });
             let bank = naive(&map, address);
-            let banks = Banks::new(Banks::map(&text).unwrap(), vec![bank]).unwrap();
+            let banks = Banks::new(lines.collect(), vec![bank]).unwrap();
             prop_assert_eq!(banks.of(address), bank);
             prop_assert!(banks.wants(address));
             // One bit of one function flips exactly the bits of the functions it belongs to.
@@ -244,9 +181,11 @@ mod tests {
         #[test]
         fn a_mask_takes_its_bits_out_of_the_address(mask in 1u64..1 << 16, address in 0u64..1 << 52) {
             let shifted = mask << 12;
-            let banks = Banks::new(Banks::mask(&format!("{shifted:#x}")).unwrap(), vec![0]).unwrap();
+            let functions = BitFunctions::line(&format!("{shifted:#x}")).unwrap().0;
+            let banks = Banks::new(functions, vec![0]).unwrap();
             let mut bank = 0;
-            for (place, bit) in bits(shifted).enumerate() {
+            let bits = (0..u64::BITS).filter(|bit| shifted >> bit & 1 == 1);
+            for (place, bit) in bits.enumerate() {
                 bank |= u32::try_from(address >> bit & 1).unwrap() << place;
             }
             prop_assert_eq!(banks.of(address), bank);
@@ -259,18 +198,16 @@ mod tests {
         let read = |json: &str| serde_json::from_str::<Banks>(json).unwrap_err().to_string();
         for (json, why) in [
             (r#"{"take":[0]}"#, "either `mask` or `map`"),
-            (r#"{"mask":"7800","take":[0]}"#, "'7800' is not a mask"),
+            (r#"{"mask":"7800","take":[0]}"#, "'7800' is not different"),
             (r#"{"mask":"0x7800","take":[16]}"#, "there is no bank 16"),
             (r#"{"mask":"0x7800","take":[]}"#, "no bank is taken"),
-            (r#"{"map":[[14,14]],"take":[0]}"#, "bit 14 stands twice"),
-            (r#"{"map":[[]],"take":[0]}"#, "names no bits"),
+            (r#"{"map":[[14,14]],"take":[0]}"#, "bit 14 twice"),
+            (r#"{"map":[[]],"take":[0]}"#, "a function of no bits"),
             (r#"{"map":[],"take":[0]}"#, "between 1 and 16"),
             (r#"{"map":[[1]],"bank":[0]}"#, "unknown field `bank`"),
         ] {
             let said = read(json);
             assert!(said.contains(why), "{json}: {said}");
         }
-        let said = Banks::map("14 18\n\n# nothing\n15 x\n").unwrap_err();
-        assert!(said.contains("line 4: '15 x'"), "{said}");
     }
 }

@@ -58,6 +58,7 @@ pub(crate) fn machine() -> Inventory {
             id: 0,
             cpus: cpus("0-1"),
             memory: Bytes(8_375_186_227),
+            near: CpuSet::new(),
         }],
         mechanisms: mechanisms(),
         means: Means {

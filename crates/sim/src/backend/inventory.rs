@@ -6,13 +6,12 @@ use quell_plan::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Lack, Means, MemoryMeans,
     MeterKind, Node, Simulated,
 };
+use quell_types::address::Colours;
+use quell_types::address::gf2::Space;
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{CodeData, Colouring, Mask, Partitions, WayPartition};
 use quell_types::units::Bytes;
-
-use quell_model::address::Colours;
-use quell_model::address::gf2::Space;
 
 use crate::access::PAGE_SHIFT;
 use crate::board::Board;
@@ -54,6 +53,7 @@ pub(crate) fn inventory(board: &Board) -> Inventory {
             id: 0,
             cpus: all.clone(),
             memory: Bytes(board.memory()),
+            near: CpuSet::new(),
         }],
         mechanisms: mechanisms(profile),
         means: Means {
@@ -210,9 +210,9 @@ fn partitions(profile: &Profile) -> Partitions {
         .collect();
     let large = profile.tlb.large_page.0.trailing_zeros();
     let colouring = |colours: &Colours| {
-        (colours.bits() > 0).then(|| Colouring {
-            functions: colours.functions().iter().copied().map(Mask).collect(),
-            large: Colours::new(colours.functions(), large).bits(),
+        (colours.bits() > 0).then(|| {
+            let functions = colours.functions().iter().copied();
+            Colouring::of_pages(functions, Colours::new(colours.functions(), large).bits())
         })
     };
     let last = profile.cache.len().saturating_sub(1);
@@ -237,5 +237,6 @@ fn partitions(profile: &Profile) -> Partitions {
             .flatten(),
         mba: m.mba.clone(),
         exclusions: m.exclusion.clone(),
+        address_map: None,
     }
 }

@@ -2,10 +2,10 @@
 //! once. The colours of pages, and the lines to lock, wait until the group's programs start.
 
 use quell_control::config::Frame;
-use quell_model::address::Colours;
 use quell_plan::inventory::Availability;
 use quell_plan::{Setting, Step};
 use quell_record::backend::BackendError;
+use quell_types::address::Colours;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::{ColourChoice, Mask};
 use quell_types::units::{Bytes, Nanos, Share};

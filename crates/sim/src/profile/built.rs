@@ -1,9 +1,10 @@
 //! What is built from a profile: the hardware, and the colours that its pages have.
 
-use quell_model::address::{AddressMap, Colours, Fields};
+use quell_model::address::{AddressMap, Fields};
 use quell_model::cache::{Geometry, Inclusion, Index, Level, Policy};
 use quell_model::dram::{Config, Timing};
 use quell_model::{Invalid, Picos};
+use quell_types::address::{Colours, of_index};
 
 use super::{CacheLevel, Cores, Grade, Inclusive, Memory, Profile, Replacement, Ways};
 use crate::Description;
@@ -145,13 +146,7 @@ impl CacheLevel {
             return self.set.0.iter().chain(&self.slice.0).copied().collect();
         }
         let sets = self.size.0 / (self.line * u64::from(self.ways)).max(1);
-        let first = self.line.trailing_zeros();
-        if !sets.is_power_of_two() {
-            return Vec::new();
-        }
-        (first..first + sets.trailing_zeros())
-            .map(|bit| 1 << bit)
-            .collect()
+        of_index(self.line, sets)
     }
 }
 

@@ -25,7 +25,7 @@ use serde::Deserialize;
 use crate::access::{ADDRESS_BITS, PAGE_SHIFT};
 
 pub use origins::Origin;
-pub use quell_types::bits::BitFunctions;
+pub use quell_types::address::BitFunctions;
 
 /// The profiles that come with Quell: name and text.
 const BUILT_IN: [(&str, &str); 6] = [

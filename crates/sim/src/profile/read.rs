@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use quell_model::Invalid;
-use quell_model::address::gf2::Space;
 use quell_model::cache::{Cache, Hierarchy};
 use quell_model::dram::Dram;
+use quell_types::address::gf2::Space;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::MbaUnit;
 use quell_types::text::{Complaint, Path, suggestion};

@@ -28,6 +28,7 @@ fn banks(sim: &mut Sim, colours: &str) -> Setting {
             divides: Divides::Banks,
             functions: banks.functions,
             colours: cpus(colours),
+            nodes: cpus(""),
         }],
         spill: false,
     }

@@ -7,7 +7,7 @@ use quell_types::partition::{
 use super::*;
 
 /// With these mechanisms at their best.
-fn with(mut machine: Inventory, mechanisms: &[Mechanism]) -> Inventory {
+pub(super) fn with(mut machine: Inventory, mechanisms: &[Mechanism]) -> Inventory {
     for mechanism in mechanisms {
         let how = "as on the test machine".to_owned();
         let best = if *mechanism == Mechanism::Mba {
@@ -32,10 +32,7 @@ pub(super) fn simulated(mut machine: Inventory) -> Inventory {
 }
 
 fn colours(functions: &[u64], large: u32) -> Option<Colouring> {
-    Some(Colouring {
-        functions: functions.iter().map(|f| Mask(*f)).collect(),
-        large,
-    })
+    Some(Colouring::of_pages(functions.iter().copied(), large))
 }
 
 fn bits(list: &[u32]) -> Vec<u64> {

@@ -22,6 +22,8 @@ pub const LEFT_TO_OTHERS: &str =
 pub const STAYS_UNTIL_REPLACED: &str =
     "lines that other tasks left there stay until they are replaced";
 pub const USED_UP: &str = "a program that has used up the pages of its colours gets other pages, reported (coloured = \"fail\" refuses them)";
+pub const KERNEL_USES_ALL_NODES: &str = "the kernel takes memory for itself from any node (page tables, buffers); pages of files that were \
+    in memory before stay where they are";
 pub const LOCKED_OUT_OF_ALL: &str = "reserve.cache: the ways of all other tasks leave these out, so that nothing is filled over \
     what is locked";
 pub const NOBODY_MOUNTED_IT: &str = "resctrl is not mounted yet; mounted so, the kernel divides ways for code and data \
@@ -56,6 +58,14 @@ sentences! {
         "devices fill {common} of L{level}, too, whatever masks say: name ways without {shareable}";
     exempt_uses_all(group: &str, kind: &str)
         "group {group} is exempt, so it is not kept out: it uses all {kind}";
+    exempt_uses_the_nodes(group: &str)
+        "group {group} is exempt, so it would use the same memory nodes: a group with fewer colours that keeps its \
+         neighbours is worse off than with all colours";
+    published_map(name: &str)
+        "the published map {name} is believed: with other memory modules or firmware these are other banks";
+    has_memory_of(who: &str, memory: Bytes, nodes: &CpuSet)
+        "{who}: {memory} of memory, on nodes {nodes}; where that is full, memory of these tasks is reclaimed, and in the end \
+         the kernel kills among them";
     several_caches(n: usize, level: u32, sets: &str)
         "there are {n} caches of L{level} (CPUs {sets}): the masks hold in each of them, and a task that runs on the \
          CPUs of one fills no other";

@@ -1,5 +1,5 @@
-//! Physical addresses: which set, slice, channel, rank, bank, row and column an address selects,
-//! and what follows from that for partitioning by page.
+//! Physical addresses: functions of their bits, and what follows from them for dividing memory by
+//! page. Which cache set, channel or bank an address selects is such a function.
 //!
 //! Method: every output bit is the parity of some address bits, `parity(address & mask)`. That form
 //! is published for Intel, AMD and Arm memory controllers, and for last-level caches with a power
@@ -13,11 +13,16 @@
 //! as evenly, but not in the same order.
 
 pub mod gf2;
+pub mod published;
 
 mod colour;
 mod function;
-mod map;
+mod ranges;
+mod regions;
+mod written;
 
 pub use colour::{Colours, Joint};
-pub use function::{Functions, bits};
-pub use map::{AddressMap, Field, Fields, Location};
+pub use function::{Functions, bits, of_index};
+pub use ranges::{Ranges, constant};
+pub use regions::{BankMap, Region};
+pub use written::{ADDRESS_BITS, BitFunctions};

@@ -1,7 +1,9 @@
-//! From physical address to channel, rank, bank, row and column, and back.
+//! From physical address to channel, rank, bank, row and column, and back. The algebra is in
+//! [`quell_types::address`].
 
-use super::function::Functions;
-use super::gf2::{Solutions, Space};
+use quell_types::address::Functions;
+use quell_types::address::gf2::{Solutions, Space};
+
 use crate::Invalid;
 
 /// A part of a DRAM location, for [`Fields::plain`].

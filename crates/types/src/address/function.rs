@@ -6,6 +6,19 @@ pub fn bits(low: u32, high: u32) -> Vec<u64> {
     (low..=high).map(|bit| 1 << bit).collect()
 }
 
+/// The functions of a plain cache index: the bits above the offset of a line of `line` bytes that
+/// number `sets` sets. Empty where one of them is no power of two: then the index is no function of
+/// single bits.
+#[must_use]
+pub fn of_index(line: u64, sets: u64) -> Vec<u64> {
+    if !line.is_power_of_two() || !sets.is_power_of_two() {
+        return Vec::new();
+    }
+    let first = line.trailing_zeros();
+    let end = (first + sets.trailing_zeros()).min(u64::BITS);
+    (first..end).map(|bit| 1 << bit).collect()
+}
+
 /// Functions that together give a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Functions {

@@ -198,6 +198,7 @@ impl Solutions {
     }
 
     /// The n-th solution in ascending order, from 0. `None` beyond the last.
+    #[inline]
     #[must_use]
     pub fn nth(&self, n: u64) -> Option<u64> {
         if self.log2_count() < 64 && n >> self.log2_count() != 0 {

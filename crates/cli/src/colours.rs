@@ -1,0 +1,94 @@
+//! `quell colours`: the address map of this machine, and where the pages of programs lie.
+
+mod check;
+
+use quell_plan::inventory::Inventory;
+use quell_record::backend::{Backend as _, Probe};
+use quell_types::address::published;
+
+use crate::exit::{Exit, Result, failed, usage};
+use crate::{declared, machine};
+
+/// `quell colours`
+#[derive(Debug, clap::Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct Colours {
+    /// What to do.
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Count the pages of running programs by colour; change nothing
+    Check(check::Check),
+    /// Show or declare which address bits choose this machine's DRAM banks
+    Map(Map),
+}
+
+/// `quell colours map`
+#[derive(Debug, clap::Args)]
+struct Map {
+    /// The map of this machine: a file with a line of address bits for each function, or the name
+    /// of a published map
+    #[arg(value_name = "FILE|NAME", conflicts_with_all = ["list", "forget"])]
+    map: Option<String>,
+    /// List the published maps
+    #[arg(long)]
+    list: bool,
+    /// Forget the map that was declared
+    #[arg(long, conflicts_with = "list")]
+    forget: bool,
+}
+
+/// Runs one of them.
+pub fn run(args: &Colours) -> Result {
+    match &args.command {
+        Command::Check(a) => check::run(a),
+        Command::Map(a) => map(a),
+    }
+}
+
+fn map(args: &Map) -> Result {
+    if args.list {
+        quell_kernel::signals::end_with_the_reader();
+        for map in published::all() {
+            println!("{}\n  {}\n  {}", map.name, map.about(), map.source);
+        }
+        return Ok(Exit::Done);
+    }
+    if args.forget {
+        let said = match declared::forget()? {
+            true => "the declared address map is forgotten",
+            false => "no address map was declared",
+        };
+        eprintln!("quell: {said}");
+        return Ok(Exit::Done);
+    }
+    let (mut backend, mut inventory) = machine::linux()?;
+    if let Some(name) = &args.map {
+        let map = declared::read(name)?;
+        let path = declared::keep(&inventory, map.clone())?;
+        eprintln!(
+            "quell: declared as the map of this machine, in {}",
+            path.display()
+        );
+        backend.address_map(map);
+        inventory = backend.inventory(Probe::Fast).map_err(failed)?;
+    }
+    show(&inventory)
+}
+
+/// Prints what is known, as `quell doctor` does.
+fn show(machine: &Inventory) -> Result {
+    let lines = quell_report::colour_lines(machine);
+    if lines.is_empty() {
+        return Err(usage(
+            "no address map of this machine is known; declare it with `quell colours map FILE`, or the NAME of a published one (--list)",
+        ));
+    }
+    for line in lines {
+        println!("{line}");
+    }
+    Ok(Exit::Done)
+}

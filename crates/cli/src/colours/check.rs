@@ -1,0 +1,226 @@
+//! `quell colours check`
+
+use quell_kernel::root::Kernel;
+use quell_kernel::topology;
+use quell_linux::colours::placement::{self, Kind, Pages, Placement};
+use quell_linux::colours::{self, Declared};
+use quell_types::cpuset::CpuSet;
+use quell_types::partition::{Colouring, KnownMap};
+use quell_types::task::TaskMatch;
+use quell_types::units::Bytes;
+use serde::Serialize;
+
+use crate::exit::{Exit, Result, failed, usage};
+use crate::{declared, machine};
+
+/// `quell colours check`
+#[derive(Debug, clap::Args)]
+pub struct Check {
+    /// The programs, by process number
+    #[arg(value_name = "PID", required_unless_present = "matching")]
+    pid: Vec<u32>,
+    /// Programs to look at: KEY=VALUE[,KEY=VALUE…] as for `quell run --critical`; repeat for more
+    #[arg(long = "match", value_name = "MATCH")]
+    matching: Vec<TaskMatch>,
+    /// Colours that the pages should have, such as 0-3: also print how many have
+    #[arg(long, value_name = "LIST")]
+    colours: Option<CpuSet>,
+    /// The address map: a file, or the name of a published one [default: the declared one]
+    #[arg(long, value_name = "FILE|NAME")]
+    map: Option<String>,
+    /// Colours of cache sets instead of DRAM banks
+    #[arg(long)]
+    sets: bool,
+    /// Print it as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is printed as JSON.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Report {
+    map: KnownMap,
+    processes: Vec<Found>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Found {
+    #[serde(flatten)]
+    placement: Placement,
+    /// Bytes that cannot be given a colour: pages of files, and shared ones.
+    fixed: Bytes,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    right: Option<Right>,
+}
+
+/// Pages that can be given a colour, and those of them that have a wanted one.
+#[derive(Serialize)]
+struct Right {
+    pages: u64,
+    of: u64,
+}
+
+/// Reads where the pages lie, and prints it.
+pub fn run(args: &Check) -> Result {
+    let files = Kernel::new().map_err(failed)?;
+    let pids = machine::running(&files, "", &args.pid, &args.matching)?;
+    let (map, colouring) = colouring(args, &files)?;
+    if let Some(wanted) = &args.colours {
+        let missing: CpuSet = wanted.iter().filter(|c| *c >= colouring.count()).collect();
+        if wanted.is_empty() || !missing.is_empty() {
+            return Err(usage(format!(
+                "--colours {wanted}: there are the colours 0-{}",
+                colouring.count().saturating_sub(1)
+            )));
+        }
+    }
+    let found = pids.into_iter().map(|pid| {
+        let placement = placement::of(&files, pid, &colouring).map_err(failed)?;
+        let right = args.colours.as_ref().map(|wanted| {
+            let (pages, of) = placement.right(wanted);
+            Right { pages, of }
+        });
+        Ok(Found {
+            fixed: placement.fixed(),
+            placement,
+            right,
+        })
+    });
+    let processes = found.collect::<Result<Vec<_>>>()?;
+    quell_kernel::signals::end_with_the_reader();
+    if args.json {
+        let report = Report { map, processes };
+        let json = serde_json::to_string_pretty(&report).map_err(failed)?;
+        println!("{json}");
+        return Ok(Exit::Done);
+    }
+    for one in &processes {
+        print!("{}", text(one, args));
+    }
+    Ok(Exit::Done)
+}
+
+/// The map, and the colours that pages are counted by: those that plans use, else those of page
+/// frames.
+fn colouring(args: &Check, files: &Kernel) -> Result<(KnownMap, Colouring)> {
+    let map: Declared = match &args.map {
+        Some(name) => declared::read(name)?,
+        None => {
+            let found = declared::find(&machine::confined()?).map_err(usage)?;
+            found.ok_or_else(|| {
+                usage(
+                    "no address map of this machine is known; give --map FILE, or declare it (quell colours map FILE)",
+                )
+            })?
+        }
+    };
+    let shape = topology::read(files, None).map_err(failed)?;
+    let page = Bytes(rustix::param::page_size() as u64);
+    let offer = colours::offer(files, Some(&map), &shape.caches, &shape.nodes, page);
+    let offer = offer.map_err(failed)?;
+    let known = offer
+        .known
+        .ok_or_else(|| failed("the map came to nothing"))?;
+    let (by_nodes, by_pages, what) = match args.sets {
+        true => (offer.sets, known.sets.clone(), "cache sets"),
+        false => (offer.banks, known.banks.clone(), "DRAM banks"),
+    };
+    let colouring = by_nodes.or(by_pages).ok_or_else(|| {
+        failed(format!(
+            "pages of {page} leave no colours of {what} under this map: its functions take both values within every page"
+        ))
+    })?;
+    Ok((known, colouring))
+}
+
+/// A size in MiB.
+fn mib(bytes: Bytes) -> String {
+    format!("{:.1}", bytes.0 as f64 / f64::from(1 << 20))
+}
+
+fn percent(part: u64, of: u64) -> String {
+    match of {
+        0 => "-".to_owned(),
+        _ => format!("{:.2}%", part as f64 * 100.0 / of as f64),
+    }
+}
+
+fn text(found: &Found, args: &Check) -> String {
+    let placement = &found.placement;
+    let what = if args.sets {
+        "cache sets"
+    } else {
+        "DRAM banks"
+    };
+    let mut out = format!(
+        "process {} ({}): {} colours of {what}, pages of {}\n{:<24}{:>10}{:>10}{:>8}{:>8}{:>9}\n",
+        placement.pid,
+        placement.comm,
+        placement.colours,
+        placement.page,
+        "",
+        "pages",
+        "MiB",
+        "huge",
+        "shared",
+        "right"
+    );
+    let there = Kind::ALL
+        .iter()
+        .filter_map(|kind| Some((kind, placement.kinds.get(kind)?)));
+    for (kind, pages) in there {
+        out.push_str(&row(*kind, pages, placement, args.colours.as_ref()));
+    }
+    if let Some(right) = &found.right {
+        out.push_str(&format!(
+            "right: {} of {} pages that can be given a colour ({})\n",
+            right.pages,
+            right.of,
+            percent(right.pages, right.of)
+        ));
+    }
+    out.push_str(&format!(
+        "cannot be given a colour: {} MiB (pages of files, and shared ones)\n",
+        mib(found.fixed)
+    ));
+    if let Some(tables) = placement.page_tables {
+        out.push_str(&format!(
+            "page tables: {} MiB; the kernel does not show where they lie\n",
+            mib(tables)
+        ));
+    }
+    if !placement.flags_known {
+        out.push_str(
+            "huge pages and the page of zeroes are not known: /proc/kpageflags cannot be read\n",
+        );
+    }
+    out
+}
+
+fn row(kind: Kind, pages: &Pages, placement: &Placement, wanted: Option<&CpuSet>) -> String {
+    let size = Bytes(pages.resident.saturating_mul(placement.page.0));
+    let right = match wanted {
+        Some(wanted) if kind.is_own() => percent(pages.right(wanted), pages.resident),
+        _ => String::new(),
+    };
+    let mut out = format!(
+        "{:<24}{:>10}{:>10}{:>8}{:>8}{right:>9}\n",
+        kind.words(),
+        pages.resident,
+        mib(size),
+        pages.huge,
+        pages.shared
+    );
+    if pages.swapped > 0 {
+        out.push_str(&format!("    in swap space: {} pages\n", pages.swapped));
+    }
+    const EACH: usize = 8;
+    for (line, counts) in (0..).zip(pages.by_colour.chunks(EACH)) {
+        let first = line * EACH;
+        let counts: Vec<String> = counts.iter().map(|n| format!("{n:>8}")).collect();
+        out.push_str(&format!("    colour {first:>4} on: {}\n", counts.join(" ")));
+    }
+    out
+}

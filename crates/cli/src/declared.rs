@@ -1,0 +1,85 @@
+//! The address map that a person has declared for this machine: kept in the directory of what was
+//! found out, next to what was measured.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use quell_linux::colours::Declared;
+use quell_linux::colours::stored::Stored;
+use quell_plan::inventory::Inventory;
+use quell_types::address::{BankMap, published};
+use quell_types::partition::MapOrigin;
+
+use crate::exit::{Result, failed, usage};
+
+/// The file.
+pub fn path() -> Option<PathBuf> {
+    crate::state::state_dir().map(|dir| dir.join("address-map.json"))
+}
+
+/// The map that holds on this machine. `None` where none is declared. The error says why one that
+/// is declared does not hold.
+pub fn find(machine: &Inventory) -> std::result::Result<Option<Declared>, String> {
+    let Some(path) = path() else { return Ok(None) };
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(format!("the address map {}: {e}", path.display())),
+    };
+    let stored = Stored::parse(&text).and_then(|stored| stored.on(machine));
+    stored.map(Some).map_err(|why| {
+        format!(
+            "the address map {} is not used: {why}; declare the right one (quell colours map), or `quell colours map --forget`",
+            path.display()
+        )
+    })
+}
+
+/// The map that a name or a file stands for: the name of a published one, or a file.
+pub fn read(name: &str) -> Result<Declared> {
+    if let Some(map) = published::named(name) {
+        return Ok(Declared {
+            origin: MapOrigin::Published,
+            about: Some(map.about()),
+            from: map.name,
+            map: map.map,
+            sets: map.sets,
+        });
+    }
+    let text = std::fs::read_to_string(name).map_err(|e| {
+        usage(format!(
+            "{name}: {e}; it is no published map either (quell colours map --list names them)"
+        ))
+    })?;
+    let map = BankMap::parse(&text).map_err(|e| usage(format!("{name}: {e}")))?;
+    Ok(Declared {
+        origin: MapOrigin::Declared,
+        from: name.to_owned(),
+        about: None,
+        map,
+        sets: None,
+    })
+}
+
+/// Keeps a map as that of this machine.
+pub fn keep(machine: &Inventory, map: Declared) -> Result<PathBuf> {
+    let path = path().ok_or_else(|| failed("no directory to keep it in: set QUELL_STATE_DIR"))?;
+    let text = Stored::new(machine, map).text().map_err(failed)?;
+    crate::state::write_whole(&path, &text)
+        .map_err(|e| failed(format!("{} cannot be written: {e}", path.display())))?;
+    Ok(path)
+}
+
+/// Forgets the map. False where there was none.
+pub fn forget() -> Result<bool> {
+    let Some(path) = path() else { return Ok(false) };
+    removed(&path).map_err(|e| failed(format!("{} cannot be removed: {e}", path.display())))
+}
+
+fn removed(path: &Path) -> std::io::Result<bool> {
+    match std::fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,240 @@
+//! Where the pages of a process lie in physical memory (`/proc/PID/pagemap`), and what the kernel
+//! uses a page frame for (`/proc/kpageflags`). Documentation/admin-guide/mm/pagemap.rst.
+//!
+//! Without CAP_SYS_ADMIN the kernel shows frame 0 for every page. In a virtual machine the frames
+//! are the guest's.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::error::{Error, Result};
+use crate::root::{Access, Files, gone};
+
+/// Bytes of an entry of both files.
+const ENTRY: u64 = size_of::<u64>() as u64;
+
+/// A page as `pagemap` shows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Page(pub u64);
+
+impl Page {
+    /// Whether it is in memory.
+    #[must_use]
+    pub fn is_present(self) -> bool {
+        self.0 >> 63 & 1 == 1
+    }
+
+    /// Whether it is in swap space.
+    #[must_use]
+    pub fn is_swapped(self) -> bool {
+        self.0 >> 62 & 1 == 1
+    }
+
+    /// Whether it belongs to a file or to shared memory. If not, it is the program's own.
+    #[must_use]
+    pub fn is_of_file(self) -> bool {
+        self.0 >> 61 & 1 == 1
+    }
+
+    /// Whether no other process maps it.
+    #[must_use]
+    pub fn is_exclusive(self) -> bool {
+        self.0 >> 56 & 1 == 1
+    }
+
+    /// The page frame (physical address divided by the page size) of a page in memory. 0 where the
+    /// kernel hides it.
+    #[must_use]
+    pub fn frame(self) -> u64 {
+        self.0 & ((1 << 55) - 1)
+    }
+}
+
+/// The `pagemap` of a process.
+#[derive(Debug)]
+pub struct Pagemap {
+    file: File,
+    path: String,
+}
+
+impl Pagemap {
+    /// Opens the file of a process: a number, or `self`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where there is no such process or no such file, or it may not be opened.
+    pub fn open(files: &dyn Files, process: &str) -> Result<Self> {
+        let path = format!("/proc/{process}/pagemap");
+        let there = files.exists(&format!("/proc/{process}"));
+        let file = files.open(&path, Access::Read).map_err(|e| match &e {
+            e if gone(e) && there => Error::refused_with(
+                format!("{path} is missing: this kernel does not show where pages lie"),
+                "use a kernel with CONFIG_PROC_PAGE_MONITOR",
+            ),
+            e if gone(e) => Error::refused(format!("there is no process {process}")),
+            _ => Error::file("open", &path, None, e),
+        })?;
+        let none = || Error::refused(format!("{path} cannot be opened here"));
+        let file = file.ok_or_else(none)?;
+        Ok(Self { file, path })
+    }
+
+    /// Reads the entries of pages from the virtual page `first` (address divided by the page size)
+    /// on. Fewer than there is room for where the address space ends.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn read(&self, first: u64, room: &mut [Page]) -> Result<usize> {
+        let mut bytes = vec![0; room.len() * size_of::<u64>()];
+        let read = read_at(&self.file, first, &mut bytes);
+        let read = read.map_err(|e| Error::file("read", &self.path, None, e))?;
+        let entries = bytes[..read].chunks_exact(size_of::<u64>());
+        let mut count = 0;
+        for (page, entry) in room.iter_mut().zip(entries) {
+            *page = Page(entry.try_into().map_or(0, u64::from_ne_bytes));
+            count += 1;
+        }
+        Ok(count)
+    }
+}
+
+/// Reads as much as there is from an entry on. A process that ended has nothing.
+fn read_at(file: &File, entry: u64, bytes: &mut [u8]) -> io::Result<usize> {
+    let Some(at) = entry.checked_mul(ENTRY) else {
+        return Ok(0);
+    };
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if gone(&e) => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+/// What the kernel uses a page frame for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(pub u64);
+
+impl Flags {
+    /// Whether the frame is part of a huge page, reserved (hugetlbfs) or transparent.
+    #[must_use]
+    pub fn is_huge(self) -> bool {
+        const HUGE: u64 = 1 << 17;
+        const THP: u64 = 1 << 22;
+        self.0 & (HUGE | THP) != 0
+    }
+
+    /// Whether it is the page of zeroes that all programs share.
+    #[must_use]
+    pub fn is_zero_page(self) -> bool {
+        self.0 >> 24 & 1 == 1
+    }
+}
+
+/// `/proc/kpageflags`.
+#[derive(Debug)]
+pub struct PageFlags(File);
+
+impl PageFlags {
+    const PATH: &str = "/proc/kpageflags";
+
+    /// Opens the file. `None` where this kernel has none.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn open(files: &dyn Files) -> Result<Option<Self>> {
+        match files.open(Self::PATH, Access::Read) {
+            Ok(file) => Ok(file.map(Self)),
+            Err(e) if gone(&e) => Ok(None),
+            Err(e) => Err(Error::file("open", Self::PATH, None, e)),
+        }
+    }
+
+    /// The flags of a frame; none beyond the last one.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn of(&self, frame: u64) -> Result<Flags> {
+        let mut bytes = [0; size_of::<u64>()];
+        let read = read_at(&self.0, frame, &mut bytes);
+        let read = read.map_err(|e| Error::file("read", Self::PATH, None, e))?;
+        Ok(match read == bytes.len() {
+            true => Flags(u64::from_ne_bytes(bytes)),
+            false => Flags::default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    fn root(path: &str, entries: &[u64]) -> (tempfile::TempDir, Kernel) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(path);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let bytes: Vec<u8> = entries.iter().flat_map(|e| e.to_ne_bytes()).collect();
+        std::fs::write(file, bytes).unwrap();
+        let kernel = Kernel::at(dir.path());
+        (dir, kernel)
+    }
+
+    #[test]
+    fn entries_are_read_as_the_kernel_documents_them() {
+        let own = 1 << 63 | 1 << 56 | 1 << 55 | 0x1234;
+        let (_dir, kernel) = root("proc/7/pagemap", &[0, own, 1 << 63 | 1 << 61 | 9, 1 << 62]);
+        let pagemap = Pagemap::open(&kernel, "7").unwrap();
+        let mut room = [Page::default(); 5];
+        assert_eq!(pagemap.read(1, &mut room).unwrap(), 3);
+        assert!(room[0].is_present() && room[0].is_exclusive() && !room[0].is_of_file());
+        assert_eq!(room[0].frame(), 0x1234);
+        assert!(room[1].is_of_file() && !room[1].is_exclusive());
+        assert!(room[2].is_swapped() && !room[2].is_present());
+        assert_eq!(pagemap.read(4, &mut room).unwrap(), 0);
+        assert_eq!(pagemap.read(u64::MAX, &mut room).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let (_dir, kernel) = root("proc/7/maps", &[]);
+        let said = Pagemap::open(&kernel, "7").unwrap_err().to_string();
+        assert!(said.contains("CONFIG_PROC_PAGE_MONITOR"), "{said}");
+        let said = Pagemap::open(&kernel, "8").unwrap_err().to_string();
+        assert_eq!(said, "there is no process 8");
+        assert!(PageFlags::open(&kernel).unwrap().is_none());
+    }
+
+    #[test]
+    fn flags_tell_huge_pages_and_the_page_of_zeroes() {
+        let (_dir, kernel) = root("proc/kpageflags", &[1 << 22, 1 << 17, 1 << 24, 1 << 12]);
+        let flags = PageFlags::open(&kernel).unwrap().unwrap();
+        let of = |frame| flags.of(frame).unwrap();
+        assert!(of(0).is_huge() && of(1).is_huge() && !of(3).is_huge());
+        assert!(of(2).is_zero_page() && !of(3).is_zero_page());
+        assert_eq!(of(4), Flags::default());
+    }
+
+    /// A page that this process has just written lies somewhere, where it may see it.
+    #[test]
+    fn a_page_of_this_process_is_present() {
+        let Ok(kernel) = Kernel::new() else {
+            return eprintln!("SKIPPED: no /proc or /sys here");
+        };
+        let value = Box::new([1u8; 64]);
+        let page = rustix::param::page_size() as u64;
+        let at = std::ptr::from_ref(&*value).addr() as u64 / page;
+        let Ok(pagemap) = Pagemap::open(&kernel, "self") else {
+            return eprintln!("SKIPPED: no pagemap here");
+        };
+        let mut room = [Page::default()];
+        assert_eq!(pagemap.read(at, &mut room).unwrap(), 1);
+        assert!(room[0].is_present() && !room[0].is_of_file(), "{room:?}");
+        assert_eq!(value[0], 1);
+    }
+}
