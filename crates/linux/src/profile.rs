@@ -27,7 +27,7 @@ use quell_types::task::TaskMatch;
 use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::children::{Birth, Subject};
+use crate::children::{Birth, FirstPages, Subject};
 use crate::sampler::{Sampler, Source};
 
 /// How often the watched tasks are searched for.
@@ -167,6 +167,7 @@ fn begin(options: &Options<'_>, session: &OwnedFd, signals: &OwnedFd) -> Result<
         capture: true,
         along: false,
         inherits: vec![session.as_fd()],
+        paging: FirstPages::default(),
     };
     let mut subject = Subject::start(SubjectId(1), options.name, &birth)?;
     if let Some(warmup) = warmup {

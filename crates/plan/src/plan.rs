@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use quell_control::config::Allows;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::options::{CpuWeight, SchedulerPolicy};
+use quell_types::options::{CpuWeight, PageSize, SchedulerPolicy};
 use quell_types::partition::{ColourChoice, Mask};
 use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
@@ -200,6 +200,16 @@ pub enum Setting {
     LockFiles {
         /// Paths of the files.
         files: Vec<String>,
+    },
+    /// Lock all memory of the group's programs: it stays in memory.
+    LockMemory {
+        /// It is there as soon as a program maps it. Else once the program touches it.
+        prefault: bool,
+    },
+    /// Let the group's anonymous memory lie in pages of this size.
+    PageSize {
+        /// The size of the pages.
+        pages: PageSize,
     },
     /// Let the group use at most so much memory.
     LimitMemory {

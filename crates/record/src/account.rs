@@ -9,7 +9,7 @@ use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::Level;
 use quell_types::units::{LINE_BYTES, Nanos};
 
-use crate::events::{Event, Phase};
+use crate::events::{Event, Paged, Phase};
 use crate::standing::{Standing, Worth};
 
 /// The span of recent figures.
@@ -26,6 +26,8 @@ pub struct Account {
     neighbours: BTreeMap<GroupId, Neighbour>,
     /// Group → number of units of work, and how many of them were late.
     pub units: BTreeMap<GroupId, (u64, u64)>,
+    /// Group → the pages of its memory at first and at last.
+    pub paged: BTreeMap<GroupId, (Paged, Paged)>,
 }
 
 /// What the tasks of one group got during the hold.
@@ -104,6 +106,7 @@ impl Account {
             lost: BTreeMap::new(),
             neighbours: neighbours.map(empty).collect(),
             units: BTreeMap::new(),
+            paged: BTreeMap::new(),
         }
     }
 
@@ -155,6 +158,10 @@ impl Account {
             } => {
                 let sum = self.units.entry(group.clone()).or_default();
                 *sum = (sum.0 + units, sum.1 + late);
+            }
+            Event::Paged { group, pages } => {
+                let (_, last) = self.paged.entry(group.clone()).or_insert((*pages, *pages));
+                *last = *pages;
             }
             _ => {}
         }

@@ -201,6 +201,7 @@ fn instant(event: &Event) -> Option<(String, Value)> {
         | Event::Waited { .. }
         | Event::Own { .. }
         | Event::Throttle { .. }
+        | Event::Paged { .. }
         | Event::Spent { .. } => return None,
         Event::Resized {
             group,

@@ -9,7 +9,7 @@ use quell_plan::Setting;
 use quell_record::backend::{Action, Observation, SubjectId};
 use quell_types::cpuset::CpuSet;
 
-use crate::children::Subject;
+use crate::children::{FirstPages, Subject};
 use crate::host::Host;
 
 pub mod affinity;
@@ -28,6 +28,7 @@ mod late;
 pub mod memory;
 mod narrow;
 mod nesting;
+mod paging;
 mod pressure;
 pub mod quiet;
 pub mod registers;
@@ -75,6 +76,8 @@ pub(crate) struct Launch<'a> {
     pub env: Vec<(String, String)>,
     /// Open files that it inherits.
     pub files: Vec<File>,
+    /// How its memory is paged.
+    pub paging: FirstPages,
 }
 
 /// All mechanisms. The backend calls some of them by name.
@@ -105,6 +108,7 @@ impl Enforcers {
                 Box::new(io::Io),
                 Box::new(registers::Registers::default()),
                 Box::new(memory::Accounts),
+                Box::new(paging::Paging::default()),
             ],
         }
     }

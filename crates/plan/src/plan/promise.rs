@@ -2,6 +2,7 @@
 
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
+use quell_types::options::PageSize;
 use quell_types::partition::{Divides, Mask};
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 use schemars::JsonSchema;
@@ -119,6 +120,16 @@ pub enum Promise {
         /// Paths of the files.
         files: Vec<String>,
     },
+    /// All memory of the group's programs is locked.
+    LockedMemory {
+        /// It is there as soon as a program maps it.
+        prefault: bool,
+    },
+    /// The group's anonymous memory lies in pages of this size.
+    PageSize {
+        /// The size of the pages.
+        pages: PageSize,
+    },
     /// The group uses at most this memory.
     LimitMemory {
         /// The limit in bytes.
@@ -184,6 +195,11 @@ impl std::fmt::Display for Promise {
                 write!(f, "{} kept in memory", files[0])
             }
             Self::ReserveFiles { files } => write!(f, "{} files kept in memory", files.len()),
+            Self::LockedMemory { prefault: false } => f.write_str("its memory locked"),
+            Self::LockedMemory { prefault: true } => {
+                f.write_str("its memory locked, and there before it is touched")
+            }
+            Self::PageSize { pages } => write!(f, "its memory in pages of {}", pages.name()),
             Self::LimitMemory { most } => write!(f, "at most {most} of memory"),
             Self::MemoryStall { share } => {
                 write!(f, "waits for memory at most {share} of the time")
