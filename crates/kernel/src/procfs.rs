@@ -183,6 +183,19 @@ pub fn effective_user(files: &dyn Files, pid: u32) -> Result<Option<u32>> {
     Ok(field_of(&text, "Uid:").and_then(|f| f.split_ascii_whitespace().nth(1)?.parse().ok()))
 }
 
+/// Whether a process has an effective capability, by its bit in `capability.h`.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn is_capable(files: &dyn Files, pid: u32, capability: u32) -> Result<bool> {
+    let text = files.optional(&format!("/proc/{pid}/status"))?;
+    let bits = text
+        .as_deref()
+        .and_then(|text| field_of(text, "CapEff:"))
+        .and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    Ok(bits.is_some_and(|bits| bits >> capability & 1 == 1))
+}
+
 fn status_field(files: &dyn Files, tid: u32, name: &str) -> Result<Option<u32>> {
     let text = files.optional(&format!("/proc/{tid}/status"))?;
     Ok(text

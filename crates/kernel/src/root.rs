@@ -10,13 +10,14 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use quell_types::cpuset::{CpuId, CpuSet};
-use quell_types::task::TaskId;
+use quell_types::task::{LockLimit, TaskId};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};
-use crate::{affinity, msr, pidfd};
+use crate::{affinity, limit, msr, pidfd, trace};
 
 /// What the kernel's file systems offer. Errors are the kernel's, with three exceptions: ENOSYS
 /// where the root is no running kernel, EIO after a short write, InvalidInput for a zero byte in
@@ -62,6 +63,22 @@ pub trait Files: Send + Sync {
     }
     /// Unmounts what is mounted at a path. ENOSYS where that is not possible.
     fn unmount(&self, _path: &str) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+    /// Makes a process that runs do a system call ([`trace::within`]). ENOSYS where the root is no
+    /// running kernel.
+    fn call_within(
+        &self,
+        _thread: trace::Thread,
+        _call: &trace::Call,
+        _otherwise: Option<trace::Call>,
+        _meanwhile: &mut dyn FnMut(),
+    ) -> io::Result<Duration> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+    /// Sets how much memory a process may lock, if a limit is given. Returns what it was. ENOSYS
+    /// where the root is no running kernel.
+    fn lock_limit(&self, _pid: u32, _new: Option<LockLimit>) -> io::Result<LockLimit> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
     /// Opens the file, to be kept open and read or written again and again. The caller sets the
@@ -352,6 +369,23 @@ impl Files for Kernel {
     fn unmount(&self, path: &str) -> io::Result<()> {
         self.need_live()?;
         rustix::mount::unmount(path, UnmountFlags::empty()).map_err(io::Error::from)
+    }
+
+    fn call_within(
+        &self,
+        thread: trace::Thread,
+        call: &trace::Call,
+        otherwise: Option<trace::Call>,
+        meanwhile: &mut dyn FnMut(),
+    ) -> io::Result<Duration> {
+        self.need_live()?;
+        let stat = || self.read(&format!("/proc/{}/stat", thread.of.pid));
+        trace::within(thread, call, otherwise, stat, meanwhile)
+    }
+
+    fn lock_limit(&self, pid: u32, new: Option<LockLimit>) -> io::Result<LockLimit> {
+        self.need_live()?;
+        limit::locked_memory(pid, new)
     }
 
     fn open(&self, path: &str, access: Access) -> io::Result<Option<fs::File>> {

@@ -6,6 +6,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::error::{Error, Result};
 
+/// The signals that end a run.
+pub const STOP_SIGNALS: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
 /// Blocks the signals that end a run and returns a descriptor to read them from.
 ///
 /// # Errors
@@ -59,7 +62,7 @@ fn mask_stop_signals(how: libc::c_int) -> io::Result<libc::sigset_t> {
     unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut set);
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        for signal in STOP_SIGNALS {
             libc::sigaddset(&raw mut set, signal);
         }
         match libc::pthread_sigmask(how, &raw const set, std::ptr::null_mut()) {

@@ -5,6 +5,7 @@
 use quell_types::units::Bytes;
 
 use crate::error::{Error, Result};
+use crate::paging;
 use crate::root::Files;
 
 /// Path of the file that [`meminfo`] parses.
@@ -74,25 +75,11 @@ pub fn amount(text: &str, key: &str) -> Option<Bytes> {
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
 pub fn huge_pages(files: &dyn Files, address: u64) -> Result<Option<Bytes>> {
-    const KEY: &str = "AnonHugePages:";
     let path = "/proc/self/smaps";
     let text = files.optional(path)?.unwrap_or_default();
-    let mut inside = false;
-    for line in text.lines() {
-        let range = line
-            .split_once(' ')
-            .and_then(|(range, _)| range.split_once('-'));
-        let number = |digits| u64::from_str_radix(digits, 16).ok();
-        if let Some((from, to)) = range.and_then(|(from, to)| number(from).zip(number(to))) {
-            inside = (from..to).contains(&address);
-        } else if inside && line.starts_with(KEY) {
-            let huge = amount(line, KEY);
-            return huge
-                .map(Some)
-                .ok_or_else(|| Error::malformed(path, line, format!("a line `{KEY} N kB`")));
-        }
-    }
-    Ok(None)
+    let mut all = paging::mappings(path, &text)?.into_iter();
+    let found = all.find(|mapping| mapping.range.contains(&address));
+    Ok(found.map(|mapping| mapping.huge))
 }
 
 /// The amounts of free memory at which the kernel acts, summed over all zones.

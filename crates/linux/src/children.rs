@@ -9,7 +9,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use quell_kernel::error::{Error, Result};
-use quell_kernel::{oom, rt, signals};
+use quell_kernel::trace::{self, Call};
+use quell_kernel::{limit, oom, rt, signals};
 use quell_record::backend::{Seen, SubjectId};
 use quell_record::measurement::Measurement;
 use quell_types::cpuset::CpuSet;
@@ -46,6 +47,51 @@ pub struct Birth<'a> {
     pub along: bool,
     /// Open files that it inherits, with the same numbers.
     pub inherits: Vec<BorrowedFd<'a>>,
+    /// How its memory is paged.
+    pub paging: FirstPages,
+}
+
+/// How the memory of a program is paged from its first instruction on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FirstPages {
+    /// The call by which it locks its memory.
+    pub lock: Option<Call>,
+    /// Whether it has small pages only.
+    pub small: bool,
+}
+
+impl FirstPages {
+    /// Runs in the child between fork and exec, last of all.
+    fn enter(self) -> io::Result<()> {
+        if self.small {
+            let (yes, none): (libc::c_ulong, libc::c_ulong) = (1, 0);
+            // SAFETY: takes no pointers.
+            let done = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, yes, none, none, none) };
+            if done != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        if self.lock.is_some() {
+            limit::lift()?;
+            trace::trace_me()?;
+        }
+        Ok(())
+    }
+
+    /// Lets the child that has executed its program lock its memory, before the program's first
+    /// instruction.
+    fn lock(self, name: &str, pid: u32) -> Result<()> {
+        let Some(call) = self.lock else {
+            return Ok(());
+        };
+        let blocked = trace::blocked_but(&signals::STOP_SIGNALS);
+        trace::at_exec(pid, &call, blocked).map_err(|e| {
+            Error::refused_with(
+                format!("{name}: its memory could not be locked: {e}"),
+                "free as much memory as it maps, or leave paging.locked out",
+            )
+        })
+    }
 }
 
 /// A program that runs, or has ended.
@@ -98,11 +144,14 @@ impl Subject {
             command.process_group(0);
         }
         let inherits: Vec<RawFd> = birth.inherits.iter().map(AsRawFd::as_raw_fd).collect();
+        let paging = birth.paging;
         // SAFETY: between fork and exec only system calls on prepared values are made, and nothing
         // allocates.
         unsafe {
-            command
-                .pre_exec(move || enter(&procs_files, pinned.then_some(&mask), leader, &inherits));
+            command.pre_exec(move || {
+                enter(&procs_files, pinned.then_some(&mask), leader, &inherits)?;
+                paging.enter()
+            });
         }
         let failed = |e: io::Error| {
             let remedy = match e.kind() {
@@ -116,7 +165,9 @@ impl Subject {
             )
         };
         let mut child = command.spawn().map_err(failed)?;
-        let (pidfd, output, tee) = watch(&mut child, birth.along && !leader).inspect_err(|_| {
+        let locked = paging.lock(name, child.id());
+        let watched = locked.and_then(|()| watch(&mut child, birth.along && !leader));
+        let (pidfd, output, tee) = watched.inspect_err(|_| {
             let _ = child.kill();
             let _ = child.wait();
         })?;

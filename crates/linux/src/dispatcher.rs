@@ -462,7 +462,7 @@ impl Task {
                 return Err(Lost::NotPermitted);
             }
             let there = || rt::current_cpu() == self.cpu;
-            if !there() && !(rt::pin(self.cpu).is_ok() && there()) {
+            if !(there() || rt::pin(self.cpu).is_ok() && there()) {
                 return Err(Lost::WrongCpu);
             }
             if now >= until {

@@ -21,6 +21,7 @@ mod host;
 pub mod journal;
 pub mod lease;
 pub mod lock;
+mod memory_lock;
 pub mod meter;
 pub mod pool;
 mod probe;

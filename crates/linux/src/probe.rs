@@ -10,7 +10,7 @@ use quell_kernel::error::Result;
 use quell_kernel::pmu::{self, Counting, Named, Pmu};
 use quell_kernel::resctrl::offer::Offer;
 use quell_kernel::root::Files;
-use quell_kernel::{cpuset, fair, irq, psi, resctrl, topology, workqueue};
+use quell_kernel::{cpuset, fair, irq, paging, psi, resctrl, topology, trace, workqueue};
 use quell_plan::inventory::{
     Availability, CpusetKind, Inventory, Lack, Means, Measured, MemoryControl, MemoryMeans,
     MeterKind,
@@ -297,6 +297,7 @@ fn mechanisms(
                 | Mechanism::CpuMax
                 | Mechanism::Weight
                 | Mechanism::Memory
+                | Mechanism::Paging
                 | Mechanism::Stop
                 | Mechanism::IoMax
                 | Mechanism::IoLatency
@@ -360,6 +361,7 @@ fn mechanisms(
                     no("the processor offers no RDT", Some(ELSEWHERE))
                 }
                 Mechanism::Memory => memory_control(&means.memory),
+                Mechanism::Paging => paged(&means.memory),
                 Mechanism::Stop if means.memory.freeze => yes(
                     Level::Regulated,
                     "groups are frozen whole, for a bounded time",
@@ -440,7 +442,35 @@ fn memory(
         pressure,
         immunity,
         lock,
+        hold: hold(files),
+        large_pages: paging::large_pages(files),
     }
+}
+
+/// Whether a program can be made to lock its memory. The error is the reason.
+fn hold(files: &dyn Files) -> std::result::Result<(), String> {
+    /// Nobody may trace, not even root.
+    const NEVER: u32 = 3;
+    if !trace::is_built() {
+        return Err("it is built for x86-64 only".to_owned());
+    }
+    let yama = files.parsed::<u32>("/proc/sys/kernel/yama/ptrace_scope", "0 to 3");
+    match yama.map_err(|e| e.to_string())? {
+        Some(NEVER) => Err("Yama lets no process trace another (kernel.yama.ptrace_scope is 3 until the next boot)".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+fn paged(means: &MemoryMeans) -> Availability {
+    let locked = match &means.hold {
+        Ok(()) => "programs are made to lock their memory".to_owned(),
+        Err(why) => format!("no memory is locked: {why}"),
+    };
+    let pages = match &means.large_pages {
+        Ok(size) => format!("memory is moved into pages of {size}"),
+        Err(why) => format!("there are no large pages: {why}"),
+    };
+    yes(Level::Regulated, format!("{locked}; {pages}"))
 }
 
 fn memory_control(means: &MemoryMeans) -> Availability {

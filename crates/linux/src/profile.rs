@@ -27,7 +27,7 @@ use quell_types::task::TaskMatch;
 use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::children::{Birth, Subject};
+use crate::children::{Birth, FirstPages, Subject};
 use crate::sampler::{Sampler, Source};
 use crate::work::{self, Countable, Counters};
 
@@ -172,6 +172,7 @@ fn begin(options: &Options<'_>, session: &OwnedFd, signals: &OwnedFd) -> Result<
         capture: true,
         along: false,
         inherits: vec![session.as_fd()],
+        paging: FirstPages::default(),
     };
     let mut subject = Subject::start(SubjectId(1), options.name, &birth)?;
     if let Some(warmup) = warmup {

@@ -19,19 +19,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use quell_kernel::cgroup_tree::{procs_file, tasks_in};
-use quell_kernel::procfs;
 use quell_kernel::resctrl::lock::{For, Lock, PATIENCE};
 use quell_kernel::resctrl::{Resctrl, Schemata, locked};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::value::{divided, only, same};
-use quell_kernel::{cgroup_tree, freezer, msr, oom, pidfd};
+use quell_kernel::{cgroup_tree, freezer, msr, oom, pidfd, procfs};
 use quell_record::backend::Undone;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::{Stopped, Undo};
 use quell_types::task::TaskId;
 
-use crate::fault;
 use crate::journal::{Journal, Mark};
+use crate::{fault, memory_lock};
 
 /// The result of undoing a journal's entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,6 +73,7 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
                 dir,
             } => work.oom_score(*task, *old, *new, dir),
             Undo::Move { task, from, to } => work.put_back(*task, from, to),
+            Undo::Lock { task, before } => memory_lock::unlock(files, *task, *before, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
             Undo::Cgroup { path, heir } => work.remove(i, path, heir),
             Undo::Mount { path } => work.unmount(path),

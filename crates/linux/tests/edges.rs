@@ -279,7 +279,7 @@ fn means() {
                 println!("{name}: not mounted");
                 continue;
             };
-            let means = Means::File(dir.0.join(file), *freeze, *thaw);
+            let means = Means::File(dir.0.join(file), freeze, thaw);
             let from = format!("{name}, ordinary thread");
             measured(&from, &dirs, tasks, cpu, |_, edges| ordinary(&means, edges));
             let from = format!("{name}, real-time dispatcher");

@@ -267,6 +267,18 @@ pub struct MemoryMeans {
     pub immunity: Result<(), String>,
     /// Whether files can be locked in memory. If not, the reason.
     pub lock: Result<(), String>,
+    /// Whether a program can be made to lock its memory. If not, the reason.
+    #[serde(default = "unknown_memory::<()>")]
+    pub hold: Result<(), String>,
+    /// The size of large pages that memory can be moved into while its program runs. If there are
+    /// none, the reason.
+    #[serde(default = "unknown_memory::<Bytes>")]
+    pub large_pages: Result<Bytes, String>,
+}
+
+/// The value where nothing is known.
+fn unknown_memory<T>() -> Result<T, String> {
+    Err("this machine says nothing about it".to_owned())
 }
 
 impl MemoryMeans {
@@ -278,15 +290,16 @@ impl MemoryMeans {
 
 impl Default for MemoryMeans {
     fn default() -> Self {
-        let unknown = || Err("this machine says nothing about it".to_owned());
         Self {
             control: MemoryControl::None,
-            pressure: unknown(),
+            pressure: unknown_memory(),
             group_pressure: false,
             freeze: false,
             reclaim: false,
-            immunity: unknown(),
-            lock: unknown(),
+            immunity: unknown_memory(),
+            lock: unknown_memory(),
+            hold: unknown_memory(),
+            large_pages: unknown_memory(),
         }
     }
 }

@@ -10,8 +10,8 @@ use quell_policy::*;
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::After;
-use quell_types::options::OnDrift;
 use quell_types::options::Split;
+use quell_types::options::{OnDrift, PageSize};
 use quell_types::source::Source;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 
@@ -100,6 +100,13 @@ fn the_reference_is_read_key_by_key() {
     assert_eq!(detector.reserve.banks, Some(Banks::Count(4)));
     assert_eq!(detector.reserve.memory, Some(MemoryWanted::WorkingSet));
     assert_eq!(detector.reserve.files, ["/opt/detector/weights.bin"]);
+
+    let paging = Paging {
+        locked: true,
+        prefault: true,
+        pages: Some(PageSize::Huge),
+    };
+    assert_eq!(detector.paging, paging);
 
     let batch = &policy.groups["batch"];
     assert_eq!(

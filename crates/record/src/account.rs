@@ -9,7 +9,7 @@ use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::Level;
 use quell_types::units::{LINE_BYTES, Nanos};
 
-use crate::events::{Event, Phase};
+use crate::events::{Event, Paged, Phase};
 use crate::standing::{Standing, Worth};
 use crate::windows::Kept;
 
@@ -29,6 +29,8 @@ pub struct Account {
     pub units: BTreeMap<GroupId, (u64, u64)>,
     /// How exactly windows were kept. `None` where there are none.
     pub windows: Option<Kept>,
+    /// Group → the pages of its memory at first and at last.
+    pub paged: BTreeMap<GroupId, (Paged, Paged)>,
 }
 
 /// What the tasks of one group got during the hold.
@@ -108,6 +110,7 @@ impl Account {
             neighbours: neighbours.map(empty).collect(),
             units: BTreeMap::new(),
             windows: None,
+            paged: BTreeMap::new(),
         }
     }
 
@@ -161,6 +164,10 @@ impl Account {
                 *sum = (sum.0 + units, sum.1 + late);
             }
             Event::Windows { kept } => self.windows = Some(kept.clone()),
+            Event::Paged { group, pages } => {
+                let (_, last) = self.paged.entry(group.clone()).or_insert((*pages, *pages));
+                *last = *pages;
+            }
             _ => {}
         }
     }

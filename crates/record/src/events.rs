@@ -91,6 +91,15 @@ pub enum Event {
         #[serde(flatten)]
         spent: Spent,
     },
+    /// The pages that the memory of a group's processes lies in now. The first such event of a
+    /// group is from before anything was done about them.
+    Paged {
+        /// The group of the processes.
+        group: GroupId,
+        /// The sizes, summed over its processes.
+        #[serde(flatten)]
+        pages: Paged,
+    },
     /// Units of work of an observed group since the last such event.
     Units {
         /// The group whose units are observed.
@@ -293,6 +302,24 @@ impl std::fmt::Display for Declared {
             .collect();
         f.write_str(&said.join(", "))
     }
+}
+
+/// Memory of processes by what it lies in, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Paged {
+    /// Number of processes.
+    pub processes: u32,
+    /// Bytes of anonymous memory that are in memory.
+    pub anonymous_bytes: u64,
+    /// Bytes of these that lie in large pages.
+    pub large_bytes: u64,
+    /// Bytes of mappings that are locked, whether they are in memory yet or not.
+    pub locked_bytes: u64,
+    /// Page faults without input or output since each process began. Memory that the kernel fills
+    /// ahead counts, too.
+    pub minor_faults: u64,
+    /// Page faults that needed input or output, counted in the same way.
+    pub major_faults: u64,
 }
 
 /// What was done about a group's memory.

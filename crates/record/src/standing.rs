@@ -7,7 +7,7 @@ use std::fmt;
 use quell_plan::{Held, Plan};
 use quell_types::cpuset::CpuId;
 use quell_types::mechanism::Level;
-use quell_types::units::Share;
+use quell_types::units::{Bytes, Share};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +69,24 @@ pub enum Cause {
         /// How the process ended.
         how: String,
     },
+    /// A process of the group does not have its memory locked.
+    Unlocked {
+        /// Number of the process.
+        pid: u32,
+        /// Why, in a sentence without its end.
+        why: String,
+    },
+    /// All processes of the group have their memory locked again.
+    Locked,
+    /// Memory of the group that should lie in large pages lies in small ones.
+    SmallPages {
+        /// How many bytes.
+        bytes: u64,
+        /// Why, in a sentence without its end.
+        why: String,
+    },
+    /// All memory of the group that can lie in large pages does so again.
+    LargePages,
     /// Lines that were locked in a cache have left it.
     Evicted,
     /// Pages of the group's memory are not of its colours, which were used up.
@@ -119,6 +137,18 @@ impl fmt::Display for Cause {
                     "the process that locked its files in memory has ended ({how})"
                 )
             }
+            Self::Unlocked { pid, why } => {
+                write!(f, "the memory of process {pid} is not locked: {why}")
+            }
+            Self::Locked => f.write_str("the memory of all its processes is locked again"),
+            Self::SmallPages { bytes, why } => {
+                write!(
+                    f,
+                    "{} of its memory lie in small pages: {why}",
+                    Bytes(*bytes)
+                )
+            }
+            Self::LargePages => f.write_str("its memory lies in large pages again"),
             Self::Evicted => f.write_str("locked lines have left the cache"),
             Self::Spilled { pages, program } => write!(
                 f,

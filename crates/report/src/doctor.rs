@@ -308,7 +308,7 @@ fn unavailable(missing: &Missing<'_>, style: Style) -> String {
 
 /// What mechanisms are good for, in the words of a user. Several mechanisms may belong to one
 /// purpose.
-const PROMISES: [(&str, &[Mechanism]); 6] = [
+const PROMISES: [(&str, &[Mechanism]); 7] = [
     ("CPUs of its own", &[Mechanism::Cores]),
     ("limits on its neighbours' CPU time", &[Mechanism::CpuMax]),
     (
@@ -320,6 +320,10 @@ const PROMISES: [(&str, &[Mechanism]); 6] = [
         &[Mechanism::Ways, Mechanism::Sets, Mechanism::PseudoLock],
     ),
     ("memory that is kept for it", &[Mechanism::Memory]),
+    (
+        "memory that is locked, or in pages of one size",
+        &[Mechanism::Paging],
+    ),
     (
         "its share of a disk",
         &[Mechanism::IoMax, Mechanism::IoLatency, Mechanism::IoWeight],

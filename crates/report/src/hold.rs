@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use quell_plan::{Held, Plan};
 use quell_record::account::{Account, Neighbour, Share};
 use quell_record::backend::Undone;
+use quell_record::events::Paged;
 use quell_types::ids::GroupId;
 use quell_types::mechanism::Level;
 use quell_types::units::Nanos;
@@ -193,6 +194,12 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
         ));
     }
     lines.extend(account.windows.iter().flat_map(windows::kept));
+    lines.extend(
+        account
+            .paged
+            .iter()
+            .map(|(group, (first, last))| paged(group, *first, *last)),
+    );
     if !revoked || undone.restored > 0 {
         let changes = counted(u64::from(undone.restored));
         let s = if undone.restored == 1 { "" } else { "s" };
@@ -202,6 +209,23 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
         lines.push(format!("not reverted: {left}"));
     }
     lines
+}
+
+/// The pages of a group's memory at the end, and the faults of its processes since the first look.
+pub(crate) fn paged(group: &str, first: Paged, last: Paged) -> String {
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let minor = last.minor_faults.saturating_sub(first.minor_faults);
+    let major = last.major_faults.saturating_sub(first.major_faults);
+    format!(
+        "{group}: {} of {} lay in large pages and {} were locked at last, {} and {} at first; {} minor and {} major page faults in between",
+        mib(last.large_bytes),
+        mib(last.anonymous_bytes),
+        mib(last.locked_bytes),
+        mib(first.large_bytes),
+        mib(first.locked_bytes),
+        counted(minor),
+        counted(major),
+    )
 }
 
 fn held_for(account: &Account, plan: &Plan, held: Nanos) -> Vec<String> {

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use quell_record::events::{Declared, Event, Record, Spent};
+use quell_record::events::{Declared, Event, Paged, Record, Spent};
 
+use crate::hold;
 use crate::memory::memory;
 use crate::plan::plan_steps_text;
 use crate::text::{Style, Tone, count, number, thousands};
@@ -47,6 +48,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     said.extend(units(record));
     said.extend(memory(record));
     said.extend(spent(record));
+    said.extend(paged(record));
     for event in &record.events {
         if let Event::Exit { group, status } = &event.event {
             said.push(format!("{group} ended with status {status}."));
@@ -179,6 +181,19 @@ fn spent(record: &Record) -> Vec<String> {
         );
     }
     said
+}
+
+/// The pages that the groups' memory lay in at first and at last.
+fn paged(record: &Record) -> Vec<String> {
+    let mut groups: BTreeMap<&str, (Paged, Paged)> = BTreeMap::new();
+    for stamped in &record.events {
+        if let Event::Paged { group, pages } = &stamped.event {
+            groups.entry(group).or_insert((*pages, *pages)).1 = *pages;
+        }
+    }
+    let said = groups.iter();
+    said.map(|(group, (first, last))| hold::paged(group, *first, *last) + ".")
+        .collect()
 }
 
 /// What the hypervisor took of a group's CPUs, from the first sample of them to the last.

@@ -323,6 +323,11 @@ pub(crate) fn describe(set: &Setting) -> String {
         Setting::ProtectMemory { size: None } => {
             "keep what it works on from being reclaimed".to_owned()
         }
+        Setting::LockMemory { prefault: false } => "lock all memory of its programs".to_owned(),
+        Setting::LockMemory { prefault: true } => {
+            "lock all memory of its programs, filled as soon as it is mapped".to_owned()
+        }
+        Setting::PageSize { pages } => format!("keep its memory in pages of {}", pages.name()),
         Setting::LockFiles { files } => format!("lock in memory: {}", files.join(", ")),
         Setting::LimitMemory { most, kills: true } => {
             format!("let it use at most {most} of memory")

@@ -80,9 +80,9 @@ fn bound(speeds: &[Vec<f64>], cores: usize) -> f64 {
     let count = speeds.len();
     // A core has a pair, or one program to itself.
     let mut shares: Vec<Vec<(usize, f64)>> = (0..count).map(|a| vec![(a, 1.0)]).collect();
-    for a in 0..count {
-        for b in a + 1..count {
-            shares.push(vec![(a, speeds[a][b]), (b, speeds[b][a])]);
+    for (a, next_to) in speeds.iter().enumerate() {
+        for (b, others) in speeds.iter().enumerate().skip(a + 1) {
+            shares.push(vec![(a, next_to[b]), (b, others[a])]);
         }
     }
     // The last variable is the smallest progress.
@@ -112,13 +112,15 @@ fn bound(speeds: &[Vec<f64>], cores: usize) -> f64 {
 /// A program's mean speed next to another on one core, over all phases of both.
 fn speed(chip: &Chip, own: &Program, other: &Program) -> f64 {
     let ipc = |parts: &[(&Program, &Phase)]| {
-        let thread = |(program, phase): &(&Program, &'_ Phase)| Thread {
-            phase: *phase,
-            cpi: program.cpi,
-            overlap: program.overlap,
-            core: 0,
-        };
-        let threads: Vec<_> = parts.iter().map(thread).collect();
+        let mut threads = Vec::new();
+        for (program, phase) in parts {
+            threads.push(Thread {
+                phase,
+                cpi: program.cpi,
+                overlap: program.overlap,
+                core: 0,
+            });
+        }
         chip.balance(&threads)[0].ipc
     };
     let mut time = [0.0; 2];
@@ -184,9 +186,18 @@ fn chip() -> Chip {
     Chip::of(&board, Fit::FITTED).unwrap()
 }
 
+fn of_two_cores(chip: &Chip) -> Chip {
+    let mut small = chip.clone();
+    small.cores = 2;
+    small
+}
+
 fn speeds(chip: &Chip, programs: &[&Program]) -> Vec<Vec<f64>> {
-    let of = |own: &&Program| programs.iter().map(|other| speed(chip, own, other));
-    programs.iter().map(|own| of(own).collect()).collect()
+    let next_to = |own: &Program| {
+        let others = programs.iter();
+        others.map(|other| speed(chip, own, other)).collect()
+    };
+    programs.iter().map(|own| next_to(own)).collect()
 }
 
 #[test]
@@ -208,10 +219,7 @@ fn known_linear_programs_have_their_answers() {
 fn no_policy_is_beyond_the_bound() {
     let (all, chip) = (built_in(), chip());
     let programs: Vec<&Program> = all.values().take(6).collect();
-    let small = Chip {
-        cores: 2,
-        ..chip.clone()
-    };
+    let small = of_two_cores(&chip);
     let bound = bound(&speeds(&small, &programs), 2);
     for policy in [
         SchedulerPolicy::Linux,
@@ -243,10 +251,7 @@ fn what_is_left() {
             by(SchedulerPolicy::Random, &chip, &programs),
             by(SchedulerPolicy::Fair, &chip, &programs),
         ];
-        let small = Chip {
-            cores: 2,
-            ..chip.clone()
-        };
+        let small = of_two_cores(&chip);
         let eight = &programs[..8];
         let fair = Fair::new(small.contention(), BOUND);
         let oracle =

@@ -1,7 +1,11 @@
 //! The coarse machine against the detailed one, on programs made from the figures of recorded ones.
 //! `docs/results/2026-11-25-smt-coarse.md` has what these studies print.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_sign_loss,
+    reason = "a test fails by panicking, and no time is negative"
+)]
 
 use std::sync::Arc;
 use std::sync::Mutex;

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::CpuSet;
-use crate::task::TaskId;
+use crate::task::{LockLimit, TaskId};
 
 /// What is kept from running.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -84,6 +84,14 @@ pub enum Undo {
         new: i32,
         /// The cgroup it is in.
         dir: String,
+    },
+    /// A process was made to lock its memory, and its limit of locked memory was lifted. Its
+    /// children and the programs that it executes lock nothing by that.
+    Lock {
+        /// The process, with its start time.
+        task: TaskId,
+        /// What it could lock before (RLIMIT_MEMLOCK).
+        before: LockLimit,
     },
     /// A task's CPU affinity was changed.
     Affinity {

@@ -29,6 +29,8 @@ pub enum Mechanism {
     Mba,
     /// Latency control under memory pressure.
     Memory,
+    /// Locked memory and the size of its pages.
+    Paging,
     /// Stopping and resuming tasks.
     Stop,
     /// Where tasks run: SMT-aware and contention-aware placement.
@@ -47,7 +49,7 @@ pub enum Mechanism {
 
 impl Mechanism {
     /// Every mechanism, in the order of the design.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Weight,
         Self::Cores,
         Self::Bandwidth,
@@ -57,6 +59,7 @@ impl Mechanism {
         Self::PseudoLock,
         Self::Mba,
         Self::Memory,
+        Self::Paging,
         Self::Stop,
         Self::Placement,
         Self::CpuMax,
@@ -79,6 +82,7 @@ impl Mechanism {
             Self::PseudoLock => "pseudo-lock",
             Self::Mba => "mba",
             Self::Memory => "memory",
+            Self::Paging => "paging",
             Self::Stop => "stop",
             Self::Placement => "placement",
             Self::CpuMax => "cpu-max",

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::spelled;
 use crate::spelled::{NoTable, Spelled};
+use crate::units::Bytes;
 
 /// What a CPU does when all budgets are spent before the period ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -131,6 +132,37 @@ impl SchedulerPolicy {
             Self::Pair => "pair",
             Self::Bounded => "bounded",
             Self::Progress => "progress",
+        }
+    }
+}
+
+/// The size of the pages that a group's anonymous memory lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PageSize {
+    /// Base pages of 4 KiB only.
+    #[serde(rename = "4KiB")]
+    Base,
+    /// Large pages of 2 MiB, wherever 2 MiB of memory lie side by side.
+    #[serde(rename = "2MiB")]
+    Huge,
+}
+
+impl PageSize {
+    /// The size of a page in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> Bytes {
+        match self {
+            Self::Base => Bytes(4 << 10),
+            Self::Huge => Bytes(2 << 20),
+        }
+    }
+
+    /// The name used in policies.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Base => "4KiB",
+            Self::Huge => "2MiB",
         }
     }
 }

@@ -225,6 +225,18 @@ pub struct TaskId {
     pub start: u64,
 }
 
+/// How much memory a process may lock, in bytes (RLIMIT_MEMLOCK). Absent: any amount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct LockLimit {
+    /// What holds now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soft: Option<u64>,
+    /// How far the process may raise it itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hard: Option<u64>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

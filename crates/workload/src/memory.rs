@@ -28,6 +28,9 @@ pub enum Granted {
     /// Huge pages for the whole buffer, as asked.
     #[serde(rename = "2MiB")]
     Huge,
+    /// Nothing was asked for: what it lies in is whatever the kernel gives, and may change.
+    #[serde(rename = "given")]
+    Given,
     /// Huge pages were asked for, but part of the buffer has base pages.
     #[serde(rename = "mixed")]
     Mixed {
@@ -45,7 +48,7 @@ impl Granted {
                 "2 MiB pages were not granted: {huge} of the buffer lies in them \
                  (see /sys/kernel/mm/transparent_hugepage/enabled, or memory is fragmented)"
             )),
-            Self::Base | Self::Huge => None,
+            Self::Base | Self::Huge | Self::Given => None,
         }
     }
 }
@@ -62,7 +65,7 @@ impl Granted {
     /// Refuses a buffer that was not fully granted.
     pub(crate) fn whole(self) -> Result<(), Error> {
         match self {
-            Self::Base | Self::Huge => Ok(()),
+            Self::Base | Self::Huge | Self::Given => Ok(()),
             Self::Mixed { huge } => Err(Error::refused(
                 "memory in 2 MiB pages",
                 format!(
@@ -116,7 +119,8 @@ impl Buffer {
             .ok_or_else(too_large)?;
         let unit = match pages {
             Pages::Base => BASE,
-            Pages::Huge => HUGE,
+            // So that the end may lie in a huge page, too.
+            Pages::Huge | Pages::Given => HUGE,
         };
         let used = len.checked_next_multiple_of(unit).ok_or_else(too_large)?;
         let map_len = used.checked_add(2 * HUGE).ok_or_else(too_large)?;
@@ -150,8 +154,9 @@ impl Buffer {
             granted: Granted::Base,
         };
         let advice = match pages {
-            Pages::Base => libc::MADV_NOHUGEPAGE,
-            Pages::Huge => libc::MADV_HUGEPAGE,
+            Pages::Base => Some(libc::MADV_NOHUGEPAGE),
+            Pages::Huge => Some(libc::MADV_HUGEPAGE),
+            Pages::Given => None,
         };
         // SAFETY: the range lies inside our own mapping and nothing refers to it yet.
         if unsafe {
@@ -166,8 +171,10 @@ impl Buffer {
         }
         // A kernel without transparent huge pages answers EINVAL. Then there are base pages only,
         // and the check below reports that where huge ones were asked for.
-        // SAFETY: the range lies inside our own mapping.
-        let _ = unsafe { libc::madvise(start.as_ptr().cast(), used, advice) };
+        if let Some(advice) = advice {
+            // SAFETY: the range lies inside our own mapping.
+            let _ = unsafe { libc::madvise(start.as_ptr().cast(), used, advice) };
+        }
         if pages == Pages::Base {
             // SAFETY: aligned to 2 MiB, and the beginning of `used` bytes of our own that nothing
             // refers to yet.
@@ -183,6 +190,9 @@ impl Buffer {
         for offset in (0..used).step_by(BASE) {
             // SAFETY: `offset` lies below `used`, which is mapped for writing.
             unsafe { start.as_ptr().add(offset).write_volatile(1) };
+        }
+        if pages == Pages::Given {
+            buffer.granted = Granted::Given;
         }
         if pages == Pages::Huge {
             let huge = vm::huge_pages(&procfs::live(), start.as_ptr().addr() as u64)?
@@ -272,7 +282,7 @@ mod tests {
                         .contains("not granted")
                 );
             }
-            Granted::Base => panic!("huge pages were asked for"),
+            Granted::Base | Granted::Given => panic!("huge pages were asked for"),
         }
     }
 

@@ -12,7 +12,8 @@ use quell_kernel::root::{Files, parse_mask};
 use quell_kernel::tasks::{self, Matcher};
 use quell_kernel::{
     cached_file, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, maps, msr, node_memory,
-    oom, pmu, procfs, psi, remaining, self_usage, sysctl, topology, value, vm, workqueue,
+    oom, paging, pmu, procfs, psi, remaining, self_usage, sysctl, topology, traceable, value, vm,
+    workqueue,
 };
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
@@ -121,6 +122,11 @@ fn processes(files: &Everywhere) {
     let _ = oom::score(files, 1);
     let _ = oom::adjustment(files, 1);
     let _ = self_usage::own(files);
+    let _ = paging::mappings_of(files, 1);
+    let _ = paging::sizes(files, 1);
+    let _ = paging::large_pages(files);
+    let _ = traceable::obstacle(files, 1);
+    let _ = traceable::thread(files, TaskId { pid: 1, start: 1 });
     let _ = fair::exempt(files, &["/sys/fs/cgroup/a".into()]);
     let _ = fair::replaced_by(files);
     let _ = Ledger::new(0).sample(files, &["/sys/fs/cgroup/a".into()]);

@@ -17,7 +17,7 @@ use quell_types::ids::GroupId;
 use quell_types::source::Source;
 use quell_types::units::Nanos;
 
-use crate::children::{Birth, Subject};
+use crate::children::{Birth, FirstPages, Subject};
 use crate::clients::{self, Clients, Membership};
 use crate::enforce::{Enforcers, Launch};
 use crate::group_cgroups::GroupCgroups;
@@ -109,6 +109,7 @@ impl Programs {
                 .unwrap_or_default(),
             env,
             files: Vec::new(),
+            paging: FirstPages::default(),
         };
         for enforcer in enforcers.each() {
             enforcer.launch(&mut launch)?;
@@ -125,6 +126,7 @@ impl Programs {
                 .into_iter()
                 .chain(launch.files.iter().map(AsFd::as_fd))
                 .collect(),
+            paging: launch.paging,
         };
         // A child that enters a group of low weight may wait long for a CPU before it executes.
         let lease = host.session.as_ref().map(|s| Arc::clone(s.lease()));

@@ -9,7 +9,7 @@ use quell_plan::Setting;
 use quell_record::backend::{Action, Observation, SubjectId};
 use quell_types::cpuset::CpuSet;
 
-use crate::children::Subject;
+use crate::children::{FirstPages, Subject};
 use crate::host::Host;
 
 pub mod affinity;
@@ -29,6 +29,7 @@ pub mod memory;
 mod narrow;
 mod nesting;
 pub mod nodes;
+mod paging;
 mod pressure;
 pub mod quiet;
 pub mod registers;
@@ -77,6 +78,8 @@ pub(crate) struct Launch<'a> {
     pub env: Vec<(String, String)>,
     /// Open files that it inherits.
     pub files: Vec<File>,
+    /// How its memory is paged.
+    pub paging: FirstPages,
 }
 
 /// All mechanisms. The backend calls some of them by name.
@@ -110,6 +113,7 @@ impl Enforcers {
                 Box::new(io::Io),
                 Box::new(registers::Registers::default()),
                 Box::new(memory::Accounts),
+                Box::new(paging::Paging::default()),
             ],
         }
     }

@@ -51,6 +51,7 @@ pub fn read(path: &Path) -> Vec<Span> {
 
 /// A part of values in ascending order, such as 0.99.
 pub fn quantile(sorted: &[i64], part: f64) -> i64 {
+    #[expect(clippy::cast_sign_loss, reason = "a part is not negative")]
     let place = (sorted.len() as f64 * part) as usize;
     sorted[place.min(sorted.len() - 1)]
 }

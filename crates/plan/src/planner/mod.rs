@@ -20,7 +20,7 @@
 //! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight;
 //! - [`schedule`] says who runs with whom, [`windows`] which group runs when;
 //! - [`io`] reads what is wanted of disks, [`memory`] plans which groups keep memory, are limited
-//!   and steer;
+//!   and steer, [`paging`] which memory is locked and in which pages it lies;
 //! - [`words`] has the sentences.
 
 mod adaptive_ways;
@@ -44,6 +44,7 @@ mod mba;
 mod memory;
 mod nodes;
 mod others;
+mod paging;
 mod partition;
 mod period;
 mod pooling;
@@ -129,6 +130,7 @@ pub fn plan_beside(
     bandwidth::plan(&mut draft);
     draft.make_room_for_brakes();
     memory::plan(&mut draft);
+    paging::plan(&mut draft);
     io::plan(&mut draft);
     deadline::notes(&mut draft);
     partition::classes(&mut draft);
@@ -216,6 +218,7 @@ impl Draft<'_> {
             || self.division.of(name).confined
             || !group.limit.is_empty()
             || io::wanted(group)
+            || !group.paging.is_empty()
             || deadline::adapts(self.policy)
             || memory::wanted(self.policy)
             || self.policy.groups.values().any(|g| {

@@ -40,7 +40,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 26] = [
+const BUILTIN: [(&str, &str); 28] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -96,6 +96,14 @@ const BUILTIN: [(&str, &str); 26] = [
     (
         "p4080-paging",
         include_str!("../../../../experiments/p4080-paging.toml"),
+    ),
+    (
+        "paging",
+        include_str!("../../../../experiments/paging.toml"),
+    ),
+    (
+        "paging-sqlite",
+        include_str!("../../../../experiments/paging-sqlite.toml"),
     ),
     (
         "pressure-anon",

@@ -26,8 +26,8 @@ pub(crate) use check::fit_name;
 pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
 pub use reference::{policy_reference, policy_schema};
 pub use sections::{
-    Adapt, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted, Pressure,
-    RegulatorKeys, Reserve, SchedulerKeys, Target, WaysKept,
+    Adapt, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted, Paging,
+    Pressure, RegulatorKeys, Reserve, SchedulerKeys, Target, WaysKept,
 };
 pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
 pub use windows::{Window, WindowKeys};
@@ -255,6 +255,9 @@ pub struct Group {
     /// What the group gets at most.
     #[serde(default, skip_serializing_if = "Limit::is_empty")]
     pub limit: Limit,
+    /// How the memory of its programs is paged.
+    #[serde(default, skip_serializing_if = "Paging::is_empty")]
+    pub paging: Paging,
     /// Its weight where other programs want the same CPU: 1 to 10000, or "idle". The kernel gives
     /// every cgroup 100. Default for best-effort: "idle". It then has CPU time that no other
     /// program wants, and hardly any next to a busy program. In cgroups that are changed in place:
@@ -287,6 +290,7 @@ impl Group {
             target: None,
             reserve: Reserve::default(),
             limit: Limit::default(),
+            paging: Paging::default(),
             cpu_weight: None,
             weight: None,
             allow: None,

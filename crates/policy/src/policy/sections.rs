@@ -1,6 +1,7 @@
 //! The sections of a policy: a group's promises, and how the machine's mechanisms are to be used.
 
 use quell_types::mechanism::Mechanism;
+use quell_types::options::PageSize;
 use quell_types::options::PressureController;
 use quell_types::options::SchedulerPolicy;
 use quell_types::options::Split;
@@ -123,6 +124,32 @@ pub struct Limit {
 
 impl Limit {
     /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How the memory of a group's programs is kept in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Paging {
+    /// Whether all memory of its programs stays in memory, once it is there (as `mlockall` does):
+    /// it is neither swapped out nor reclaimed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub locked: bool,
+    /// With `locked`: whether memory is there as soon as a program maps it, and not only once the
+    /// program touches it. Touching it then takes no page fault.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub prefault: bool,
+    /// The pages of its anonymous memory: "4KiB" (never larger), or "2MiB" (wherever 2 MiB lie side
+    /// by side). Absent: as the machine's settings of transparent huge pages say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pages: Option<PageSize>,
+}
+
+impl Paging {
+    /// Whether nothing is asked for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

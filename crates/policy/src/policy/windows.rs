@@ -119,7 +119,7 @@ pub(super) fn check(found: &mut Found, policy: &Policy) {
 }
 
 fn in_steps(found: &mut Found, at: Path, time: Nanos) {
-    if time.0 % STEP.0 != 0 {
+    if !time.0.is_multiple_of(STEP.0) {
         let why = format!("{time} is not a multiple of {STEP}, the step of the clock");
         found.say(at, why, None);
     }

@@ -94,6 +94,7 @@ words! {
     Pages, default Base {
         Base = "4KiB": "Base pages; transparent huge pages are switched off for the buffer",
         Huge = "2MiB": "Huge pages",
+        Given = "given": "Whatever the kernel gives: the generator asks for neither",
     }
 }
 

@@ -66,7 +66,9 @@ proptest! {
             let of = |i: usize| allows[i];
             let permitted = match decision.act {
                 Act::Protect { critical, .. } => critical == 0 && measured,
-                Act::Limit { neighbour, .. } => of(neighbour).limit,
+                Act::Limit { neighbour, .. } | Act::KeepUnswapped { neighbour } => {
+                    of(neighbour).limit
+                }
                 Act::Freeze { neighbour } | Act::Thaw { neighbour } => of(neighbour).freeze,
                 Act::Reclaim { neighbour, .. } => of(neighbour).reclaim,
                 Act::Kill(task) => of(hog_of(task)).kill,

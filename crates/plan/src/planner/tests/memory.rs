@@ -42,6 +42,7 @@ fn with(control: MemoryControl) -> Inventory {
         freeze: true,
         immunity: Ok(()),
         lock: Ok(()),
+        ..MemoryMeans::default()
     };
     machine
 }

@@ -19,6 +19,7 @@ pub mod directions;
 pub mod division;
 pub mod mba;
 pub mod memory;
+pub mod paging;
 pub mod pooling;
 pub mod reserves;
 pub mod windows;

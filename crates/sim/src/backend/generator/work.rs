@@ -255,7 +255,7 @@ impl Work {
             workload: workload.clone(),
             memory,
             placement: match workload.pages() {
-                Pages::Base => Placement::Plain,
+                Pages::Base | Pages::Given => Placement::Plain,
                 Pages::Huge => Placement::Huge,
             },
             writes,

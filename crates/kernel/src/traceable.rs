@@ -1,0 +1,103 @@
+//! Which thread of a process can be made to do a system call ([`crate::trace`]), and what keeps a
+//! process from that. proc_pid_status(5).
+
+use quell_types::task::TaskId;
+
+use crate::error::Result;
+use crate::procfs;
+use crate::root::Files;
+use crate::trace::Thread;
+
+/// What keeps a process from being made to do a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It is dead, though perhaps not reaped.
+    Ended,
+    /// It is stopped by a signal.
+    Stopped,
+    /// Another process traces it.
+    Traced {
+        /// Number of that process.
+        by: u32,
+    },
+    /// A filter decides about its system calls (seccomp). It may kill for an unknown one.
+    Filtered,
+}
+
+impl std::fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ended => f.write_str("it has ended"),
+            Self::Stopped => f.write_str("it is stopped"),
+            Self::Traced { by } => write!(f, "process {by} traces it, and only one can"),
+            Self::Filtered => f.write_str("a filter decides about its system calls (seccomp)"),
+        }
+    }
+}
+
+/// What keeps a process from being made to do a call, as far as its `status` shows.
+///
+/// # Errors
+/// [`Error::File`](crate::error::Error::File).
+pub fn obstacle(files: &dyn Files, pid: u32) -> Result<Option<Obstacle>> {
+    let Some(text) = files.optional(&format!("/proc/{pid}/status"))? else {
+        return Ok(Some(Obstacle::Ended));
+    };
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|l| l.strip_prefix(name))
+            .map(str::trim)
+    };
+    let number = |name| field(name).and_then(|f| f.parse::<u32>().ok()).unwrap_or(0);
+    let state = field("State:").and_then(|f| f.chars().next());
+    let by = number("TracerPid:");
+    Ok(match state {
+        Some('Z' | 'X') | None => Some(Obstacle::Ended),
+        _ if by != 0 => Some(Obstacle::Traced { by }),
+        Some('T' | 't') => Some(Obstacle::Stopped),
+        _ if number("Seccomp:") != 0 => Some(Obstacle::Filtered),
+        _ => None,
+    })
+}
+
+/// The thread that is asked: one that runs, because its system call would be interrupted otherwise.
+/// Else one that sleeps. `None` where the process has ended.
+#[must_use]
+pub fn thread(files: &dyn Files, task: TaskId) -> Option<Thread> {
+    let all = procfs::threads(files, task.pid).ok()?;
+    let state = |tid: u32| {
+        let stat = procfs::thread_stat(files, task.pid, tid).ok().flatten();
+        stat.filter(|s| !s.leaving()).map(|s| s.state)
+    };
+    let running = all.iter().find(|tid| state(**tid) == Some('R'));
+    let sleeping = || all.iter().find(|tid| state(**tid) == Some('S'));
+    let tid = running.or_else(sleeping).or_else(|| all.first()).copied()?;
+    Some(Thread { of: task, tid })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Kernel;
+
+    #[test]
+    fn an_obstacle_is_read_from_the_status() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        let of = |text: &str| {
+            std::fs::create_dir_all(dir.path().join("proc/7")).unwrap();
+            std::fs::write(dir.path().join("proc/7/status"), text).unwrap();
+            obstacle(&kernel, 7).unwrap()
+        };
+        let status = |state: &str, tracer: u32, seccomp: u32| {
+            format!("Name:\ta\nState:\t{state}\nTracerPid:\t{tracer}\nSeccomp:\t{seccomp}\n")
+        };
+        assert_eq!(of(&status("S (sleeping)", 0, 0)), None);
+        assert_eq!(of(&status("Z (zombie)", 0, 0)), Some(Obstacle::Ended));
+        assert_eq!(of(&status("T (stopped)", 0, 0)), Some(Obstacle::Stopped));
+        let traced = of(&status("t (tracing stop)", 31, 0));
+        assert_eq!(traced, Some(Obstacle::Traced { by: 31 }));
+        assert_eq!(of(&status("R (running)", 0, 2)), Some(Obstacle::Filtered));
+        assert_eq!(obstacle(&kernel, 8).unwrap(), Some(Obstacle::Ended));
+    }
+}

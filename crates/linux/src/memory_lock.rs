@@ -1,0 +1,212 @@
+//! Processes that are made to lock their memory, and how that is reverted.
+//!
+//! Locked memory is what a process asks for itself (mlockall(2)), so one of its threads is made to
+//! ask ([`quell_kernel::trace`]). A process without CAP_IPC_LOCK may lock up to a limit, and could
+//! map nothing beyond it any more. So its limit is lifted as well.
+
+use std::time::Duration;
+
+use quell_kernel::error::Result;
+use quell_kernel::root::{Files, gone};
+use quell_kernel::trace::Call;
+use quell_kernel::{limit, paging, procfs, traceable};
+use quell_types::journal::Undo;
+use quell_types::task::{LockLimit, TaskId};
+use quell_types::units::Bytes;
+
+use crate::change::JournaledWriter;
+use crate::fault;
+
+/// How an attempt to make a process lock its memory came out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Locked {
+    /// It has ended, or locks its memory already.
+    Nothing,
+    /// It locks its memory now. One of its threads was stopped so long.
+    Now(Duration),
+    /// It does not, for this reason.
+    Not(String),
+}
+
+/// Records that a process has locked its memory since it was launched, with this limit before.
+///
+/// # Errors
+/// As [`crate::journal::Journal::record`].
+pub fn launched(writer: &mut JournaledWriter<'_>, task: TaskId, before: LockLimit) -> Result<()> {
+    writer.journal.record(&Undo::Lock { task, before })
+}
+
+/// Makes a process lock its memory, journaled. With `filled`, what it has mapped is in memory
+/// afterwards.
+///
+/// # Errors
+/// As [`crate::journal::Journal::record`].
+pub fn lock(
+    writer: &mut JournaledWriter<'_>,
+    task: TaskId,
+    filled: bool,
+    meanwhile: &mut dyn FnMut(),
+) -> Result<Locked> {
+    let files = writer.files;
+    let Some(thread) = traceable::thread(files, task) else {
+        return Ok(Locked::Nothing);
+    };
+    // A program that executes another one keeps its number, its limit and its entry.
+    let known = |e: &Undo| matches!(e, Undo::Lock { task: of, .. } if *of == task);
+    let known = writer.journal.entries().iter().any(known);
+    let mark = writer.journal.mark();
+    if !known {
+        let before = match files.lock_limit(task.pid, None) {
+            Ok(before) => before,
+            Err(e) if gone(&e) => return Ok(Locked::Nothing),
+            Err(e) => return Ok(Locked::Not(why(&e))),
+        };
+        writer.journal.record(&Undo::Lock { task, before })?;
+    }
+    let call = Call::lock_memory(filled);
+    let done = lift(files, task.pid).and_then(|before| {
+        let back = || files.lock_limit(task.pid, Some(before));
+        let called = files.call_within(thread, &call, Some(Call::UNLOCK_MEMORY), meanwhile);
+        called.inspect_err(|e| {
+            if e.raw_os_error() != Some(libc::EINPROGRESS) {
+                let _ = back();
+            }
+        })
+    });
+    match done {
+        Ok(stopped) => {
+            fault::boundary();
+            Ok(Locked::Now(stopped))
+        }
+        Err(e) => {
+            // A call that goes on may still lock.
+            if !known && e.raw_os_error() != Some(libc::EINPROGRESS) {
+                writer.journal.retract(mark)?;
+            }
+            Ok(match gone(&e) {
+                true => Locked::Nothing,
+                false => Locked::Not(why(&e)),
+            })
+        }
+    }
+}
+
+/// Lifts the limit of a process. Returns what it was. Where that is not allowed, it is an error
+/// only if the limit holds the process.
+fn lift(files: &dyn Files, pid: u32) -> std::io::Result<LockLimit> {
+    const CAP_IPC_LOCK: u32 = 14;
+    match files.lock_limit(pid, Some(limit::ANY)) {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            match procfs::is_capable(files, pid, CAP_IPC_LOCK) {
+                Ok(true) => files.lock_limit(pid, None),
+                _ => Err(std::io::Error::from_raw_os_error(libc::EDQUOT)),
+            }
+        }
+        other => other,
+    }
+}
+
+/// Why a process could not be made to do a call.
+fn why(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            "it may not be traced: another program traces it, or the kernel forbids it (Yama's ptrace_scope, a container)".to_owned()
+        }
+        Some(libc::ENOEXEC) => "it runs 32-bit code".to_owned(),
+        Some(libc::ENOTSUP) => {
+            "it runs 32-bit code, or has no vDSO to enter the kernel from".to_owned()
+        }
+        Some(libc::ETIMEDOUT) => "none of its threads stopped: it waits for a disk, or is frozen".to_owned(),
+        Some(libc::EDQUOT) => {
+            "its limit of locked memory may not be lifted (CAP_SYS_RESOURCE is missing), and it lacks CAP_IPC_LOCK".to_owned()
+        }
+        Some(libc::EINPROGRESS) => "locking it takes longer than a minute".to_owned(),
+        Some(libc::EBUSY) => "its thread is always within a restartable sequence".to_owned(),
+        Some(libc::EAGAIN | libc::ENOMEM) => {
+            format!("the kernel could not lock its memory ({error})")
+        }
+        _ => format!("it could not be made to lock its memory ({error})"),
+    }
+}
+
+/// What keeps a process from being made to lock its memory, in a sentence. `None` if nothing does
+/// or the process has ended. With `filled`, `room` is the memory that there is for it.
+///
+/// # Errors
+/// As [`traceable::obstacle`], [`paging::mappings_of`].
+pub fn refusal(
+    files: &dyn Files,
+    pid: u32,
+    filled: bool,
+    room: Option<Bytes>,
+) -> Result<Option<String>> {
+    match traceable::obstacle(files, pid)? {
+        None => {}
+        Some(traceable::Obstacle::Ended) => return Ok(None),
+        Some(obstacle) => return Ok(Some(obstacle.to_string())),
+    }
+    let Some(room) = room.filter(|_| filled) else {
+        return Ok(None);
+    };
+    let mut wants = 0u64;
+    for mapping in paging::mappings_of(files, pid)?
+        .iter()
+        .filter(|m| m.accessible)
+    {
+        let size = mapping.range.end.saturating_sub(mapping.range.start);
+        wants = wants.saturating_add(size.saturating_sub(mapping.resident.0));
+    }
+    Ok((wants > room.0).then(|| {
+        let (wants, missing) = (Bytes(wants), Bytes(wants - room.0));
+        format!(
+            "prefault would fill {wants} that it has mapped and not touched, and there are {room} ({missing} too little)"
+        )
+    }))
+}
+
+/// Reverts [`lock`]: the process unlocks all, and gets its limit back unless another program has
+/// changed that since. What was undone, or why it was not.
+pub fn unlock(
+    files: &dyn Files,
+    task: TaskId,
+    before: LockLimit,
+    alive: &dyn Fn(),
+) -> std::result::Result<bool, String> {
+    let pid = task.pid;
+    if !procfs::alive(files, task) {
+        return Ok(false);
+    }
+    let mut undone = false;
+    let locked = paging::locked(files, pid).map_err(|e| e.to_string())?;
+    if locked.is_some_and(|locked| locked > Bytes(0)) {
+        let stays = |why: &str| format!("the memory of process {pid} stays locked: {why}");
+        match traceable::obstacle(files, pid).map_err(|e| e.to_string())? {
+            None => {}
+            Some(traceable::Obstacle::Ended) => return Ok(false),
+            Some(obstacle) => return Err(stays(&obstacle.to_string())),
+        }
+        let Some(thread) = traceable::thread(files, task) else {
+            return Ok(false);
+        };
+        match files.call_within(thread, &Call::UNLOCK_MEMORY, None, &mut || alive()) {
+            Ok(_) => undone = true,
+            Err(e) if gone(&e) => return Ok(false),
+            Err(e) => return Err(stays(&why(&e))),
+        }
+    }
+    match files.lock_limit(pid, None) {
+        Ok(now) if now == limit::ANY && before != limit::ANY => {
+            let back = files.lock_limit(pid, Some(before));
+            match back {
+                Ok(_) => Ok(true),
+                Err(e) if gone(&e) => Ok(undone),
+                Err(e) => Err(format!(
+                    "the limit of locked memory of process {pid} could not be set back: {e}"
+                )),
+            }
+        }
+        Ok(_) => Ok(undone),
+        Err(e) if gone(&e) => Ok(undone),
+        Err(e) => Err(e.to_string()),
+    }
+}
