@@ -19,7 +19,7 @@ import tomllib
 SEED = 2014
 MIXES = 10
 SIZE = 24
-POLICIES = ["linux", "random", "worst", "bandwidth-aware", "progress", "fair"]
+POLICIES = ["linux", "linux-recorded", "random", "worst", "bandwidth-aware", "progress", "fair"]
 RUN = 'run  = {{ kind = "recorded", program = "{}" }}'
 
 HEAD = """\

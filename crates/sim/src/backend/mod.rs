@@ -538,10 +538,8 @@ impl Backend for Sim {
                 self.os.set_budget(class, cpus, *budget);
             }
             Action::Stop(subject) => {
-                let generator = self
-                    .subjects
-                    .remove(subject)
-                    .ok_or_else(|| nobody(subject))?;
+                let generator = self.subjects.remove(subject);
+                let generator = generator.ok_or_else(|| nobody(subject))?;
                 self.os.end(generator.task);
                 self.link.end(*subject);
                 self.pass_news();
@@ -577,13 +575,12 @@ impl Backend for Sim {
         let task = self.task_of(subject)?;
         let (resident, cached) = self.os.memory_of(task);
         let core = self.os.core_of(task).and_then(|c| CpuId::try_from(c).ok());
+        let llc = core.and_then(|cpu| self.machine.llc(cpu));
         Ok(Some(WorkingSet {
             resident_bytes: resident,
             touched_bytes: None,
             cached_bytes: Some(cached),
-            cache_bytes: core
-                .and_then(|cpu| self.machine.llc(cpu))
-                .map(|llc| llc.size.0),
+            cache_bytes: llc.map(|llc| llc.size.0),
             resolution_bytes: LINE_BYTES,
             how: "the simulated machine's page frames and the lines of them in its core's caches at the end: exact"
                 .to_owned(),

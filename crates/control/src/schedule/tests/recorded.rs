@@ -88,12 +88,12 @@ fn the_kernel_gave_each_process_its_share() {
     let all: Vec<f64> = found.of_each.values().copied().collect();
     assert_eq!(all.len(), 24);
     let busy: f64 = all.iter().sum();
-    assert!(busy > 11.8, "of twelve hardware threads {busy} were busy");
+    assert!(busy > 11.6, "of twelve hardware threads {busy} were busy");
     let (least, most) = all.iter().fold((1.0_f64, 0.0_f64), |(least, most), share| {
         (least.min(*share), most.max(*share))
     });
     println!("shares of CPU time from {least:.3} to {most:.3}");
-    assert!(most / least < 1.05, "{all:?}");
+    assert!(most / least < 1.06, "{all:?}");
 }
 
 /// The model keeps each process on its hardware thread, as the kernel did.
@@ -119,5 +119,9 @@ fn the_model_shares_cores_as_the_kernel_did() {
         kernels[0],
         model[0]
     );
-    assert_eq!(often(&model), 24, "four programs of a core make four pairs");
+    // Four programs of a core make four pairs.
+    assert_eq!([often(&kernels), often(&model)], [24, 24]);
+    let near = kernels.iter().zip(&model).take(24);
+    let apart = near.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(apart < 0.06, "{apart}: {kernels:?} and {model:?}");
 }
