@@ -47,8 +47,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// Locks all that is mapped and will be mapped. With `filled` it is in memory at once, else once
-    /// it is touched (mlockall(2)).
+    /// Locks all that is mapped and will be mapped. With `filled` it is in memory at once, else
+    /// once it is touched (mlockall(2)).
     #[must_use]
     pub const fn lock_memory(filled: bool) -> Self {
         let flags = libc::MCL_CURRENT | libc::MCL_FUTURE;

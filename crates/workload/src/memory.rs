@@ -91,6 +91,25 @@ pub struct Buffer {
 // SAFETY: the buffer owns its mapping alone; moving it to another thread moves that ownership.
 unsafe impl Send for Buffer {}
 
+/// A range of addresses that nothing uses, without memory. `None`: the kernel refuses, and `errno`
+/// says why.
+fn reserved(length: usize) -> Option<NonNull<u8>> {
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that
+    // exists.
+    let map = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            length,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    let map = Some(map).filter(|map| *map != libc::MAP_FAILED)?;
+    NonNull::new(map.cast::<u8>())
+}
+
 impl Buffer {
     /// Takes and touches `size` bytes, rounded up to a page of 4 KiB. For huge pages the mapping is
     /// rounded up to 2 MiB, so that the end lies in one, too.
@@ -125,22 +144,7 @@ impl Buffer {
         let used = len.checked_next_multiple_of(unit).ok_or_else(too_large)?;
         let map_len = used.checked_add(2 * HUGE).ok_or_else(too_large)?;
 
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing
-        // that exists.
-        let map = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                map_len,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if map == libc::MAP_FAILED {
-            return Err(Error::last(what));
-        }
-        let map = NonNull::new(map.cast::<u8>()).ok_or_else(|| Error::last(what.clone()))?;
+        let map = reserved(map_len).ok_or_else(|| Error::last(what.clone()))?;
         // At least a page remains on each side: the start is the first 2 MiB boundary past the
         // first page, and the end leaves 2 MiB less.
         let skip = HUGE - map.as_ptr().addr() % HUGE;
@@ -152,11 +156,6 @@ impl Buffer {
             start,
             len,
             granted: Granted::Base,
-        };
-        let advice = match pages {
-            Pages::Base => Some(libc::MADV_NOHUGEPAGE),
-            Pages::Huge => Some(libc::MADV_HUGEPAGE),
-            Pages::Given => None,
         };
         // SAFETY: the range lies inside our own mapping and nothing refers to it yet.
         if unsafe {
@@ -171,6 +170,11 @@ impl Buffer {
         }
         // A kernel without transparent huge pages answers EINVAL. Then there are base pages only,
         // and the check below reports that where huge ones were asked for.
+        let advice = match pages {
+            Pages::Base => Some(libc::MADV_NOHUGEPAGE),
+            Pages::Huge => Some(libc::MADV_HUGEPAGE),
+            Pages::Given => None,
+        };
         if let Some(advice) = advice {
             // SAFETY: the range lies inside our own mapping.
             let _ = unsafe { libc::madvise(start.as_ptr().cast(), used, advice) };
@@ -191,22 +195,24 @@ impl Buffer {
             // SAFETY: `offset` lies below `used`, which is mapped for writing.
             unsafe { start.as_ptr().add(offset).write_volatile(1) };
         }
-        if pages == Pages::Given {
-            buffer.granted = Granted::Given;
-        }
-        if pages == Pages::Huge {
-            let huge = vm::huge_pages(&procfs::live(), start.as_ptr().addr() as u64)?
-                .unwrap_or_default()
-                .0;
-            buffer.granted = if huge >= used as u64 {
-                Granted::Huge
-            } else {
-                Granted::Mixed {
-                    huge: Bytes(huge.min(len as u64)),
-                }
-            };
-        }
+        buffer.granted = match pages {
+            Pages::Base => Granted::Base,
+            Pages::Given => Granted::Given,
+            Pages::Huge => buffer.huge(used as u64)?,
+        };
         Ok(buffer)
+    }
+
+    /// How much of the first `used` bytes lies in huge pages.
+    fn huge(&self, used: u64) -> Result<Granted, Error> {
+        let start = self.start.as_ptr().addr() as u64;
+        let huge = vm::huge_pages(&procfs::live(), start)?.unwrap_or_default();
+        if huge.0 >= used {
+            return Ok(Granted::Huge);
+        }
+        Ok(Granted::Mixed {
+            huge: huge.min(Bytes(self.len as u64)),
+        })
     }
 
     /// The address of its first byte, aligned to 2 MiB.

@@ -199,8 +199,9 @@ pub fn swappiness(writer: &mut JournaledWriter<'_>, memory: &Memory, value: u32)
     Ok(())
 }
 
-/// Keeps the kernel from swapping out more of the cgroup's memory than it has. On v2 what is swapped
-/// out stays so until it is used again. On v1 it is swapped out only where nothing else is left.
+/// Keeps the kernel from swapping out more of the cgroup's memory than it has. On v2 what is
+/// swapped out stays so until it is used again. On v1 more is swapped out only where nothing else
+/// is left.
 ///
 /// # Errors
 /// [`Error::File`]. A kernel without swap accounting has no such file on v2; then nothing is done.
