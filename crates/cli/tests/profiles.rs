@@ -68,7 +68,7 @@ fn a_profiles_mistakes_are_reported_with_place_and_remedy() {
             "\"cpu-max\"",
             "\"cpu-mx\"",
             &[
-                "92:53: mechanisms.available[4]: 'cpu-mx' is not one of weight, cores, bandwidth, ways, sets, banks, pseudo-lock, mba, memory, paging, stop, placement, cpu-max, io-max, io-latency, io-weight; did you mean 'cpu-max'?",
+                "92:53: mechanisms.available[4]: 'cpu-mx' is not one of weight, cores, bandwidth, ways, sets, banks, pseudo-lock, mba, memory, paging, stop, placement, cpu-max, io-max, io-latency, io-weight, windows; did you mean 'cpu-max'?",
             ],
         ),
         (

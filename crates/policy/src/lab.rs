@@ -183,7 +183,8 @@ impl Guest {
         }
         let (nodes, mib) = (u64::from(self.nodes.max(1)), self.memory.0 >> 20);
         let few = (1..=MOST_NODES).contains(&self.nodes);
-        if !few || mib % nodes != 0 || mib / nodes < LEAST_OF_NODE.0 >> 20 {
+        let unequal = mib % nodes != 0 || mib / nodes < LEAST_OF_NODE.0 >> 20;
+        if !few || nodes > 1 && unequal {
             say(
                 "nodes",
                 format!("{} are not {} equal nodes", self.memory, self.nodes),

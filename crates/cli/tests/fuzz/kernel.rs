@@ -13,7 +13,7 @@ use quell_kernel::tasks::{self, Matcher};
 use quell_kernel::{
     cached_file, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, maps, msr, node_memory,
     oom, paging, pmu, procfs, psi, remaining, self_usage, sysctl, topology, traceable, value, vm,
-    workqueue,
+    workqueue, zram,
 };
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
@@ -164,6 +164,8 @@ fn machine(files: &Everywhere, says: &str) {
     let _ = workqueue::mask(files);
     let _ = sysctl::read(files, "vm.swappiness");
     let _ = vm::meminfo(says);
+    let _ = zram::mm_stat(says);
+    let _ = zram::Devices::open(files).map(|mut devices| devices.read(files));
     let _ = vm::memory(files);
     let _ = vm::amount(says, "MemTotal:");
     let _ = vm::huge_pages(files, 1 << 21);

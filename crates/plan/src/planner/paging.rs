@@ -174,7 +174,7 @@ mod tests {
 
     use super::super::tests::machine;
     use super::*;
-    use crate::inventory::Inventory;
+    use crate::inventory::{Inventory, MemoryControl};
     use crate::plan::Plan;
 
     fn able() -> Inventory {
@@ -183,6 +183,7 @@ mod tests {
         for mechanism in [Mechanism::Paging, Mechanism::Memory, Mechanism::Sets] {
             machine.mechanisms.insert(mechanism, yes.clone());
         }
+        machine.means.memory.control = MemoryControl::V2;
         machine.means.memory.hold = Ok(());
         machine.means.memory.large_pages = Ok(Bytes(2 << 20));
         machine
