@@ -11,7 +11,7 @@ use crate::root::Files;
 /// Path of the file that [`meminfo`] parses.
 pub const MEMINFO: &str = "/proc/meminfo";
 const ZONEINFO: &str = "/proc/zoneinfo";
-/// Path of the file that [`paging`] parses.
+/// Path of the file that [`paging()`] parses.
 pub const VMSTAT: &str = "/proc/vmstat";
 
 /// Bytes of memory and swap space of the machine.
