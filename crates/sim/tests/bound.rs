@@ -1,7 +1,6 @@
 //! How much of what could be had `fair` gets. The bound is the largest smallest progress of any
 //! schedule whose programs share cores pair by pair and nothing else: a linear program over the
-//! speeds of all pairs. Real schedules share the third level and memory, too, so none reaches it.
-//! `docs/results/2026-11-26-smt-bound.md` has what the study prints.
+//! speeds of all pairs. Real schedules share the third level and memory, too.
 
 #![allow(
     clippy::unwrap_used,
