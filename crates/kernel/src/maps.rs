@@ -25,6 +25,10 @@ pub enum Backing {
 pub struct Mapping {
     /// The virtual addresses.
     pub range: Range<u64>,
+    /// Whether the program may read, write or execute it.
+    pub accessible: bool,
+    /// Whether the program may read and write it.
+    pub writable: bool,
     /// Whether the program may execute it.
     pub executable: bool,
     /// Whether what is written is seen by other processes that map the same.
@@ -34,8 +38,10 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// `55d0c000-55d0d000 r-xp 00001000 08:01 1234   /usr/bin/cat`
-    fn parse(line: &str) -> Option<Self> {
+    /// `55d0c000-55d0d000 r-xp 00001000 08:01 1234   /usr/bin/cat`, a line of `maps` or the first of
+    /// a mapping in `smaps`. `None`: it is no such line.
+    #[must_use]
+    pub fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let (from, to) = words.next()?.split_once('-')?;
         let number = |digits| u64::from_str_radix(digits, 16).ok();
@@ -56,6 +62,8 @@ impl Mapping {
         let valid = range.start < range.end && flags.len() == 4;
         valid.then(|| Self {
             range,
+            accessible: !flags.starts_with(b"---"),
+            writable: flags.starts_with(b"rw"),
             executable: flags.get(2) == Some(&b'x'),
             shared: flags.get(3) == Some(&b's'),
             backing,

@@ -6,16 +6,16 @@
 //!   `transparent_hugepage/enabled` says. It is refused where the program has asked for small pages
 //!   (`MADV_NOHUGEPAGE`, PR_SET_THP_DISABLE).
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 
 use quell_types::units::Bytes;
 
 use crate::error::{Error, Result};
-use crate::root::{Access, Files, gone};
+use crate::maps::{self, Backing};
+use crate::pagemap::{Page, PageFlags, Pagemap};
+use crate::root::Files;
 use crate::topology;
 use crate::vm;
 
@@ -83,18 +83,14 @@ pub fn mappings(path: &str, text: &str) -> Result<Vec<Mapping>> {
     Ok(all)
 }
 
-/// A line such as `7f00-7f10 rw-p 00000000 00:00 0    [heap]`.
+/// The line that a mapping begins with, as in `maps`.
 fn begins(line: &str) -> Option<Mapping> {
-    let mut words = line.split_ascii_whitespace();
-    let (from, to) = words.next()?.split_once('-')?;
-    let number = |digits| u64::from_str_radix(digits, 16).ok();
-    let range = number(from)?..number(to)?;
-    let permissions = words.next().unwrap_or_default();
-    let inode = words.nth(2).unwrap_or_default();
+    let begun = maps::Mapping::parse(line)?;
+    let no_file = !matches!(begun.backing, Backing::File | Backing::Kernel);
     Some(Mapping {
-        range,
-        anonymous: permissions.starts_with("rw") && permissions.ends_with('p') && inode == "0",
-        accessible: !permissions.starts_with("---"),
+        anonymous: begun.writable && !begun.shared && no_file,
+        accessible: begun.accessible,
+        range: begun.range,
         ..Mapping::default()
     })
 }
@@ -192,17 +188,16 @@ impl Movable {
         let Ok(pidfd) = rustix::process::pidfd_open(number, flags) else {
             return Ok(None);
         };
-        let path = format!("/proc/{pid}/pagemap");
-        let pagemap = match files.open(&path, Access::Read) {
-            Ok(Some(file)) => file,
-            Ok(None) => return Ok(None),
-            Err(e) if gone(&e) => return Ok(None),
-            Err(e) => return Err(Error::file("open", &path, None, e)),
+        let pagemap = match Pagemap::open(files, &pid.to_string()) {
+            Ok(pagemap) => pagemap,
+            // It has ended.
+            Err(e) if e.errno().is_none() => return Ok(None),
+            Err(e) => return Err(e),
         };
         let pages = Pages {
             pagemap,
             // Without it, what lies in large pages is asked for again, which changes nothing.
-            flags: files.open("/proc/kpageflags", Access::Read).ok().flatten(),
+            flags: PageFlags::open(files).ok().flatten(),
             page: rustix::param::page_size() as u64,
         };
         let mut blocks = Vec::new();
@@ -266,8 +261,8 @@ impl Movable {
 
 /// The page frames of a process.
 struct Pages {
-    pagemap: File,
-    flags: Option<File>,
+    pagemap: Pagemap,
+    flags: Option<PageFlags>,
     /// Bytes of a base page.
     page: u64,
 }
@@ -275,26 +270,17 @@ struct Pages {
 impl Pages {
     /// Whether at least half of a block is in memory and it lies in no large page.
     fn are_small(&self, block: &Range<u64>) -> bool {
-        /// The page is in memory.
-        const PRESENT: u64 = 1 << 63;
-        /// The number of its frame. Zero for a reader that is not root.
-        const FRAME: u64 = (1 << 55) - 1;
         let pages = usize::try_from((block.end - block.start) / self.page).unwrap_or(0);
-        let mut bytes = vec![0u8; pages * size_of::<u64>()];
-        let at = block.start / self.page * size_of::<u64>() as u64;
-        if self.pagemap.read_exact_at(&mut bytes, at).is_err() {
+        let mut entries = vec![Page::default(); pages];
+        let read = self.pagemap.read(block.start / self.page, &mut entries);
+        if read.ok() != Some(pages) {
             return false;
         }
-        let entries = bytes.as_chunks::<8>().0.iter();
-        let entries: Vec<u64> = entries.map(|entry| u64::from_ne_bytes(*entry)).collect();
-        let present = entries
-            .iter()
-            .filter(|entry| **entry & PRESENT != 0)
-            .count();
+        let present = entries.iter().filter(|entry| entry.is_present()).count();
         let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
             return false;
         };
-        let (first, last) = (first & FRAME, last & FRAME);
+        let (first, last) = (first.frame(), last.frame());
         let together =
             first % pages as u64 == 0 && last.checked_sub(first) == Some(pages as u64 - 1);
         present * 2 >= pages && !(together && self.is_large(first))
@@ -302,13 +288,8 @@ impl Pages {
 
     /// Whether a frame belongs to a large page.
     fn is_large(&self, frame: u64) -> bool {
-        /// `KPF_THP` (Documentation/admin-guide/mm/pagemap.rst).
-        const LARGE: u64 = 1 << 22;
-        let mut flags = [0; size_of::<u64>()];
-        let at = frame.saturating_mul(flags.len() as u64);
-        let file = self.flags.as_ref();
-        let read = file.and_then(|file| file.read_exact_at(&mut flags, at).ok());
-        read.is_some() && u64::from_ne_bytes(flags) & LARGE != 0
+        let flags = self.flags.as_ref().and_then(|flags| flags.of(frame).ok());
+        flags.is_some_and(|flags| flags.is_huge())
     }
 }
 

@@ -31,7 +31,7 @@ use quell_types::units::{Nanos, Share};
 use rustix::time::ClockId;
 
 use crate::brake::{LOOK, Permit};
-use crate::twin::Twin;
+use crate::twin::{self, Twin};
 
 /// Time between two checks whether the old group's tasks have reached the freezer.
 const PARKING: Nanos = Nanos::micros(20);
@@ -348,16 +348,7 @@ impl Task {
     }
 
     fn prepare(&self) -> io::Result<()> {
-        for path in &self.procs_files {
-            std::fs::write(path, "0")?;
-        }
-        rt::pin(self.cpu)?;
-        if rt::current_cpu() != self.cpu {
-            return Err(io::Error::other(format!(
-                "it could not be brought onto CPU {}",
-                self.cpu
-            )));
-        }
+        twin::settle(&self.procs_files, self.cpu)?;
         rt::fifo(rt::DISPATCHER_PRIORITY)
     }
 

@@ -22,6 +22,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use quell_kernel::rt;
+use quell_types::cpuset::CpuId;
 
 /// Bytes of the lowest page of a stack. Code that runs past the end of the stack faults there.
 const GUARD: usize = 4096;
@@ -30,6 +31,22 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
 /// `__WALL` of waitid(2): also children that report their end by no signal.
 const ANY_CHILD: WaitIdOptions = WaitIdOptions::from_bits_retain(0x4000_0000);
+
+/// Brings the calling twin into its cgroups, by their `cgroup.procs` or `tasks`, and onto its CPU.
+///
+/// # Errors
+/// The kernel's, and where it then runs on another CPU.
+pub fn settle(procs_files: &[String], cpu: CpuId) -> io::Result<()> {
+    for path in procs_files {
+        std::fs::write(path, "0")?;
+    }
+    rt::pin(cpu)?;
+    if rt::current_cpu() != cpu {
+        let why = format!("it could not be brought onto CPU {cpu}");
+        return Err(io::Error::other(why));
+    }
+    Ok(())
+}
 
 /// A running twin. [`Twin::end`] waits for its end.
 #[derive(Debug)]

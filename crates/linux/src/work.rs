@@ -2,7 +2,7 @@
 //! stores. They are read next to those of its demand ([`crate::sampler`]), less often.
 //!
 //! They are used only where a trial on the calling thread finds that all of them count, that the
-//! first-level ones see as many loads as were made, and that the demand's counters lose no time to
+//! first-level ones see nearly all loads that were made, and that the demand's counters lose no time to
 //! them.
 
 use std::io;
@@ -20,9 +20,9 @@ const MISSES: EventCode = code(TYPE_HARDWARE, HW_CACHE_MISSES);
 const LOADS: EventCode = code(TYPE_HW_CACHE, L1D_LOADS);
 const STORES: EventCode = code(TYPE_HW_CACHE, L1D_STORES);
 
-/// Loads that the trial makes, and by what factor the count may differ from them.
+/// Loads that the trial makes, and the part of them that must be counted.
 const TRIED: usize = 4_000_000;
-const OFF: f64 = 1.25;
+const LEAST: f64 = 0.8;
 
 const fn code(kind: u32, config: u64) -> EventCode {
     EventCode { kind, config }
@@ -55,7 +55,7 @@ impl Countable {
         let loads = (after.first_level - before.first_level) as f64 / TRIED as f64;
         let counts = after.cycles > before.cycles
             && after.instructions - before.instructions >= TRIED as u64
-            && loads >= 1.0 / OFF;
+            && loads >= LEAST;
         (counts && !demand.iter().any(lost)).then_some(found)
     }
 

@@ -116,8 +116,7 @@ pub fn kernel() -> &'static Recording {
 #[derive(Clone, Debug)]
 pub struct Recorded {
     recording: &'static Recording,
-    rng: Rng,
-    /// The member that takes the place of each process; empty before the first decision.
+    /// The member that takes the place of each process.
     members: Vec<usize>,
     now: Nanos,
     slice: Nanos,
@@ -130,10 +129,11 @@ impl Recorded {
         let mut rng = Rng::new(seed);
         let slices = (recording.length().0 / slice.0.max(1)).max(1);
         let first = u64::from(rng.below(u32::try_from(slices).unwrap_or(u32::MAX)));
+        let mut members: Vec<usize> = (0..recording.processes()).collect();
+        rng.shuffle(&mut members);
         Self {
             recording,
-            rng,
-            members: Vec::new(),
+            members,
             now: Nanos(first * slice.0),
             slice,
         }
@@ -149,13 +149,6 @@ impl Scheduler for Recorded {
         let (there, most) = (members.len(), self.recording.processes());
         if there > most || cores.seats() != self.recording.cpus() {
             return Err(TooMany { there, most });
-        }
-        if self.members.is_empty() {
-            self.members = (0..most).collect();
-            for last in (1..most).rev() {
-                let other = self.rng.below(last as u32 + 1) as usize;
-                self.members.swap(last, other);
-            }
         }
         // What ran in the middle of the slice stands for all of it.
         let middle = Nanos(self.now.0 + self.slice.0 / 2);

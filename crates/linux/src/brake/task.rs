@@ -19,6 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::{LOOK, Lost, Permit, Shared};
 use crate::meter::Meter;
 use crate::pool::{ParkSlot, Pool};
+use crate::twin;
 
 /// How often a brake that spins yields its CPU. Otherwise a program that wakes on its CPU waits
 /// until the brake sleeps, or until the scheduler's tick. It waits for the tick where the group's
@@ -67,7 +68,7 @@ impl Task {
     /// Runs the thread from its first moment. `ready` gets the result of entering the cgroup and
     /// the CPU.
     pub(super) fn run(mut self, ready: &Sender<io::Result<()>>) {
-        let prepared = self.prepare();
+        let prepared = twin::settle(&self.procs_files, self.cpu);
         let go = prepared.is_ok();
         let _ = ready.send(prepared);
         if !go {
@@ -78,20 +79,6 @@ impl Task {
         if let Err(lost) = ended {
             self.shared.stats.lost.store(lost.code(), Ordering::Release);
         }
-    }
-
-    fn prepare(&self) -> io::Result<()> {
-        for path in &self.procs_files {
-            std::fs::write(path, "0")?;
-        }
-        rt::pin(self.cpu)?;
-        if rt::current_cpu() != self.cpu {
-            return Err(io::Error::other(format!(
-                "the brake could not be brought onto CPU {}",
-                self.cpu
-            )));
-        }
-        Ok(())
     }
 
     fn read(&mut self) -> Result<(), Lost> {

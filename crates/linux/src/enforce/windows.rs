@@ -218,14 +218,12 @@ fn gate(files: &dyn Files, group: &str, group_cgroups: &GroupCgroups) -> Result<
         .places
         .iter()
         .find(|p| is_v2(p.hierarchy.version));
-    let mut all: Vec<_> = group_cgroups
+    let all = group_cgroups
         .places
         .iter()
-        .filter_map(|p| Some((is_v2(p.hierarchy.version), Freezer::of(files, p)?)))
-        .collect();
+        .filter_map(|p| Some((is_v2(p.hierarchy.version), Freezer::of(files, p)?)));
     // v1's where there are both: v2's takes the lock of all cgroups, for which it may wait long.
-    all.sort_by_key(|(v2, _)| *v2);
-    let Some((_, freezer)) = all.into_iter().next() else {
+    let Some((_, freezer)) = all.min_by_key(|(v2, _)| *v2) else {
         return Err(Error::refused_with(
             format!("group {group}: no cgroup of it can be frozen"),
             "mount cgroup2, or the freezer controller of cgroup v1",
