@@ -38,8 +38,8 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// `55d0c000-55d0d000 r-xp 00001000 08:01 1234   /usr/bin/cat`, a line of `maps` or the first of
-    /// a mapping in `smaps`. `None`: it is no such line.
+    /// `55d0c000-55d0d000 r-xp 00001000 08:01 1234   /usr/bin/cat`, a line of `maps` or the first
+    /// of a mapping in `smaps`. `None`: it is no such line.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();

@@ -2,8 +2,8 @@
 //! stores. They are read next to those of its demand ([`crate::sampler`]), less often.
 //!
 //! They are used only where a trial on the calling thread finds that all of them count, that the
-//! first-level ones see nearly all loads that were made, and that the demand's counters lose no time to
-//! them.
+//! first-level ones see nearly all loads that were made, and that the demand's counters lose no
+//! time to them.
 
 use std::io;
 

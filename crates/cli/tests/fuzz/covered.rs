@@ -98,7 +98,6 @@ const COVERED: &[(&str, &[&str])] = &[
             "kernel/src/memory.rs",
             "kernel/src/msr.rs",
             "kernel/src/node_memory.rs",
-            "kernel/src/paging.rs",
             "kernel/src/self_usage.rs",
             "kernel/src/procfs.rs",
             "kernel/src/psi.rs",
