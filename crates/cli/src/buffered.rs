@@ -147,6 +147,10 @@ pub struct Periodic {
     /// From one release to the next
     #[arg(long, default_value = "10ms")]
     period: Nanos,
+    /// Release jobs where the monotonic clock is a multiple of the period, and this later
+    /// (default: from its start on)
+    #[arg(long)]
+    phase: Option<Nanos>,
     /// Passes over the buffer per job
     #[arg(long, default_value_t = 1)]
     passes: u32,
@@ -172,6 +176,7 @@ impl Periodic {
             step: self.step,
             compute: self.compute,
             period: self.period,
+            phase: self.phase,
             passes: self.passes,
             deadline: self.deadline,
             priority: self.priority,

@@ -181,6 +181,10 @@ pub enum Workload<S = Size> {
         /// From one release to the next.
         #[serde(default = "periodic_period")]
         period: Nanos,
+        /// Releases are where the machine's monotonic clock is a multiple of the period, and this
+        /// later. Below the period. Absent: the task begins as soon as it can.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        phase: Option<Nanos>,
         /// Passes over the buffer per job.
         #[serde(default = "periodic_passes")]
         passes: u32,
@@ -415,6 +419,7 @@ impl Workload {
                 step,
                 compute,
                 period,
+                phase,
                 passes,
                 deadline,
                 priority,
@@ -425,6 +430,7 @@ impl Workload {
                 step,
                 compute,
                 period,
+                phase,
                 passes,
                 deadline,
                 priority,
@@ -569,16 +575,7 @@ impl<S> Workload<S> {
             | Self::Lattice { rate, .. }
             | Self::FileHog(FileHog { rate, .. })
             | Self::DirtyWriter(DirtyWriter { rate, .. }) => *rate,
-            Self::Latency { .. }
-            | Self::ParallelLists { .. }
-            | Self::Trace { .. }
-            | Self::Recorded { .. }
-            | Self::Periodic { .. }
-            | Self::FramesCall { .. }
-            | Self::FramesDisplay { .. }
-            | Self::Detector(_)
-            | Self::AnonHog(_)
-            | Self::Requests(_) => None,
+            _ => None,
         }
     }
 

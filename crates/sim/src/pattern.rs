@@ -131,6 +131,16 @@ impl Pattern {
         }
     }
 
+    /// When the first unit of work is due, and each period later, in picoseconds since booting.
+    /// `None`: when the program comes to it.
+    #[must_use]
+    pub fn first(&self) -> Option<u64> {
+        match self {
+            Self::Task(task) => task.first(),
+            _ => None,
+        }
+    }
+
     /// What becomes of units that come late.
     #[must_use]
     pub fn late(&self) -> Late {

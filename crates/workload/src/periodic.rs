@@ -42,6 +42,9 @@ pub(crate) struct Task {
     step: usize,
     compute: u32,
     period: u64,
+    /// How long after a multiple of the period a job is released. `None`: the first job begins at
+    /// once, and the others follow it.
+    phase: Option<u64>,
     passes: u32,
     deadline: u64,
     /// When the next release is due.
@@ -106,6 +109,7 @@ impl Task {
             step,
             compute,
             period,
+            phase,
             passes,
             deadline,
             priority,
@@ -125,6 +129,7 @@ impl Task {
             step: usize::try_from(step.0).unwrap_or(usize::MAX),
             compute,
             period: period.0,
+            phase: phase.map(|phase| phase.0),
             passes,
             deadline: deadline.unwrap_or(period).0,
             next: 0,
@@ -178,7 +183,7 @@ impl Task {
         let mut ask = now + ASK_NS;
         let mut passes = 0;
         if self.next < now {
-            self.next = now + self.period;
+            self.next = first_release(now, self.period, self.phase);
         }
         while self.next < until {
             if now >= ask {
@@ -233,6 +238,14 @@ impl Task {
         }
         sleep(until, asked).then_some(passes)
     }
+}
+
+/// The first release after `now` of jobs that begin every `period`: a period later, or where the
+/// clock is a multiple of the period and `phase` more.
+fn first_release(now: u64, period: u64, phase: Option<u64>) -> u64 {
+    phase.map_or(now + period, |phase| {
+        now + period - (now + period - phase) % period
+    })
 }
 
 /// Sleeps until `due`. `false` when asked to end.
@@ -408,6 +421,7 @@ mod tests {
             step: Bytes(32),
             compute: 0,
             period,
+            phase: None,
             passes,
             deadline: None,
             priority: None,
@@ -426,6 +440,14 @@ mod tests {
 
     fn median(values: &[f64]) -> f64 {
         quell_types::stats::median(values).unwrap()
+    }
+
+    #[test]
+    fn a_phase_is_counted_from_a_multiple_of_the_period() {
+        assert_eq!(first_release(1_007, 10, None), 1_017);
+        let first = |now, phase| first_release(now, 10, Some(phase));
+        assert_eq!((first(1_007, 0), first(1_007, 9)), (1_010, 1_009));
+        assert_eq!((first(1_010, 0), first(3, 4)), (1_020, 4));
     }
 
     #[test]

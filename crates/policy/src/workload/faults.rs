@@ -78,6 +78,15 @@ impl<S> Workload<S> {
             {
                 outside("period", period.to_string(), "50us", "10s")
             }
+            Self::Periodic {
+                period,
+                phase: Some(phase),
+                ..
+            } if phase >= period => fault(
+                "phase",
+                &format!("{phase} is not below the period of {period}"),
+                "give the time from a multiple of the period to the release",
+            ),
             Self::Periodic { passes, .. } if !(1..=10_000).contains(passes) => {
                 outside("passes", passes.to_string(), "1", "10000")
             }

@@ -200,12 +200,12 @@ impl Sim {
                 spec.cpus.clone().unwrap_or_default()
             )));
         };
-        let clock = self.board.description.clock;
         let place = Place {
             caches: self.machine.data_caches(first),
-            clock,
+            clock: self.board.description.clock,
             cached: self.board.description.cached_latency(),
             latency: self.board.description.idle_latency(),
+            booted: self.booted,
         };
         let work = Work::new(workload, &place)?;
         let refused = |why: &dyn std::fmt::Display| {
@@ -248,13 +248,12 @@ impl Sim {
             .map_err(|e| refused(&e))?;
         self.born += 1;
         let id = SubjectId(self.born);
-        let mut generator = Generator::new(id, task, &spec.group, &work, clock, &mut self.link);
+        let link = &mut self.link;
+        let mut generator = Generator::new(id, task, &spec.group, &work, place.clock, link);
         if self.observed.contains(&spec.group) {
             generator.observe();
-            let told = work
-                .declared
-                .map(|said| Seen::Declared(spec.group.clone(), said));
-            self.pending.extend(told);
+            let told = |said| Seen::Declared(spec.group.clone(), said);
+            self.pending.extend(work.declared.map(told));
         }
         self.subjects.insert(id, generator);
         self.pending.push(Seen::Ready(id));

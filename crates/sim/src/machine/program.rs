@@ -230,6 +230,12 @@ impl Program {
     /// is. The program has been on its core since `since`.
     pub(super) fn begin_unit(&mut self, now: Picos, since: Picos) -> Option<Picos> {
         let met = Met::so_far(&self.counts, since, now);
+        if self.units.next.is_none()
+            && let (Some(first), Some(period)) = (self.pattern.first(), self.pattern.period())
+        {
+            let periods = now.saturating_sub(first).div_ceil(period);
+            self.units.next = Some(first + periods * period);
+        }
         let (period, late) = (self.pattern.period(), self.pattern.late());
         self.units.begin(now, met, period, late)
     }

@@ -28,6 +28,9 @@ pub struct Task {
     step: u64,
     /// Picoseconds between two releases.
     period: u64,
+    /// When a job is released, in picoseconds since booting; below the period. `None`: the first
+    /// job is released when the task comes to it.
+    first: Option<u64>,
     /// Cycles of computing before each load.
     compute: u32,
     /// Which of its own lines comes next in this job. Then the loads begin.
@@ -44,9 +47,19 @@ impl Task {
             bytes: bytes.max(LINE),
             step: step.max(1),
             period: period.max(1),
+            first: None,
             compute,
             own: 0,
             at: 0,
+        }
+    }
+
+    /// The same with its jobs released `first` picoseconds after booting, and each period later.
+    #[must_use]
+    pub fn released_at(self, first: u64) -> Self {
+        Self {
+            first: Some(first % self.period),
+            ..self
         }
     }
 
@@ -58,6 +71,10 @@ impl Task {
 
     pub(super) fn period(&self) -> u64 {
         self.period
+    }
+
+    pub(super) fn first(&self) -> Option<u64> {
+        self.first
     }
 
     pub(super) fn next_access(&mut self) -> Access {

@@ -11,7 +11,7 @@ use crate::machine::Unit;
 use crate::os::{Os, TaskId};
 
 /// Picoseconds of a nanosecond.
-const PS: Picos = 1_000;
+pub(super) const PS: Picos = 1_000;
 
 /// A real-time task with a job per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

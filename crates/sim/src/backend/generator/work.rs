@@ -11,9 +11,9 @@ use quell_policy::workload::{
 };
 use quell_record::backend::BackendError;
 use quell_record::events::Declared;
-use quell_types::units::{Bytes, LINE_BYTES, Rate};
+use quell_types::units::{Bytes, LINE_BYTES, Nanos, Rate};
 
-use super::units::Job;
+use super::units::{Job, PS};
 use crate::frames::{Placement, Space};
 use crate::pattern::{
     Churn, Frames, Lattice, ParallelLists, Pattern, Replay, Stage, Stores, Stream, Task, Times,
@@ -82,6 +82,8 @@ pub(in super::super) struct Place {
     pub(in super::super) cached: Picos,
     /// After this time an idle memory answers.
     pub(in super::super) latency: Picos,
+    /// When it was booted, on the clock that the engine sees.
+    pub(in super::super) booted: Nanos,
 }
 
 /// A workload in terms of the simulated machine.
@@ -100,6 +102,8 @@ pub(in super::super) struct Work {
     pub(super) kind: Kind,
     /// Bytes of the working set at the end of its memory. 0 where it has none.
     set: Bytes,
+    /// When the machine was booted, on the clock that the engine sees.
+    booted: Nanos,
     times: Times,
     trace: Option<Replay>,
 }
@@ -266,6 +270,7 @@ impl Work {
             declared: declared(workload),
             kind,
             set,
+            booted: place.booted,
             times: Times {
                 clock: place.clock,
                 cached: place.cached,
@@ -347,9 +352,19 @@ impl Work {
                 size,
                 step,
                 period,
+                phase,
                 compute,
                 ..
-            } => Pattern::Task(Task::new(size.0, step.0, period.0 * 1_000, compute)),
+            } => {
+                let task = Task::new(size.0, step.0, period.0 * PS, compute);
+                Pattern::Task(match phase {
+                    // So that the engine's clock is a multiple of the period, and the phase more.
+                    Some(phase) => {
+                        task.released_at((phase.0 + period.0 - self.booted.0 % period.0) * PS)
+                    }
+                    None => task,
+                })
+            }
             Workload::FramesCall { .. } => self.frames(Stage::Call, self.set),
             Workload::FramesDisplay { .. } => self.frames(Stage::Display, self.set),
             Workload::Recorded { .. } => return Err(refused(of, &COARSE_ONLY)),
