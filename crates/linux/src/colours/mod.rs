@@ -2,7 +2,11 @@
 //! nodes have one colour each. Without a map nothing is known, and nothing is offered.
 
 pub mod placement;
+pub mod settle;
+pub mod settler;
+mod sieve;
 pub mod stored;
+pub(crate) mod unsettle;
 
 use std::collections::BTreeMap;
 
