@@ -92,6 +92,9 @@ fn main() -> ExitCode {
         Command::Keep { files } => quell_linux::resident::keep(&files)
             .map(|()| Exit::Done)
             .map_err(exit::failed),
+        Command::Settler => quell_linux::colours::settler::serve()
+            .map(|()| Exit::Done)
+            .map_err(exit::failed),
         Command::Generator { workload } => bench::serve(&workload),
     };
     match done {
