@@ -1,5 +1,5 @@
-//! `quell colours settle`: pages of a program that runs are moved to frames of other colours under a
-//! declared map, whose colours mean nothing for the hardware here. What is checked is where the
+//! `quell colours settle`: pages of a program that runs are moved to frames of other colours, under
+//! a declared map, whose colours mean nothing for the hardware here. What is checked is where the
 //! pages lie, that their content is intact at every moment, and that nothing is left, however it
 //! ends. The program checks its own memory all the time.
 //!

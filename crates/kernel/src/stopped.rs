@@ -30,8 +30,8 @@ impl Stopped {
     /// Stops all threads of a process.
     ///
     /// # Errors
-    /// EAGAIN where one does not stop in time, ETIMEDOUT where it still has not and is seized, ESRCH
-    /// where the process ends, EPERM where it may not be traced.
+    /// EAGAIN where one does not stop in time, ETIMEDOUT where it still has not and is seized,
+    /// ESRCH where the process ends, EPERM where it may not be traced.
     pub(crate) fn all(pid: i32, within: Duration) -> io::Result<Self> {
         let until = Instant::now() + within;
         let mut all = Self {

@@ -1,5 +1,5 @@
-//! Descriptors by which missing pages of a process are supplied (userfaultfd(2), ioctl_userfaultfd(2),
-//! linux/userfaultfd.h).
+//! Descriptors by which missing pages of a process are supplied (userfaultfd(2),
+//! ioctl_userfaultfd(2), linux/userfaultfd.h).
 //!
 //! - UFFDIO_MOVE (Linux 6.8) moves a page, its frame included, to another address. Only a thread of
 //!   the process itself may ask for it: EINVAL otherwise.

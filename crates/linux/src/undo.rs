@@ -29,9 +29,8 @@ use quell_types::cpuset::CpuSet;
 use quell_types::journal::{Stopped, Undo};
 use quell_types::task::TaskId;
 
-use crate::colours::unsettle;
 use crate::journal::{Journal, Mark};
-use crate::{fault, memory_lock};
+use crate::{fault, memory_lock, unsettle};
 
 /// The result of undoing a journal's entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

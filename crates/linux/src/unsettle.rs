@@ -84,7 +84,7 @@ pub(crate) fn finish(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Re
 }
 
 /// The numbers of a process's descriptors that are for missing pages.
-pub(super) fn descriptors(files: &dyn Files, pid: u32) -> Vec<u32> {
+pub(crate) fn descriptors(files: &dyn Files, pid: u32) -> Vec<u32> {
     let dir = format!("/proc/{pid}/fd");
     let is_one = |name: &String| {
         let link = files.link(&format!("{dir}/{name}"));

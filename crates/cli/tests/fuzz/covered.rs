@@ -172,7 +172,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
         &[
             "kernel/src/rt.rs",
             "kernel/src/stopped.rs",
-            "linux/src/colours/unsettle.rs",
+            "linux/src/unsettle.rs",
             "linux/src/enforce/classes/locked.rs",
             "linux/src/enforce/cores.rs",
             "linux/src/enforce/io.rs",

@@ -6,7 +6,6 @@ pub mod settle;
 pub mod settler;
 mod sieve;
 pub mod stored;
-pub(crate) mod unsettle;
 
 use std::collections::BTreeMap;
 

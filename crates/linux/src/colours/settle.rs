@@ -23,14 +23,15 @@ use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
 use super::settler::{Answer, Ask, Job, Settler, SettlerCommand, Trouble};
-use super::unsettle;
-use crate::fault;
 use crate::session::Session;
+use crate::{fault, unsettle};
 
 /// Pages of a mapping that are read at once.
 const WINDOW: u64 = 4096;
-/// Chunks in a row that may fail because threads do not stop, or because a settler died.
+/// Chunks in a row that may fail because threads do not stop.
 const TRIES: u32 = 50;
+/// Settlers that may die.
+const DEATHS: u32 = 5;
 /// Passes over the memory: a program that runs makes new wrong pages meanwhile.
 const PASSES: u32 = 8;
 /// The part of the machine's memory that stays available.
@@ -192,6 +193,7 @@ pub fn settle(
         command,
         settler: None,
         failures: 0,
+        died: 0,
         refused: BTreeSet::new(),
         done: Settled::default(),
     };
@@ -217,6 +219,8 @@ struct Settling<'a> {
     settler: Option<Settler>,
     /// Chunks that failed in a row.
     failures: u32,
+    /// Settlers that died.
+    died: u32,
     /// Pages that the kernel refused to move, by number.
     refused: BTreeSet<u64>,
     done: Settled,
@@ -321,6 +325,7 @@ impl Settling<'_> {
                 };
                 unsettle::finish(hold.files, &side, &alive).map_err(Error::refused)?;
                 self.settler = None;
+                self.died += 1;
                 Answer {
                     trouble: Some(Trouble::Busy),
                     ..Answer::default()
@@ -409,11 +414,14 @@ impl Settling<'_> {
             }
         };
         self.failures = if busy { self.failures + 1 } else { 0 };
-        if self.failures > TRIES && self.done.ended.is_none() {
-            self.done.ended = Some(format!(
-                "its threads did not stop within {} in {TRIES} tries: the machine is busy, or one waits for a disk; allow longer stops",
-                self.longest
-            ));
+        if (self.failures > TRIES || self.died > DEATHS) && self.done.ended.is_none() {
+            self.done.ended = Some(match self.died {
+                0 => format!(
+                    "its threads did not stop within {} in {TRIES} tries: the machine is busy, or one waits for a disk; allow longer stops",
+                    self.longest
+                ),
+                died => format!("the process that moves pages died {died} times"),
+            });
         }
         if !hold.pause(rest)? && self.done.ended.is_none() {
             self.done.ended = Some("it was asked to end".to_owned());

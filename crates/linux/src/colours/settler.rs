@@ -1,6 +1,6 @@
 //! The settler: a process that stops another one and moves its pages into frames of other colours,
-//! chunk by chunk, as it is asked. It has a session of its own and blocks all signals. If its parent
-//! dies, it finishes the chunk that it has begun and ends.
+//! chunk by chunk, as it is asked. It has a session of its own and blocks all signals. If its
+//! parent dies, it finishes the chunk that it has begun and ends.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -93,31 +93,30 @@ pub(super) enum Trouble {
     Away(String),
 }
 
-/// The settler itself: the body of the hidden subcommand.
+/// The settler itself: the body of the hidden subcommand. `input` and `output` are its standard
+/// ones, which lead to its parent.
 ///
 /// # Errors
-/// Standard input or output that cannot be read or written, or no job in it.
-pub fn serve() -> Result<()> {
+/// An input that cannot be read, or has no job in it.
+pub fn serve(input: &mut impl BufRead, output: &mut impl Write) -> Result<()> {
     let parent = rustix::process::getppid();
     let _ = rustix::process::setsid();
     block_signals();
     // Its death would leave a program waiting.
     let _ = std::fs::write("/proc/self/oom_score_adj", oom::IMMUNE.to_string());
     let files = Kernel::new()?;
-    let mut input = std::io::stdin().lock();
-    let Some(job) = next::<Job>(&mut input)? else {
+    let Some(job) = next::<Job>(input)? else {
         return Ok(());
     };
     let none = || Error::refused("there are no such colours");
     let right = RightFrames::new(&job.colouring, &job.colours).ok_or_else(none)?;
     let page = job.colouring.page;
     let mut sieve = Sieve::new(&files, right, page, job.hold)?;
-    let mut out = std::io::stdout();
-    while let Some(ask) = next::<Ask>(&mut input)? {
+    while let Some(ask) = next::<Ask>(input)? {
         let (mut answer, stuck) = one(&files, &job, &ask, &mut sieve, parent);
         answer.held = sieve.held();
         let line = serde_json::to_string(&answer).unwrap_or_default();
-        let said = writeln!(out, "{line}").and_then(|()| out.flush());
+        let said = writeln!(output, "{line}").and_then(|()| output.flush());
         // Threads that have not stopped are let go when this process ends.
         if said.is_err() || stuck {
             break;

@@ -1,9 +1,9 @@
 //! Frames of wanted colours, found among those that the kernel hands out.
 //!
-//! Method: memory is touched page by page, and the frame of each page is read. Pages in wrong frames
-//! are kept until the end: released at once, their frames come straight back. A page in a right
-//! frame is released right before the kernel allocates a page on the same CPU, which gets that
-//! frame.
+//! Method: memory is touched page by page, and the frame of each page is read. Pages in wrong
+//! frames are kept until the end: released at once, their frames come straight back. A page in a
+//! right frame is released right before the kernel allocates a page on the same CPU, which gets
+//! that frame.
 
 use std::collections::VecDeque;
 use std::io;
