@@ -30,7 +30,7 @@ use crate::{fault, unsettle};
 const WINDOW: u64 = 4096;
 /// Chunks in a row that may fail because threads do not stop.
 const TRIES: u32 = 50;
-/// Settlers that may die.
+/// Settlers that may die in a row.
 const DEATHS: u32 = 5;
 /// Passes over the memory: a program that runs makes new wrong pages meanwhile.
 const PASSES: u32 = 8;
@@ -219,7 +219,7 @@ struct Settling<'a> {
     settler: Option<Settler>,
     /// Chunks that failed in a row.
     failures: u32,
-    /// Settlers that died.
+    /// Settlers that died in a row.
     died: u32,
     /// Pages that the kernel refused to move, by number.
     refused: BTreeSet<u64>,
@@ -413,7 +413,13 @@ impl Settling<'_> {
                 true
             }
         };
-        self.failures = if busy { self.failures + 1 } else { 0 };
+        if answer.last {
+            self.settler = None;
+        }
+        (self.failures, self.died) = match busy {
+            true => (self.failures + 1, self.died),
+            false => (0, 0),
+        };
         if (self.failures > TRIES || self.died > DEATHS) && self.done.ended.is_none() {
             self.done.ended = Some(match self.died {
                 0 => format!(

@@ -71,6 +71,9 @@ pub(super) struct Answer {
     pub refused: Vec<u64>,
     /// Memory that is held to find frames.
     pub held: Bytes,
+    /// Whether the settler ends after this answer: so that the kernel lets threads go that have not
+    /// stopped yet.
+    pub last: bool,
     /// What went wrong, if something did.
     pub trouble: Option<Trouble>,
 }
@@ -113,12 +116,11 @@ pub fn serve(input: &mut impl BufRead, output: &mut impl Write) -> Result<()> {
     let page = job.colouring.page;
     let mut sieve = Sieve::new(&files, right, page, job.hold)?;
     while let Some(ask) = next::<Ask>(input)? {
-        let (mut answer, stuck) = one(&files, &job, &ask, &mut sieve, parent);
+        let mut answer = one(&files, &job, &ask, &mut sieve, parent);
         answer.held = sieve.held();
         let line = serde_json::to_string(&answer).unwrap_or_default();
         let said = writeln!(output, "{line}").and_then(|()| output.flush());
-        // Threads that have not stopped are let go when this process ends.
-        if said.is_err() || stuck {
+        if said.is_err() || answer.last {
             break;
         }
     }
@@ -151,21 +153,15 @@ fn block_signals() {
     }
 }
 
-/// Moves one chunk. Also returns whether threads may still be seized.
-fn one(
-    files: &dyn Files,
-    job: &Job,
-    ask: &Ask,
-    sieve: &mut Sieve,
-    parent: Option<Pid>,
-) -> (Answer, bool) {
+/// Moves one chunk.
+fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Option<Pid>) -> Answer {
     let trouble = |trouble| Answer {
         trouble: Some(trouble),
         ..Answer::default()
     };
     let process = match Process::open(job.task) {
         Ok(process) => process,
-        Err(_) => return (trouble(Trouble::Gone), false),
+        Err(_) => return trouble(Trouble::Gone),
     };
     // A frame that is released comes back on the same CPU.
     let allowed = files.affinity(0);
@@ -174,7 +170,10 @@ fn one(
     let found = sieve.fill(wanted);
     let done = match found {
         // What undoes the run may have come before this chunk. Then nothing else would finish it.
-        _ if rustix::process::getppid() != parent => (trouble(Trouble::Busy), true),
+        _ if rustix::process::getppid() != parent => Answer {
+            last: true,
+            ..trouble(Trouble::Busy)
+        },
         Ok(found) if found >= wanted => {
             let manner = Manner {
                 locked: ask.locked,
@@ -182,8 +181,8 @@ fn one(
             };
             answer(process.relocate(&ask.side, manner, sieve, &fault::boundary))
         }
-        Ok(_) => (trouble(Trouble::NoFrames), false),
-        Err(e) => (trouble(Trouble::Refused(e.to_string())), false),
+        Ok(_) => trouble(Trouble::NoFrames),
+        Err(e) => trouble(Trouble::Refused(e.to_string())),
     };
     if let Ok(allowed) = allowed {
         let _ = affinity::set(0, &allowed);
@@ -191,17 +190,16 @@ fn one(
     done
 }
 
-fn answer(outcome: Outcome) -> (Answer, bool) {
+fn answer(outcome: Outcome) -> Answer {
     let late = |error: &std::io::Error| error.raw_os_error() == Some(libc::ETIMEDOUT);
-    let stuck = matches!(&outcome.failed, Some((Step::Stop, e)) if late(e));
-    let answer = Answer {
+    Answer {
         lasted: Nanos(u64::try_from(outcome.lasted.as_nanos()).unwrap_or(u64::MAX)),
         moved: outcome.moved,
         refused: outcome.refused,
         held: Bytes(0),
+        last: matches!(&outcome.failed, Some((Step::Stop, e)) if late(e)),
         trouble: outcome.failed.map(|(step, error)| trouble(step, &error)),
-    };
-    (answer, stuck)
+    }
 }
 
 fn trouble(step: Step, error: &std::io::Error) -> Trouble {
