@@ -90,6 +90,9 @@ pub enum Command {
         /// The files.
         files: Vec<String>,
     },
+    /// Moves pages of a program, as it is asked.
+    #[command(name = "__settle", hide = true)]
+    Settler,
     /// A generator of an experiment.
     #[command(name = "__generator", hide = true)]
     Generator {

@@ -1,10 +1,17 @@
 //! `quell colours`: the address map of this machine, and where the pages of programs lie.
 
 mod check;
+mod settle;
 
+use quell_kernel::root::Kernel;
+use quell_kernel::topology;
+use quell_linux::colours::{self, Declared};
 use quell_plan::inventory::Inventory;
 use quell_record::backend::{Backend as _, Probe};
 use quell_types::address::published;
+use quell_types::cpuset::CpuSet;
+use quell_types::partition::{Colouring, KnownMap};
+use quell_types::units::Bytes;
 
 use crate::exit::{Exit, Result, failed, usage};
 use crate::{declared, machine};
@@ -22,6 +29,8 @@ pub struct Colours {
 enum Command {
     /// Count the pages of running programs by colour; change nothing
     Check(check::Check),
+    /// Move pages of a running program into frames of other colours
+    Settle(settle::Settle),
     /// Show or declare which address bits choose this machine's DRAM banks
     Map(Map),
 }
@@ -45,6 +54,7 @@ struct Map {
 pub fn run(args: &Colours) -> Result {
     match &args.command {
         Command::Check(a) => check::run(a),
+        Command::Settle(a) => settle::run(a),
         Command::Map(a) => map(a),
     }
 }
@@ -91,4 +101,55 @@ fn show(machine: &Inventory) -> Result {
         println!("{line}");
     }
     Ok(Exit::Done)
+}
+
+/// The map, and the colours that pages are counted by: those that plans use, else those of page
+/// frames.
+fn colouring(map: Option<&str>, sets: bool, files: &Kernel) -> Result<(KnownMap, Colouring)> {
+    let map: Declared = match map {
+        Some(name) => declared::read(name)?,
+        None => {
+            let found = declared::find(&machine::confined()?).map_err(usage)?;
+            found.ok_or_else(|| {
+                usage(
+                    "no address map of this machine is known; give --map FILE, or declare it (quell colours map FILE)",
+                )
+            })?
+        }
+    };
+    let shape = topology::read(files, None).map_err(failed)?;
+    let page = Bytes(rustix::param::page_size() as u64);
+    let offer = colours::offer(files, Some(&map), &shape.caches, &shape.nodes, page);
+    let offer = offer.map_err(failed)?;
+    let known = offer
+        .known
+        .ok_or_else(|| failed("the map came to nothing"))?;
+    let (by_nodes, by_pages, what) = match sets {
+        true => (offer.sets, known.sets.clone(), "cache sets"),
+        false => (offer.banks, known.banks.clone(), "DRAM banks"),
+    };
+    let colouring = by_nodes.or(by_pages).ok_or_else(|| {
+        failed(format!(
+            "pages of {page} leave no colours of {what} under this map: its functions take both values within every page"
+        ))
+    })?;
+    Ok((known, colouring))
+}
+
+/// Whether these colours exist.
+fn exist(wanted: &CpuSet, colouring: &Colouring) -> Result<()> {
+    if wanted.is_empty() || wanted.iter().any(|colour| colour >= colouring.count()) {
+        return Err(usage(format!(
+            "--colours {wanted}: there are the colours 0-{}",
+            colouring.count().saturating_sub(1)
+        )));
+    }
+    Ok(())
+}
+
+fn percent(part: u64, of: u64) -> String {
+    match of {
+        0 => "-".to_owned(),
+        _ => format!("{:.2}%", part as f64 * 100.0 / of as f64),
+    }
 }

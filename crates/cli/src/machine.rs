@@ -79,6 +79,14 @@ fn watcher(cpu: CpuId) -> Vec<String> {
         .collect()
 }
 
+/// The command that starts the watchdog of a run.
+pub fn watchdog() -> WatchdogCommand {
+    WatchdogCommand {
+        program: "/proc/self/exe".into(),
+        arguments: vec!["__watchdog".into()],
+    }
+}
+
 /// The backend, and the machine as found by the fast probe, with what was measured on it before, as
 /// long as it holds.
 pub fn linux() -> Result<(Linux, Inventory)> {
@@ -102,10 +110,7 @@ fn found() -> Result<(Linux, Inventory, Vec<String>)> {
         shared_cache: quell_workload::probe::shared_cache,
         rates,
         traffic: quell_workload::measure::known_traffic,
-        watchdog: WatchdogCommand {
-            program: "/proc/self/exe".into(),
-            arguments: vec!["__watchdog".into()],
-        },
+        watchdog: watchdog(),
         keeper: KeeperCommand {
             program: "/proc/self/exe".into(),
             arguments: vec!["__keep".into()],

@@ -92,6 +92,12 @@ fn main() -> ExitCode {
         Command::Keep { files } => quell_linux::resident::keep(&files)
             .map(|()| Exit::Done)
             .map_err(exit::failed),
+        Command::Settler => {
+            let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout());
+            quell_linux::colours::settler::serve(&mut input, &mut output)
+                .map(|()| Exit::Done)
+                .map_err(exit::failed)
+        }
         Command::Generator { workload } => bench::serve(&workload),
     };
     match done {

@@ -10,6 +10,7 @@ pub mod pool;
 pub mod pooled;
 pub mod pressure;
 pub mod schedule;
+pub mod settling;
 pub mod split;
 pub mod ways;
 pub mod windows;

@@ -39,6 +39,10 @@ pub struct Mapping {
     pub huge: Bytes,
     /// Whether the kernel gives it no huge pages: the program has said so, or it is a device's.
     pub never_huge: bool,
+    /// Whether the program may execute it.
+    pub executable: bool,
+    /// Whether it is locked.
+    pub locked: bool,
 }
 
 impl Mapping {
@@ -76,8 +80,9 @@ pub fn mappings(path: &str, text: &str) -> Result<Vec<Mapping>> {
         } else if line.starts_with("AnonHugePages:") {
             last.huge = size("AnonHugePages:")?;
         } else if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let mut flags = flags.split_ascii_whitespace();
-            last.never_huge = flags.any(|flag| ["nh", "io", "pf", "ht"].contains(&flag));
+            let has = |all: &[&str]| flags.split_ascii_whitespace().any(|f| all.contains(&f));
+            last.never_huge = has(&["nh", "io", "pf", "ht"]);
+            last.locked = has(&["lo"]);
         }
     }
     Ok(all)
@@ -90,6 +95,7 @@ fn begins(line: &str) -> Option<Mapping> {
     Some(Mapping {
         anonymous: begun.writable && !begun.shared && no_file,
         accessible: begun.accessible,
+        executable: begun.executable,
         range: begun.range,
         ..Mapping::default()
     })
@@ -302,7 +308,7 @@ mod tests {
     const SMAPS: &str = "\
         00400000-00600000 r-xp 00000000 fe:00 42    /usr/bin/a\nRss: 8 kB\nAnonHugePages: 0 kB\nVmFlags: rd ex\n\
         01000000-01900000 rw-p 00000000 00:00 0    [heap]\nRss: 9000 kB\nAnonHugePages: 2048 kB\nVmFlags: rd wr\n\
-        02000000-02400000 rw-p 00000000 00:00 0 \nRss: 0 kB\nVmFlags: rd wr nh\n\
+        02000000-02400000 rw-p 00000000 00:00 0 \nRss: 0 kB\nVmFlags: rd wr lo nh\n\
         03000000-03400000 ---p 00000000 00:00 0 \nRss: 0 kB\n\
         04000000-04400000 rw-s 00000000 00:01 7    /memfd:x (deleted)\nRss: 4 kB\n";
 
@@ -319,6 +325,9 @@ mod tests {
             kinds,
             [file, (true, true, false), (true, true, true), hidden, file]
         );
+        let flags: Vec<_> = all.iter().map(|m| (m.executable, m.locked)).collect();
+        let none = (false, false);
+        assert_eq!(flags, [(true, false), none, (false, true), none, none]);
         assert_eq!(all[1].range, 0x100_0000..0x190_0000);
         let (resident, huge) = (Bytes(9000 << 10), Bytes(2 << 20));
         assert_eq!((all[1].resident, all[1].huge), (resident, huge));

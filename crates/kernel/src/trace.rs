@@ -15,12 +15,12 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use quell_types::task::TaskId;
 
-use crate::arch::{self, TaskRegisters};
+use crate::ptrace::{AT_CALL, SEIZED, gate, in_sequence, perform, request, set_mask, stop};
+pub use crate::ptrace::{Call, is_built};
 use crate::stat::Stat;
 
 /// How long a thread may take to stop. One that waits for a disk stops after that.
@@ -30,224 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a thread is stopped anew that is within a restartable sequence.
 const TRIES: u32 = 20;
 
-const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
-const NT_PRSTATUS: usize = 1;
-/// Stops at system calls are distinct from signals.
-const SEIZED: usize = libc::PTRACE_O_TRACESYSGOOD.cast_unsigned() as usize;
 /// So that a thread ends with its tracer.
 const LAUNCHED: usize = SEIZED | libc::PTRACE_O_EXITKILL.cast_unsigned() as usize;
-/// A stop at the beginning or the end of a system call (PTRACE_O_TRACESYSGOOD).
-const AT_CALL: i32 = libc::SIGTRAP | 0x80;
-
-/// A system call with its arguments. Its answer is zero or an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
-    number: libc::c_long,
-    arguments: [u64; 6],
-}
-
-impl Call {
-    /// Locks all that is mapped and will be mapped. With `filled` it is in memory at once, else
-    /// once it is touched (mlockall(2)).
-    #[must_use]
-    pub const fn lock_memory(filled: bool) -> Self {
-        let flags = libc::MCL_CURRENT | libc::MCL_FUTURE;
-        let flags = if filled {
-            flags
-        } else {
-            flags | libc::MCL_ONFAULT
-        };
-        Self {
-            number: libc::SYS_mlockall,
-            arguments: [flags.cast_unsigned() as u64, 0, 0, 0, 0, 0],
-        }
-    }
-
-    /// Unlocks all that is mapped, and locks nothing that will be.
-    pub const UNLOCK_MEMORY: Self = Self {
-        number: libc::SYS_munlockall,
-        arguments: [0; 6],
-    };
-}
-
-/// Whether threads of this machine's architecture can be made to do a call.
-#[must_use]
-pub const fn is_built() -> bool {
-    !arch::INSTRUCTION.is_empty()
-}
-
-/// A request of ptrace(2), with addresses as numbers.
-fn request(what: libc::c_uint, tid: i32, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: the kernel checks the thread. No request of this file that writes into this process
-    // is given another address than that of a live value of its size.
-    let answer = unsafe {
-        libc::ptrace(
-            what,
-            tid,
-            address as *mut libc::c_void,
-            data as *mut libc::c_void,
-        )
-    };
-    if answer < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
-}
-
-/// A block of memory for a request.
-fn block<T>(value: &mut T) -> libc::iovec {
-    libc::iovec {
-        iov_base: std::ptr::from_mut(value).cast(),
-        iov_len: size_of::<T>(),
-    }
-}
-
-/// The registers of a stopped thread. ENOEXEC for a thread of another width.
-fn registers(tid: i32) -> io::Result<TaskRegisters> {
-    let mut all = TaskRegisters::default();
-    let mut block = block(&mut all);
-    request(
-        libc::PTRACE_GETREGSET,
-        tid,
-        NT_PRSTATUS,
-        &raw mut block as usize,
-    )?;
-    match block.iov_len == size_of::<TaskRegisters>() {
-        true => Ok(all),
-        false => Err(io::Error::from_raw_os_error(libc::ENOEXEC)),
-    }
-}
-
-fn set_registers(tid: i32, all: &TaskRegisters) -> io::Result<()> {
-    let mut all = *all;
-    let mut block = block(&mut all);
-    request(
-        libc::PTRACE_SETREGSET,
-        tid,
-        NT_PRSTATUS,
-        &raw mut block as usize,
-    )
-}
-
-/// A stopped thread's blocked signals, one bit each.
-fn mask(tid: i32) -> io::Result<u64> {
-    let mut mask = 0u64;
-    request(
-        libc::PTRACE_GETSIGMASK,
-        tid,
-        size_of::<u64>(),
-        &raw mut mask as usize,
-    )?;
-    Ok(mask)
-}
-
-fn set_mask(tid: i32, mask: u64) -> io::Result<()> {
-    let mut mask = mask;
-    request(
-        libc::PTRACE_SETSIGMASK,
-        tid,
-        size_of::<u64>(),
-        &raw mut mask as usize,
-    )
-}
-
-/// The next stop of a thread: signal and event. `None` where none came yet and `block` is not set.
-/// ESRCH where it has ended.
-fn stop(tid: i32, block: bool) -> io::Result<Option<(i32, i32)>> {
-    let flags = if block {
-        libc::__WALL
-    } else {
-        libc::__WALL | libc::WNOHANG
-    };
-    let mut status = 0;
-    loop {
-        // SAFETY: the kernel writes the status into a live value.
-        match unsafe { libc::waitpid(tid, &raw mut status, flags) } {
-            0 => return Ok(None),
-            n if n > 0 => break,
-            _ => {
-                let e = io::Error::last_os_error();
-                if e.kind() != io::ErrorKind::Interrupted {
-                    return Err(e);
-                }
-            }
-        }
-    }
-    if !libc::WIFSTOPPED(status) {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
-    }
-    Ok(Some((libc::WSTOPSIG(status), status >> 16)))
-}
-
-/// Makes a stopped thread do a call and gives it back its registers and its mask of signals.
-fn perform(tid: i32, gate: u64, call: &Call) -> io::Result<()> {
-    let before = registers(tid)?;
-    let number = call.number.cast_unsigned();
-    let ready = arch::calling(&before, gate, number, &call.arguments)
-        .ok_or(io::Error::from_raw_os_error(libc::ENOEXEC))?;
-    let blocked = mask(tid)?;
-    set_mask(tid, u64::MAX)?;
-    let mut stopped = false;
-    let done = set_registers(tid, &ready)
-        .and_then(|()| through(tid, &mut stopped))
-        .and_then(|()| registers(tid))
-        .map(|after| arch::answer(&after));
-    set_registers(tid, &before)?;
-    set_mask(tid, blocked)?;
-    if stopped {
-        // SAFETY: a signal to a thread by its number.
-        unsafe { libc::syscall(libc::SYS_tkill, tid, libc::SIGSTOP) };
-    }
-    match done? {
-        0 => Ok(()),
-        // The kernel returns errors of at most 4095.
-        error => Err(io::Error::from_raw_os_error(
-            i32::try_from(-error).unwrap_or(libc::EIO),
-        )),
-    }
-}
-
-/// Lets a stopped thread run through one system call, to the stop at its end. Sets `stopped` where
-/// a SIGSTOP came meanwhile, the one signal that is not blocked and can be taken.
-fn through(tid: i32, stopped: &mut bool) -> io::Result<()> {
-    let mut seen = 0;
-    while seen < 2 {
-        request(libc::PTRACE_SYSCALL, tid, 0, 0)?;
-        match stop(tid, true)? {
-            Some((AT_CALL, _)) => seen += 1,
-            Some((libc::SIGSTOP, 0)) => *stopped = true,
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// The address of an instruction in a process that enters the kernel: in its vDSO. ENOTSUP where
-/// it has none, and for a 32-bit program.
-fn gate(pid: u32) -> io::Result<u64> {
-    /// The kind of the vDSO's address (AT_SYSINFO_EHDR).
-    const VDSO: u64 = 33;
-    /// The most of a vDSO that is searched. It has a few pages.
-    const SEARCHED: usize = 1 << 14;
-    let none = || io::Error::from_raw_os_error(libc::ENOTSUP);
-    if !is_built() {
-        return Err(none());
-    }
-    // Pairs of a kind and a value (getauxval(3)).
-    let pairs = std::fs::read(format!("/proc/{pid}/auxv"))?;
-    let words = pairs.as_chunks::<8>().0.iter();
-    let words: Vec<u64> = words.map(|word| u64::from_ne_bytes(*word)).collect();
-    let mut pairs = words.as_chunks::<2>().0.iter();
-    let vdso = pairs.find(|[kind, _]| *kind == VDSO);
-    let [_, start] = *vdso.ok_or_else(none)?;
-    let mut code = vec![0; SEARCHED];
-    let memory = File::open(format!("/proc/{pid}/mem"))?;
-    let read = memory.read_at(&mut code, start).map_err(|_| none())?;
-    let mut places = code[..read].windows(arch::INSTRUCTION.len());
-    let at = places.position(|bytes| bytes == arch::INSTRUCTION);
-    at.map(|at| start + at as u64).ok_or_else(none)
-}
 
 /// A mask of blocked signals, one bit each.
 #[derive(Clone, Copy, Debug)]
@@ -403,36 +187,6 @@ impl Job {
         }
         Ok(done)
     }
-}
-
-/// Whether a stopped thread is within a restartable sequence. Kernels before 5.13 do not tell.
-fn in_sequence(tid: i32) -> bool {
-    /// `struct ptrace_rseq_configuration`: address, size and signature, flags and padding.
-    type Configuration = [u64; 3];
-    /// Where `rseq_cs` is in `struct rseq`.
-    const CURRENT: u64 = 8;
-    let mut found = Configuration::default();
-    let size = size_of::<Configuration>();
-    if request(
-        PTRACE_GET_RSEQ_CONFIGURATION,
-        tid,
-        size,
-        &raw mut found as usize,
-    )
-    .is_err()
-        || found[0] == 0
-    {
-        return false;
-    }
-    let mut current = 0u64;
-    let own = block(&mut current);
-    let theirs = libc::iovec {
-        iov_base: (found[0] + CURRENT) as *mut libc::c_void,
-        iov_len: size_of::<u64>(),
-    };
-    // SAFETY: eight bytes are written into a live value.
-    let read = unsafe { libc::process_vm_readv(tid, &raw const own, 1, &raw const theirs, 1, 0) };
-    read == 8 && current != 0
 }
 
 /// Makes a thread of a process that runs do a call. `otherwise` is called after it if this process

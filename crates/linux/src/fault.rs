@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const VARIABLE: &str = "QUELL_FAULT";
 /// The same for the watchdog that this process starts.
 pub const WATCHDOG_VARIABLE: &str = "QUELL_WATCHDOG_FAULT";
+/// The same for a settler that this process starts.
+pub const SETTLER_VARIABLE: &str = "QUELL_SETTLER_FAULT";
 
 static LEFT: AtomicU64 = AtomicU64::new(0);
 

@@ -36,6 +36,7 @@ mod tee;
 mod twin;
 pub mod undo;
 mod units;
+mod unsettle;
 pub mod watchdog;
 pub mod ways;
 mod work;

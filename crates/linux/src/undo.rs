@@ -11,7 +11,7 @@
 //! - Of a `schemata` only the values that were written are restored, each by itself.
 //! - A resctrl that Quell mounted is unmounted, unless other programs have made groups in it.
 //! - Locked cache memory and its mount stay while it is open, a register while its CPU is offline.
-//! - A value that a loop moved is restored, whatever the file reads.
+//! - A value that a loop moved is restored, whatever the file reads. Pages that are away come back.
 //! - Only what Quell stopped and has not resumed since is resumed or thawed.
 //! - A process with Quell's `oom_score_adj` where Quell moved its parent gets the old value.
 
@@ -30,7 +30,7 @@ use quell_types::journal::{Stopped, Undo};
 use quell_types::task::TaskId;
 
 use crate::journal::{Journal, Mark};
-use crate::{fault, memory_lock};
+use crate::{fault, memory_lock, unsettle};
 
 /// The result of undoing a journal's entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,6 +74,7 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
             } => work.oom_score(*task, *old, *new, dir),
             Undo::Move { task, from, to } => work.put_back(*task, from, to),
             Undo::Lock { task, before } => memory_lock::unlock(files, *task, *before, alive),
+            Undo::Settle { side } => unsettle::finish(files, side, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
             Undo::Cgroup { path, heir } => work.remove(i, path, heir),
             Undo::Mount { path } => work.unmount(path),
@@ -398,14 +399,11 @@ impl<'a> Work<'a> {
             .write(&procs_file(self.files, from), &task.pid.to_string())
         {
             Ok(()) => {
-                for (dir, stays) in [(from, true), (to, false)] {
-                    if let Some(members) = self.members.get_mut(dir) {
-                        if stays {
-                            members.insert(task.pid)
-                        } else {
-                            members.remove(&task.pid)
-                        };
-                    }
+                if let Some(members) = self.members.get_mut(from) {
+                    members.insert(task.pid);
+                }
+                if let Some(members) = self.members.get_mut(to) {
+                    members.remove(&task.pid);
                 }
                 Ok(true)
             }

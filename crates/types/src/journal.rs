@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cpuset::CpuSet;
+use crate::pages::SideArea;
 use crate::task::{LockLimit, TaskId};
 
 /// What is kept from running.
@@ -92,6 +93,12 @@ pub enum Undo {
         task: TaskId,
         /// What it could lock before (RLIMIT_MEMLOCK).
         before: LockLimit,
+    },
+    /// Pages of a process are moved to other frames while its threads are stopped. Those that are
+    /// still away are put back, from the side area that they were moved to.
+    Settle {
+        /// Where they are meanwhile.
+        side: SideArea,
     },
     /// A task's CPU affinity was changed.
     Affinity {

@@ -12,6 +12,7 @@ pub mod journal;
 pub mod mechanism;
 pub mod options;
 pub mod pace;
+pub mod pages;
 pub mod partition;
 pub mod refusal;
 pub mod rng;

@@ -1,17 +1,16 @@
 //! `quell colours check`
 
 use quell_kernel::root::Kernel;
-use quell_kernel::topology;
 use quell_linux::colours::placement::{self, Kind, Pages, Placement};
-use quell_linux::colours::{self, Declared};
 use quell_types::cpuset::CpuSet;
-use quell_types::partition::{Colouring, KnownMap};
+use quell_types::partition::KnownMap;
 use quell_types::task::TaskMatch;
 use quell_types::units::Bytes;
 use serde::Serialize;
 
-use crate::exit::{Exit, Result, failed, usage};
-use crate::{declared, machine};
+use super::{colouring, exist, percent};
+use crate::exit::{Exit, Result, failed};
+use crate::machine;
 
 /// `quell colours check`
 #[derive(Debug, clap::Args)]
@@ -66,15 +65,9 @@ struct Right {
 pub fn run(args: &Check) -> Result {
     let files = Kernel::new().map_err(failed)?;
     let pids = machine::running(&files, "", &args.pid, &args.matching)?;
-    let (map, colouring) = colouring(args, &files)?;
+    let (map, colouring) = colouring(args.map.as_deref(), args.sets, &files)?;
     if let Some(wanted) = &args.colours {
-        let missing: CpuSet = wanted.iter().filter(|c| *c >= colouring.count()).collect();
-        if wanted.is_empty() || !missing.is_empty() {
-            return Err(usage(format!(
-                "--colours {wanted}: there are the colours 0-{}",
-                colouring.count().saturating_sub(1)
-            )));
-        }
+        exist(wanted, &colouring)?;
     }
     let found = pids.into_iter().map(|pid| {
         let placement = placement::of(&files, pid, &colouring).map_err(failed)?;
@@ -102,49 +95,9 @@ pub fn run(args: &Check) -> Result {
     Ok(Exit::Done)
 }
 
-/// The map, and the colours that pages are counted by: those that plans use, else those of page
-/// frames.
-fn colouring(args: &Check, files: &Kernel) -> Result<(KnownMap, Colouring)> {
-    let map: Declared = match &args.map {
-        Some(name) => declared::read(name)?,
-        None => {
-            let found = declared::find(&machine::confined()?).map_err(usage)?;
-            found.ok_or_else(|| {
-                usage(
-                    "no address map of this machine is known; give --map FILE, or declare it (quell colours map FILE)",
-                )
-            })?
-        }
-    };
-    let shape = topology::read(files, None).map_err(failed)?;
-    let page = Bytes(rustix::param::page_size() as u64);
-    let offer = colours::offer(files, Some(&map), &shape.caches, &shape.nodes, page);
-    let offer = offer.map_err(failed)?;
-    let known = offer
-        .known
-        .ok_or_else(|| failed("the map came to nothing"))?;
-    let (by_nodes, by_pages, what) = match args.sets {
-        true => (offer.sets, known.sets.clone(), "cache sets"),
-        false => (offer.banks, known.banks.clone(), "DRAM banks"),
-    };
-    let colouring = by_nodes.or(by_pages).ok_or_else(|| {
-        failed(format!(
-            "pages of {page} leave no colours of {what} under this map: its functions take both values within every page"
-        ))
-    })?;
-    Ok((known, colouring))
-}
-
 /// A size in MiB.
 fn mib(bytes: Bytes) -> String {
     format!("{:.1}", bytes.0 as f64 / f64::from(1 << 20))
-}
-
-fn percent(part: u64, of: u64) -> String {
-    match of {
-        0 => "-".to_owned(),
-        _ => format!("{:.2}%", part as f64 * 100.0 / of as f64),
-    }
 }
 
 fn text(found: &Found, args: &Check) -> String {

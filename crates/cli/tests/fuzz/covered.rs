@@ -155,6 +155,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
             "lab-plugin/src/lib.rs",
             "lab/src/boot.rs",
             "lab/src/vm.rs",
+            "linux/src/colours/settler.rs",
             "linux/src/fault.rs",
             "linux/src/lock.rs",
             "linux/src/profile.rs",
@@ -170,6 +171,8 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
         "a number from a file of the kernel, by the standard library, next to its use",
         &[
             "kernel/src/rt.rs",
+            "kernel/src/stopped.rs",
+            "linux/src/unsettle.rs",
             "linux/src/enforce/classes/locked.rs",
             "linux/src/enforce/cores.rs",
             "linux/src/enforce/io.rs",

@@ -2,6 +2,9 @@
 //! nodes have one colour each. Without a map nothing is known, and nothing is offered.
 
 pub mod placement;
+pub mod settle;
+pub mod settler;
+mod sieve;
 pub mod stored;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,495 @@
+//! `quell colours settle`: pages of a program that runs are moved to frames of other colours, under
+//! a declared map, whose colours mean nothing for the hardware here. What is checked is where the
+//! pages lie, that their content is intact at every moment, and that nothing is left, however it
+//! ends. The program checks its own memory all the time.
+//!
+//! Skipped aloud without root, and where the kernel moves no pages.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Machine, Running, eventually, machine, quell, send, status_of};
+use quell_kernel::{trace, uffd};
+use rustix::process::Signal;
+
+const PAGE: usize = 4096;
+/// Bits 12, 13 and 14: eight colours, by frame number modulo 8.
+const MAP: &str = "# declared for a test\n12\n13\n14\n";
+
+/// Set by the program's signal handler.
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+static WRONG: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn count(_: libc::c_int) {
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What a page holds: words that depend on the page, the place and a number that goes up.
+fn word(page: usize, at: usize, version: u64) -> u64 {
+    (page as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (at as u64) << 40 ^ version
+}
+
+/// Memory of the program, of which each thread writes and checks a part.
+#[derive(Clone, Copy)]
+struct Memory(*mut u64, usize);
+
+// SAFETY: each thread accesses its own pages only.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn new(pages: usize) -> Self {
+        // SAFETY: a new mapping, which stays until the end, and no other memory.
+        let at = unsafe {
+            let at = libc::mmap(
+                std::ptr::null_mut(),
+                pages * PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert_ne!(at, libc::MAP_FAILED);
+            libc::madvise(at, pages * PAGE, libc::MADV_NOHUGEPAGE);
+            at
+        };
+        Self(at.cast(), pages)
+    }
+
+    fn page(self, page: usize) -> *mut [u64; PAGE / 8] {
+        assert!(page < self.1);
+        // SAFETY: within the mapping.
+        unsafe { self.0.cast::<[u64; PAGE / 8]>().add(page) }
+    }
+
+    fn write(self, page: usize, version: u64) {
+        // SAFETY: one thread accesses this page.
+        let words = unsafe { &mut *self.page(page) };
+        for (at, place) in words.iter_mut().enumerate() {
+            *place = word(page, at, version);
+        }
+    }
+
+    fn is_intact(self, page: usize, version: u64) -> bool {
+        // SAFETY: one thread accesses this page, or it is a copy after a fork.
+        let words = unsafe { &*self.page(page) };
+        (0..PAGE / 8).all(|at| words[at] == word(page, at, version))
+    }
+}
+
+/// One thread of the program: writes its pages anew and checks them, for ever.
+fn work(memory: Memory, pages: std::ops::Range<usize>, rounds: &AtomicU64) {
+    let mut version = 1;
+    loop {
+        for page in pages.clone() {
+            if !memory.is_intact(page, version - 1) {
+                WRONG.store(true, Ordering::Relaxed);
+            }
+            memory.write(page, version);
+        }
+        version += 1;
+        rounds.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A child that checks memory which nobody writes, as it was at the fork.
+fn fork_and_check(memory: Memory, pages: std::ops::Range<usize>) {
+    // SAFETY: the child reads memory and ends by `_exit`.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            let intact = pages.clone().all(|page| memory.is_intact(page, 0));
+            libc::_exit(i32::from(!intact));
+        }
+        let mut status = 0;
+        // A signal interrupts it.
+        while libc::waitpid(child, &mut status, 0) < 0 {}
+        if status != 0 {
+            WRONG.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Not a test of its own: a program with `QUELL_TEST_MIB` of memory, five threads, a signal every
+/// 5 ms and, with `QUELL_TEST_FORKS`, a fork every 20 ms. It writes what it found to a file, again
+/// and again.
+#[test]
+#[ignore = "a program that another test starts"]
+fn checks_its_memory() {
+    const THREADS: usize = 4;
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .and_then(|n| n.parse::<usize>().ok())
+    };
+    let pages = number("QUELL_TEST_MIB").unwrap() * (1 << 20) / PAGE;
+    let out = std::env::var("QUELL_TEST_OUT").unwrap();
+    // SAFETY: the handler only adds to a number.
+    unsafe {
+        let mut action = std::mem::zeroed::<libc::sigaction>();
+        action.sa_sigaction = count as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut());
+    }
+    let memory = Memory::new(pages);
+    for page in 0..pages {
+        memory.write(page, 0);
+    }
+    // Half is written all the time; the rest is read by this thread and by children.
+    let each = pages / 2 / THREADS;
+    let rounds: &'static AtomicU64 = Box::leak(Box::default());
+    for n in 0..THREADS {
+        std::thread::spawn(move || work(memory, n * each..(n + 1) * each, rounds));
+    }
+    let every = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 5000,
+    };
+    let timer = libc::itimerval {
+        it_interval: every,
+        it_value: every,
+    };
+    // SAFETY: live values.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) };
+    let still = THREADS * each..pages;
+    let mut forks = 0;
+    loop {
+        if number("QUELL_TEST_FORKS").is_some() {
+            fork_and_check(memory, still.clone());
+            forks += 1;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if !still.clone().all(|page| memory.is_intact(page, 0)) {
+            WRONG.store(true, Ordering::Relaxed);
+        }
+        let said = format!(
+            "{} {} {} {}",
+            rounds.load(Ordering::Relaxed),
+            SIGNALS.load(Ordering::Relaxed),
+            forks,
+            WRONG.load(Ordering::Relaxed)
+        );
+        fs::write(format!("{out}.new"), said).unwrap();
+        fs::rename(format!("{out}.new"), &out).unwrap();
+    }
+}
+
+/// The machine, if pages of programs can be moved on it.
+fn able(test: &str) -> Option<Machine> {
+    if let Err(why) = uffd::support() {
+        eprintln!("SKIPPED {test}: {why}");
+        return None;
+    }
+    if !trace::is_built() || rustix::param::page_size() != PAGE {
+        eprintln!("SKIPPED {test}: not for this architecture or size of pages");
+        return None;
+    }
+    machine(test)
+}
+
+/// The program above; killed on drop.
+struct Checked {
+    child: Child,
+    out: String,
+}
+
+impl Checked {
+    fn start(machine: &Machine, mib: usize, forks: bool) -> Self {
+        let out = machine.path("found").display().to_string();
+        let _ = fs::remove_file(&out);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "checks_its_memory", "--ignored", "--nocapture"])
+            .env("QUELL_TEST_MIB", mib.to_string())
+            .env("QUELL_TEST_OUT", &out)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        if forks {
+            command.env("QUELL_TEST_FORKS", "1");
+        }
+        let child = command.spawn().unwrap();
+        let program = Self { child, out };
+        eventually("the program runs", || fs::exists(&program.out).unwrap());
+        program
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Rounds, signals and forks so far.
+    fn counts(&self) -> [u64; 3] {
+        let said = fs::read_to_string(&self.out).unwrap();
+        let mut words = said.split(' ');
+        let counts = [(); 3].map(|()| words.next().unwrap().parse().unwrap());
+        assert_eq!(words.next(), Some("false"), "its memory is wrong: {said}");
+        counts
+    }
+
+    /// It goes on in all its threads, with its memory as it was, and nothing of Quell's is left.
+    #[track_caller]
+    fn is_intact(&self) {
+        let before = self.counts();
+        eventually("the program goes on", || {
+            let now = self.counts();
+            now[0] > before[0] + 40 && now[1] > before[1] + 10
+        });
+        let fds = fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        let links = fds.map(|e| fs::read_link(e.unwrap().path()));
+        let links: Vec<_> = links.filter_map(Result::ok).collect();
+        let userfaultfd = |l: &&std::path::PathBuf| l.to_string_lossy().contains("userfaultfd");
+        assert_eq!(links.iter().find(userfaultfd), None);
+        let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).unwrap();
+        let flags = smaps.lines().filter(|l| l.starts_with("VmFlags:"));
+        assert_eq!(flags.filter(|l| l.contains(" um")).count(), 0);
+        assert_eq!(status_of(self.pid(), "TracerPid").as_deref(), Some("0"));
+    }
+}
+
+impl Drop for Checked {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The two halves of the colours: so that a program that has one can be given the other.
+const HALVES: [&str; 2] = ["2-5", "0-1,6-7"];
+
+/// At full pace. Other programs of a busy machine keep threads from stopping in time.
+const AT_ONCE: [&str; 4] = ["--pace", "100%", "--longest-stop", "100ms"];
+
+/// `quell colours settle` of a program.
+fn settle(machine: &Machine, pid: u32, colours: &str, more: &[&str]) -> Command {
+    let map = machine.file("map.txt", MAP);
+    let mut command = quell();
+    command.args(["colours", "settle", "--colours", colours, "--map", &map]);
+    command.args(["--pid", &pid.to_string()]).args(more);
+    command
+}
+
+/// Frames of the pages of private mappings without a file that may be written and not executed, by
+/// frame number modulo 8. Shares no code with the program.
+fn counted(pid: u32) -> [u64; 8] {
+    use std::os::unix::fs::FileExt;
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let pagemap = fs::File::open(format!("/proc/{pid}/pagemap")).unwrap();
+    let flags = fs::File::open("/proc/kpageflags").unwrap();
+    let mut found = [0; 8];
+    for line in maps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let own = words
+            .get(5)
+            .is_none_or(|n| n.starts_with("[anon") || *n == "[heap]" || *n == "[stack]");
+        if !own || words[4] != "0" || words[1] != "rw-p" {
+            continue;
+        }
+        let (from, to) = words[0].split_once('-').unwrap();
+        let hex = |digits: &str| u64::from_str_radix(digits, 16).unwrap() / PAGE as u64;
+        for page in hex(from)..hex(to) {
+            let mut bytes = [0; 8];
+            pagemap.read_exact_at(&mut bytes, page * 8).unwrap();
+            let entry = u64::from_ne_bytes(bytes);
+            if entry >> 63 == 0 {
+                continue;
+            }
+            let frame = entry & 0x7f_ffff_ffff_ffff;
+            flags.read_exact_at(&mut bytes, frame * 8).unwrap();
+            // The page of zeroes is no page of the program's.
+            if u64::from_ne_bytes(bytes) >> 24 & 1 == 0 {
+                found[usize::try_from(frame % 8).unwrap()] += 1;
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_program_with_threads_and_signals_is_settled() {
+    let Some(mut machine) = able("settled") else {
+        return;
+    };
+    let program = Checked::start(&machine, 64, false);
+    machine.remember();
+    let before = counted(program.pid());
+    let all: u64 = before.iter().sum();
+    assert!(all >= 16_384, "{before:?}");
+    let begun = Instant::now();
+    let args = [&AT_ONCE[..], &["--json"]].concat();
+    let done = Running::start(&mut settle(&machine, program.pid(), HALVES[0], &args)).wait();
+    let took = begun.elapsed();
+    eprintln!("{took:?} {} {}", done.out, done.err);
+    let json = done.json();
+    assert!(done.err.contains("exclude no other"), "{}", done.err);
+    // Counted while it runs: it may have got new pages.
+    let after = counted(program.pid());
+    let right: u64 = after[2..6].iter().sum();
+    let all: u64 = after.iter().sum();
+    assert!(right * 1000 >= all * 999, "{before:?} {after:?}");
+    let of = |key: &str, part: &str| json[key][part].as_u64().unwrap();
+    assert!(
+        of("before", "pages") * 10 < of("before", "of") * 7,
+        "{json}"
+    );
+    assert!(json["moved"].as_u64().unwrap() > 6000, "{json}");
+    assert!(json["stops"]["count"].as_u64().unwrap() > 5, "{json}");
+    program.is_intact();
+    machine.unchanged("after settling");
+}
+
+#[test]
+fn a_program_that_forks_stays_intact() {
+    let Some(mut machine) = able("forks") else {
+        return;
+    };
+    let program = Checked::start(&machine, 16, true);
+    machine.remember();
+    let args = [&AT_ONCE[..], &["--json"]].concat();
+    let done = Running::start(&mut settle(&machine, program.pid(), HALVES[0], &args)).wait();
+    eprintln!("{} {}", done.out, done.err);
+    let json = done.json();
+    assert!(json["moved"].as_u64().unwrap() > 0, "{json}");
+    let forks = program.counts()[2];
+    eventually("it goes on to fork", || program.counts()[2] > forks + 10);
+    program.is_intact();
+    machine.unchanged("after settling");
+}
+
+#[test]
+fn a_program_survives_a_death_at_every_boundary() {
+    let Some(mut machine) = able("boundaries") else {
+        return;
+    };
+    let program = Checked::start(&machine, 4, false);
+    machine.remember();
+    for point in 1.. {
+        // All that an earlier one has done is wrong for the next one.
+        let colours = HALVES[point % 2];
+        let mut command = settle(&machine, program.pid(), colours, &AT_ONCE);
+        command.env("QUELL_FAULT", point.to_string());
+        let done = Running::start(&mut command).wait();
+        machine.undone_or_restored();
+        program.is_intact();
+        if done.code == 0 {
+            eprintln!("{} boundaries", point - 1);
+            assert!(point > 8, "{done:?}");
+            break;
+        }
+        assert_eq!(done.code, 137, "{point}: {done:?}");
+    }
+    machine.unchanged("after all boundaries");
+}
+
+/// The settler dies while pages are away. Its parent puts them back.
+#[test]
+fn a_program_survives_the_death_of_the_settler() {
+    let Some(mut machine) = able("settler") else {
+        return;
+    };
+    let program = Checked::start(&machine, 8, false);
+    machine.remember();
+    for point in 1..12 {
+        let colours = HALVES[point % 2];
+        let mut command = settle(&machine, program.pid(), colours, &AT_ONCE);
+        command.env("QUELL_SETTLER_FAULT", point.to_string());
+        let done = Running::start(&mut command).wait();
+        eprintln!("{point}: {}", done.out);
+        assert!([0, 3].contains(&done.code), "{point}: {done:?}");
+        program.is_intact();
+        machine.unchanged("after the settler's death");
+    }
+}
+
+/// The settler, Quell and its watchdog die: `quell restore` puts the pages back.
+#[test]
+fn a_program_survives_the_death_of_all_three() {
+    let Some(mut machine) = able("all three") else {
+        return;
+    };
+    let program = Checked::start(&machine, 8, false);
+    machine.remember();
+    for point in 1..40 {
+        let colours = HALVES[point % 2];
+        let mut command = settle(&machine, program.pid(), colours, &AT_ONCE);
+        command
+            .env("QUELL_FAULT", point.to_string())
+            .env("QUELL_WATCHDOG_FAULT", "1")
+            .env("QUELL_SETTLER_FAULT", (2 + point % 3).to_string());
+        let done = Running::start(&mut command).wait();
+        machine.undone_or_restored();
+        program.is_intact();
+        assert!([0, 3, 137].contains(&done.code), "{point}: {done:?}");
+    }
+    machine.unchanged("after all deaths");
+}
+
+/// It is refused for this reason, and nothing is changed.
+#[track_caller]
+fn is_refused(machine: &Machine, pid: u32, says: &[&str]) {
+    let done = Running::start(&mut settle(machine, pid, HALVES[0], &[])).wait();
+    done.fails(1, says);
+    machine.unchanged(says[0]);
+}
+
+#[test]
+fn what_cannot_be_settled_is_refused_with_the_reason() {
+    let Some(mut machine) = able("refusals") else {
+        return;
+    };
+    let program = Checked::start(&machine, 4, false);
+    machine.remember();
+    let pid = program.pid();
+    send(pid, Signal::STOP);
+    eventually("it is stopped", || {
+        status_of(pid, "State").is_some_and(|s| s.starts_with('T'))
+    });
+    is_refused(&machine, pid, &["it is stopped", "kill -CONT"]);
+    send(pid, Signal::CONT);
+    let number = i32::try_from(pid).unwrap();
+    // SAFETY: requests without memory.
+    let trace = |request| assert_eq!(unsafe { libc::ptrace(request, number, 0, 0) }, 0);
+    trace(libc::PTRACE_SEIZE);
+    is_refused(&machine, pid, &["traces it", "end the tracer"]);
+    trace(libc::PTRACE_INTERRUPT);
+    let mut status = 0;
+    // SAFETY: a child of ours.
+    unsafe { libc::waitpid(number, &mut status, 0) };
+    trace(libc::PTRACE_DETACH);
+    program.is_intact();
+    let own = std::process::id();
+    let done = Running::start(&mut settle(&machine, own, "8", &[])).wait();
+    done.fails(2, &["there are the colours 0-7"]);
+    let done = Running::start(&mut settle(&machine, own, "1", &["--pace", "0%"])).wait();
+    done.fails(2, &["--pace 0%"]);
+    // A program without rights, which may not supply missing pages.
+    if fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd")
+        .unwrap()
+        .trim()
+        == "0"
+    {
+        use std::os::unix::process::CommandExt;
+        let mut sleeps = Command::new("sleep");
+        let mut sleeps = sleeps.arg("600").uid(65_534).gid(65_534).spawn().unwrap();
+        let says = ["may not use userfaultfd", "unprivileged_userfaultfd"];
+        is_refused(&machine, sleeps.id(), &says);
+        sleeps.kill().unwrap();
+        sleeps.wait().unwrap();
+    }
+    // A process that ended and was not waited for.
+    let mut ended = Command::new("true").spawn().unwrap();
+    eventually("it has ended", || {
+        status_of(ended.id(), "State").is_some_and(|s| s.contains('Z'))
+    });
+    is_refused(&machine, ended.id(), &["zombie"]);
+    ended.wait().unwrap();
+}

@@ -1,0 +1,328 @@
+//! Stops of threads and system calls in them, by ptrace(2). What is called when, and by which
+//! process, is decided by [`crate::trace`] and [`crate::relocate`].
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::arch::{self, TaskRegisters};
+
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+
+const NT_PRSTATUS: usize = 1;
+
+/// Stops at system calls are distinct from signals.
+pub(crate) const SEIZED: usize = libc::PTRACE_O_TRACESYSGOOD.cast_unsigned() as usize;
+
+/// A stop at the beginning or the end of a system call (PTRACE_O_TRACESYSGOOD).
+pub(crate) const AT_CALL: i32 = libc::SIGTRAP | 0x80;
+
+/// A system call with its arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    number: libc::c_long,
+    arguments: [u64; 6],
+}
+
+impl Call {
+    /// Locks all that is mapped and will be mapped. With `filled` it is in memory at once, else
+    /// once it is touched (mlockall(2)).
+    #[must_use]
+    pub const fn lock_memory(filled: bool) -> Self {
+        let flags = libc::MCL_CURRENT | libc::MCL_FUTURE;
+        let flags = if filled {
+            flags
+        } else {
+            flags | libc::MCL_ONFAULT
+        };
+        Self {
+            number: libc::SYS_mlockall,
+            arguments: [flags.cast_unsigned() as u64, 0, 0, 0, 0, 0],
+        }
+    }
+
+    /// Unlocks all that is mapped, and locks nothing that will be.
+    pub const UNLOCK_MEMORY: Self = Self {
+        number: libc::SYS_munlockall,
+        arguments: [0; 6],
+    };
+
+    /// Unmaps a range of addresses (munmap(2)).
+    #[must_use]
+    pub const fn unmap(at: u64, length: u64) -> Self {
+        Self {
+            number: libc::SYS_munmap,
+            arguments: [at, length, 0, 0, 0, 0],
+        }
+    }
+
+    /// Closes a descriptor (close(2)).
+    #[must_use]
+    pub const fn close(descriptor: u32) -> Self {
+        Self {
+            number: libc::SYS_close,
+            arguments: [descriptor as u64, 0, 0, 0, 0, 0],
+        }
+    }
+
+    /// Any system call.
+    pub(crate) const fn of(number: libc::c_long, arguments: [u64; 6]) -> Self {
+        Self { number, arguments }
+    }
+}
+
+/// Whether threads of this machine's architecture can be made to do a call.
+#[must_use]
+pub const fn is_built() -> bool {
+    !arch::INSTRUCTION.is_empty()
+}
+
+/// A request of ptrace(2), with addresses as numbers.
+pub(crate) fn request(what: libc::c_uint, tid: i32, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: the kernel checks the thread. No request of this crate that writes into this process
+    // is given another address than that of a live value of its size.
+    let answer = unsafe {
+        libc::ptrace(
+            what,
+            tid,
+            address as *mut libc::c_void,
+            data as *mut libc::c_void,
+        )
+    };
+    if answer < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// A block of memory for a request.
+pub(crate) fn block<T>(value: &mut T) -> libc::iovec {
+    libc::iovec {
+        iov_base: std::ptr::from_mut(value).cast(),
+        iov_len: size_of::<T>(),
+    }
+}
+
+/// The registers of a stopped thread. ENOEXEC for a thread of another width.
+pub(crate) fn registers(tid: i32) -> io::Result<TaskRegisters> {
+    let mut all = TaskRegisters::default();
+    let mut block = block(&mut all);
+    request(
+        libc::PTRACE_GETREGSET,
+        tid,
+        NT_PRSTATUS,
+        &raw mut block as usize,
+    )?;
+    match block.iov_len == size_of::<TaskRegisters>() {
+        true => Ok(all),
+        false => Err(io::Error::from_raw_os_error(libc::ENOEXEC)),
+    }
+}
+
+pub(crate) fn set_registers(tid: i32, all: &TaskRegisters) -> io::Result<()> {
+    let mut all = *all;
+    let mut block = block(&mut all);
+    request(
+        libc::PTRACE_SETREGSET,
+        tid,
+        NT_PRSTATUS,
+        &raw mut block as usize,
+    )
+}
+
+/// A stopped thread's blocked signals, one bit each.
+pub(crate) fn mask(tid: i32) -> io::Result<u64> {
+    let mut mask = 0u64;
+    request(
+        libc::PTRACE_GETSIGMASK,
+        tid,
+        size_of::<u64>(),
+        &raw mut mask as usize,
+    )?;
+    Ok(mask)
+}
+
+pub(crate) fn set_mask(tid: i32, mask: u64) -> io::Result<()> {
+    let mut mask = mask;
+    request(
+        libc::PTRACE_SETSIGMASK,
+        tid,
+        size_of::<u64>(),
+        &raw mut mask as usize,
+    )
+}
+
+/// The next stop of a thread: signal and event. `None` where none came yet and `block` is not set.
+/// ESRCH where it has ended.
+pub(crate) fn stop(tid: i32, block: bool) -> io::Result<Option<(i32, i32)>> {
+    let flags = if block {
+        libc::__WALL
+    } else {
+        libc::__WALL | libc::WNOHANG
+    };
+    let mut status = 0;
+    loop {
+        // SAFETY: the kernel writes the status into a live value.
+        match unsafe { libc::waitpid(tid, &raw mut status, flags) } {
+            0 => return Ok(None),
+            n if n > 0 => break,
+            _ => {
+                let e = io::Error::last_os_error();
+                if e.kind() != io::ErrorKind::Interrupted {
+                    return Err(e);
+                }
+            }
+        }
+    }
+    if !libc::WIFSTOPPED(status) {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    Ok(Some((libc::WSTOPSIG(status), status >> 16)))
+}
+
+/// A stopped thread that does calls. Until [`Self::rest`] it has registers of the caller's, and
+/// blocks all signals.
+pub(crate) struct Lent {
+    tid: i32,
+    gate: u64,
+    registers: TaskRegisters,
+    blocked: u64,
+    busy: bool,
+    /// A SIGSTOP came meanwhile, the one signal that is not blocked and can be taken.
+    stopped: bool,
+}
+
+impl Lent {
+    /// A thread that is stopped. `gate`: the instruction by which it enters the kernel.
+    pub(crate) fn new(tid: i32, gate: u64) -> io::Result<Self> {
+        Ok(Self {
+            tid,
+            gate,
+            registers: registers(tid)?,
+            blocked: mask(tid)?,
+            busy: false,
+            stopped: false,
+        })
+    }
+
+    /// Lets it do one call. Returns what the kernel answers.
+    pub(crate) fn call(&mut self, call: &Call) -> io::Result<u64> {
+        /// The kernel returns errors of at most this.
+        const LARGEST: i64 = 4095;
+        let number = call.number.cast_unsigned();
+        let ready = arch::calling(&self.registers, self.gate, number, &call.arguments)
+            .ok_or(io::Error::from_raw_os_error(libc::ENOEXEC))?;
+        if !self.busy {
+            set_mask(self.tid, u64::MAX)?;
+            self.busy = true;
+        }
+        set_registers(self.tid, &ready)?;
+        self.through()?;
+        let answer = arch::answer(&registers(self.tid)?);
+        match i32::try_from(-answer) {
+            Ok(error) if (1..=LARGEST).contains(&-answer) => {
+                Err(io::Error::from_raw_os_error(error))
+            }
+            _ => Ok(answer.cast_unsigned()),
+        }
+    }
+
+    /// Lets it run through one system call, to the stop at its end.
+    fn through(&mut self) -> io::Result<()> {
+        let mut seen = 0;
+        while seen < 2 {
+            request(libc::PTRACE_SYSCALL, self.tid, 0, 0)?;
+            match stop(self.tid, true)? {
+                Some((AT_CALL, _)) => seen += 1,
+                Some((libc::SIGSTOP, 0)) => self.stopped = true,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives it back its registers and its mask of signals. It stays stopped.
+    pub(crate) fn rest(&mut self) -> io::Result<()> {
+        if !std::mem::take(&mut self.busy) {
+            return Ok(());
+        }
+        set_registers(self.tid, &self.registers)?;
+        set_mask(self.tid, self.blocked)?;
+        if std::mem::take(&mut self.stopped) {
+            // SAFETY: a signal to a thread by its number.
+            unsafe { libc::syscall(libc::SYS_tkill, self.tid, libc::SIGSTOP) };
+        }
+        Ok(())
+    }
+
+    /// The address of its area for restartable sequences, which the kernel writes whenever it
+    /// returns to the program. `None` where it has none.
+    pub(crate) fn sequences(&self) -> Option<u64> {
+        area(self.tid)
+    }
+}
+
+/// Makes a stopped thread do a call and gives it back its registers and its mask of signals.
+pub(crate) fn perform(tid: i32, gate: u64, call: &Call) -> io::Result<()> {
+    let mut thread = Lent::new(tid, gate)?;
+    let done = thread.call(call);
+    thread.rest()?;
+    done.map(|_| ())
+}
+
+/// The address of an instruction in a process that enters the kernel: in its vDSO. ENOTSUP where
+/// it has none, and for a 32-bit program.
+pub(crate) fn gate(pid: u32) -> io::Result<u64> {
+    /// The kind of the vDSO's address (AT_SYSINFO_EHDR).
+    const VDSO: u64 = 33;
+    /// The most of a vDSO that is searched. It has a few pages.
+    const SEARCHED: usize = 1 << 14;
+    let none = || io::Error::from_raw_os_error(libc::ENOTSUP);
+    if !is_built() {
+        return Err(none());
+    }
+    // Pairs of a kind and a value (getauxval(3)).
+    let pairs = std::fs::read(format!("/proc/{pid}/auxv"))?;
+    let words = pairs.as_chunks::<8>().0.iter();
+    let words: Vec<u64> = words.map(|word| u64::from_ne_bytes(*word)).collect();
+    let mut pairs = words.as_chunks::<2>().0.iter();
+    let vdso = pairs.find(|[kind, _]| *kind == VDSO);
+    let [_, start] = *vdso.ok_or_else(none)?;
+    let mut code = vec![0; SEARCHED];
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    let read = memory.read_at(&mut code, start).map_err(|_| none())?;
+    let mut places = code[..read].windows(arch::INSTRUCTION.len());
+    let at = places.position(|bytes| bytes == arch::INSTRUCTION);
+    at.map(|at| start + at as u64).ok_or_else(none)
+}
+
+/// The address of a stopped thread's area for restartable sequences. `None` where it has none, and
+/// on kernels before 5.13, which do not tell.
+fn area(tid: i32) -> Option<u64> {
+    /// `struct ptrace_rseq_configuration`: address, size and signature, flags and padding.
+    type Configuration = [u64; 3];
+    let mut found = Configuration::default();
+    let size = size_of::<Configuration>();
+    let into = &raw mut found as usize;
+    let told = request(PTRACE_GET_RSEQ_CONFIGURATION, tid, size, into);
+    told.ok().map(|()| found[0]).filter(|at| *at != 0)
+}
+
+/// Whether a stopped thread is within a restartable sequence.
+pub(crate) fn in_sequence(tid: i32) -> bool {
+    /// Where `rseq_cs` is in `struct rseq`.
+    const CURRENT: u64 = 8;
+    let Some(area) = area(tid) else {
+        return false;
+    };
+    let mut current = 0u64;
+    let own = block(&mut current);
+    let theirs = libc::iovec {
+        iov_base: (area + CURRENT) as *mut libc::c_void,
+        iov_len: size_of::<u64>(),
+    };
+    // SAFETY: eight bytes are written into a live value.
+    let read = unsafe { libc::process_vm_readv(tid, &raw const own, 1, &raw const theirs, 1, 0) };
+    read == 8 && current != 0
+}

@@ -1,0 +1,555 @@
+//! Pages of a process that runs are moved into other frames, content and addresses intact. A thread
+//! of the process moves them away, into a side area (UFFDIO_MOVE). The caller then puts their
+//! content into new frames at the old addresses (UFFDIO_COPY). All threads are stopped meanwhile.
+//!
+//! - The kernel refuses pages that are shared after a fork, or pinned for a device (EBUSY). They
+//!   stay where they are.
+//! - Nothing is written but the side area, whose first page has a token and the calls' arguments.
+//! - After the last move the thread has its own registers again. If the caller is killed from then
+//!   on, threads that touch a page that is away wait until [`bring_back`] supplies it.
+//! - The kernel writes a thread's area for restartable sequences whenever the thread returns to the
+//!   program. So the page with that area is moved by the last call, and is back before the thread
+//!   runs.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use quell_types::pages::{Piece, SideArea};
+use quell_types::task::TaskId;
+
+use crate::arch;
+use crate::ptrace::{Call, Lent, gate};
+use crate::stopped::Stopped;
+use crate::uffd::{MOVED_AT, Move, Uffd};
+
+/// Where the arguments begin in the first page of the side area.
+const ARGUMENTS: u64 = 64;
+/// Pages whose content is copied by one call.
+const AT_ONCE: u64 = 16;
+/// How often pages are moved back that could not be copied.
+const TRIES: u32 = 100;
+/// `MADV_DONTNEED_LOCKED` (Linux 5.18): removes pages, locked ones, too.
+const DISCARD_LOCKED: u64 = 24;
+const MLOCK_ONFAULT: u64 = 1;
+
+/// Whether the side area is there.
+#[must_use]
+pub fn is_there(side: &SideArea) -> bool {
+    let mut token = [0; 8];
+    let read = read_memory(side.task.pid, side.at, &mut token);
+    read.is_ok() && u64::from_ne_bytes(token) == side.token
+}
+
+/// Puts the content of pages back that are still away, by whichever of the descriptors the process
+/// has. Threads that wait for them go on. `is_away` says whether the page of the side area at an
+/// address is there. Returns how many pages came back.
+///
+/// # Errors
+/// The kernel's, of the last page that could not be put back.
+pub fn bring_back(
+    side: &SideArea,
+    descriptors: &[Uffd],
+    is_away: &dyn Fn(u64) -> bool,
+) -> io::Result<u64> {
+    let mut content = vec![0; usize::try_from(side.page).unwrap_or(0)];
+    let (mut back, mut result) = (0, Ok(()));
+    for piece in side.pieces() {
+        for n in 0..piece.run.pages {
+            let slot = side.slot(piece.slot + n);
+            if !is_away(slot) || read_memory(side.task.pid, slot, &mut content).is_err() {
+                continue;
+            }
+            let to = (piece.run.first + n) * side.page;
+            for descriptor in descriptors {
+                match descriptor.copy(to, &content) {
+                    (_, Ok(())) => {
+                        back += 1;
+                        break;
+                    }
+                    // It is back, or its mapping is gone, or another descriptor is for it.
+                    (_, Err(e))
+                        if matches!(e.raw_os_error(), Some(libc::EEXIST | libc::ENOENT)) => {}
+                    (_, Err(e)) => result = Err(e),
+                }
+            }
+        }
+    }
+    if result.is_ok() {
+        for descriptor in descriptors {
+            let _ = descriptor.unregister(&side.area());
+            let _ = descriptor.unregister(&side.slots());
+        }
+    }
+    result.map(|()| back)
+}
+
+/// Makes right frames the next ones that this CPU gets.
+pub trait Frames {
+    /// The next `pages` pages that the kernel allocates on this CPU shall have right frames.
+    fn offer(&mut self, pages: u64);
+}
+
+/// What failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Stopping all threads.
+    Stop,
+    /// Finding a thread that can do calls.
+    Enter,
+    /// Mapping the side area.
+    Map,
+    /// Locking the side area, as the pages are.
+    Lock,
+    /// Opening a userfaultfd.
+    Open,
+    /// Registering the pages.
+    Register,
+    /// Moving pages away. The pages that were moved before are back.
+    Move,
+    /// Getting new frames. The pages have their old ones again.
+    Copy,
+    /// Moving pages back. They are away.
+    Return,
+    /// Removing the side area and the descriptor.
+    Remove,
+}
+
+/// How moving the pages of a side area came out.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// How long all threads were stopped, from the first request to the last release. Zero where
+    /// they did not all stop.
+    pub lasted: Duration,
+    /// Pages that have new frames.
+    pub moved: u64,
+    /// Pages that the kernel refuses to move, by number.
+    pub refused: Vec<u64>,
+    /// The first step that failed, and its error.
+    pub failed: Option<(Step, io::Error)>,
+}
+
+/// What a step comes to.
+type Done<T = ()> = Result<T, (Step, io::Error)>;
+
+fn at<T>(step: Step, result: io::Result<T>) -> Done<T> {
+    result.map_err(|e| (step, e))
+}
+
+/// How a process is treated.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    /// Whether the pages are locked.
+    pub locked: bool,
+    /// How long all threads may be stopped. Pages that there is no time for stay where they are.
+    pub longest: Duration,
+}
+
+/// A process whose pages are moved.
+#[derive(Debug)]
+pub struct Process {
+    task: TaskId,
+    pid: i32,
+    /// Refers to the process, whatever its number is given to later.
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    /// A process that runs.
+    ///
+    /// # Errors
+    /// ESRCH where there is none (any more).
+    pub fn open(task: TaskId) -> io::Result<Self> {
+        let none = || io::Error::from_raw_os_error(libc::ESRCH);
+        let number = i32::try_from(task.pid).map_err(|_| none())?;
+        let pid = rustix::process::Pid::from_raw(number).ok_or_else(none)?;
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+        // The pidfd first, the start time second, as for a signal.
+        let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).ok();
+        let stat = stat.and_then(|text| crate::stat::Stat::parse(&text));
+        match stat.is_some_and(|stat| stat.is_alive(task)) {
+            true => Ok(Self {
+                task,
+                pid: number,
+                pidfd,
+            }),
+            false => Err(none()),
+        }
+    }
+
+    /// A copy of one of its descriptors.
+    ///
+    /// # Errors
+    /// As [`Uffd::fetch`].
+    pub fn fetch(&self, number: u32) -> io::Result<Uffd> {
+        Uffd::fetch(self.pidfd.as_fd(), number)
+    }
+
+    fn is_there(&self) -> bool {
+        // SAFETY: signal 0 is only checked for.
+        unsafe {
+            let nothing = std::ptr::null::<libc::siginfo_t>();
+            let pidfd = self.pidfd.as_raw_fd();
+            libc::syscall(libc::SYS_pidfd_send_signal, pidfd, 0, nothing, 0) == 0
+        }
+    }
+
+    /// Moves pages into frames that `frames` offers. `boundary` is called at points at which this
+    /// process may be killed. The caller must be as [`Stopped`] wants it, on one CPU, and must end
+    /// where the step that failed is [`Step::Stop`].
+    pub fn relocate(
+        &self,
+        side: &SideArea,
+        manner: Manner,
+        frames: &mut dyn Frames,
+        boundary: &dyn Fn(),
+    ) -> Outcome {
+        let mut outcome = Outcome::default();
+        let gate = match gate(self.task.pid) {
+            Ok(gate) => gate,
+            Err(e) => {
+                outcome.failed = Some((Step::Enter, e));
+                return outcome;
+            }
+        };
+        let begun = Instant::now();
+        match Stopped::all(self.pid, manner.longest) {
+            Ok(stopped) => {
+                boundary();
+                let done = self.enter(&stopped, gate).and_then(|thread| {
+                    let mut work = Work {
+                        process: self,
+                        side,
+                        manner,
+                        sequences: thread.sequences().map(|at| at / side.page),
+                        thread,
+                        away: Vec::new(),
+                        outcome: &mut outcome,
+                    };
+                    let done = work.run(begun, frames, boundary);
+                    done.and(at(Step::Remove, work.thread.rest()))
+                });
+                outcome.failed = done.err();
+                drop(stopped);
+                outcome.lasted = begun.elapsed();
+            }
+            Err(e) => outcome.failed = Some((Step::Stop, e)),
+        }
+        outcome
+    }
+
+    /// One of the stopped threads, for calls. It is still a thread of this process, and of the
+    /// program that the gate was read from.
+    fn enter(&self, stopped: &Stopped, gate: u64) -> Done<Lent> {
+        let failed = |error| (Step::Enter, io::Error::from_raw_os_error(error));
+        if !self.is_there() {
+            return Err(failed(libc::ESRCH));
+        }
+        let mut code = vec![0; arch::INSTRUCTION.len()];
+        let read = read_memory(self.task.pid, gate, &mut code);
+        if read.is_err() || code != arch::INSTRUCTION {
+            return Err(failed(libc::EBUSY));
+        }
+        let thread = at(Step::Enter, stopped.lend(gate))?;
+        thread.ok_or_else(|| failed(libc::EBUSY))
+    }
+}
+
+struct Work<'a> {
+    process: &'a Process,
+    side: &'a SideArea,
+    manner: Manner,
+    thread: Lent,
+    /// The page with the thread's area for restartable sequences.
+    sequences: Option<u64>,
+    away: Vec<Piece>,
+    outcome: &'a mut Outcome,
+}
+
+impl Work<'_> {
+    fn run(&mut self, begun: Instant, frames: &mut dyn Frames, boundary: &dyn Fn()) -> Done {
+        let (side, pid) = (self.side, self.process.task.pid);
+        self.map()?;
+        let opened = self.open();
+        let (number, uffd) = match opened {
+            Ok(opened) => opened,
+            Err(failed) => {
+                let _ = self.thread.call(&Call::unmap(side.at, side.length()));
+                return Err(failed);
+            }
+        };
+        let registered = at(Step::Register, uffd.register(&side.slots()))
+            .and_then(|()| at(Step::Register, uffd.register(&side.area())));
+        let moved = registered.and_then(|()| self.take_away(number, begun));
+        // From here on the thread can go on by itself, once the pages are back.
+        at(Step::Enter, self.thread.rest())?;
+        boundary();
+        let mut left = Vec::new();
+        // The page that the thread needs to run was moved last.
+        for piece in std::mem::take(&mut self.away).into_iter().rev() {
+            self.copy_back(&uffd, piece, frames, &mut left);
+            boundary();
+        }
+        let returned = self.give_back(number, &left);
+        if returned.is_err() && read_memory(pid, side.at, &mut [0]).is_ok() {
+            // Everything stays, so that another process can bring them back.
+            return returned;
+        }
+        let _ = uffd.unregister(&side.area());
+        let _ = uffd.unregister(&side.slots());
+        drop(uffd);
+        boundary();
+        let unmapped = self.thread.call(&Call::unmap(side.at, side.length()));
+        let closed = self.thread.call(&Call::close(number));
+        moved?;
+        if !left.is_empty() {
+            return Err((Step::Copy, io::Error::from_raw_os_error(libc::ENOMEM)));
+        }
+        at(Step::Remove, unmapped.and(closed).map(|_| ()))
+    }
+
+    /// Maps the side area, as the pages are mapped.
+    fn map(&mut self) -> Done {
+        let (side, pid) = (self.side, self.process.task.pid);
+        let unsigned = |n: libc::c_int| u64::from(n.unsigned_abs());
+        let access = unsigned(libc::PROT_READ | libc::PROT_WRITE);
+        let flags = unsigned(
+            libc::MAP_PRIVATE
+                | libc::MAP_ANONYMOUS
+                | libc::MAP_NORESERVE
+                | libc::MAP_FIXED_NOREPLACE,
+        );
+        let length = side.length();
+        let map = Call::of(
+            libc::SYS_mmap,
+            [side.at, length, access, flags, u64::MAX, 0],
+        );
+        at(Step::Map, self.thread.call(&map))?;
+        let marked = at(
+            Step::Map,
+            write_memory(pid, side.at, &side.token.to_ne_bytes()),
+        );
+        let locked = marked.and_then(|()| match self.manner.locked {
+            true => self.lock(),
+            false => Ok(()),
+        });
+        if locked.is_err() {
+            let _ = self.thread.call(&Call::unmap(side.at, length));
+        }
+        locked
+    }
+
+    /// Locks the side area, and removes the pages that it has by that already.
+    fn lock(&mut self) -> Done {
+        let (side, slots) = (self.side, self.side.slots());
+        let lock = [side.at, side.length(), MLOCK_ONFAULT, 0, 0, 0];
+        at(
+            Step::Lock,
+            self.thread.call(&Call::of(libc::SYS_mlock2, lock)),
+        )?;
+        let discard = [
+            slots.start,
+            slots.end - slots.start,
+            DISCARD_LOCKED,
+            0,
+            0,
+            0,
+        ];
+        let discarded = self.thread.call(&Call::of(libc::SYS_madvise, discard));
+        at(Step::Lock, discarded.map(|_| ()))
+    }
+
+    /// Opens a descriptor in the process. Returns its number there, and a copy.
+    fn open(&mut self) -> Done<(u32, Uffd)> {
+        let flags = u64::from((libc::O_CLOEXEC | libc::O_NONBLOCK).unsigned_abs());
+        let open = Call::of(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]);
+        let number = at(Step::Open, self.thread.call(&open))?;
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        let fetched = self.process.fetch(number);
+        let agreed = fetched.and_then(|uffd| uffd.agree().map(|()| uffd));
+        if agreed.is_err() {
+            let _ = self.thread.call(&Call::close(number));
+        }
+        at(Step::Open, agreed.map(|uffd| (number, uffd)))
+    }
+
+    /// One call of the thread that moves pages.
+    fn move_pages(&mut self, number: u32, what: &Move) -> io::Result<()> {
+        let place = self.side.at + ARGUMENTS;
+        write_memory(self.process.task.pid, place, &what.bytes())?;
+        let call = [u64::from(number), Move::REQUEST, place, 0, 0, 0];
+        self.thread
+            .call(&Call::of(libc::SYS_ioctl, call))
+            .map(|_| ())
+    }
+
+    /// Pages that the last call has moved before it failed.
+    fn moved_before(&self) -> u64 {
+        let mut moved = [0; 8];
+        let place = self.side.at + ARGUMENTS + MOVED_AT;
+        let read = read_memory(self.process.task.pid, place, &mut moved);
+        let moved = read.ok().map_or(0, |()| i64::from_ne_bytes(moved));
+        u64::try_from(moved).unwrap_or(0) / self.side.page
+    }
+
+    /// Moves the pages to the side area, as far as the kernel allows and the time reaches.
+    fn take_away(&mut self, number: u32, begun: Instant) -> Done {
+        /// The part of the stop that is for moving: copying takes longer.
+        const SHARE: u32 = 5;
+        let mut pieces = self.side.pieces();
+        pieces.sort_by_key(|piece| self.needed(piece));
+        for piece in &pieces {
+            self.take_piece(number, *piece)?;
+            if begun.elapsed() > self.manner.longest * 2 / SHARE {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the thread cannot run without these pages.
+    fn needed(&self, piece: &Piece) -> bool {
+        let pages = piece.run.first..piece.run.end();
+        self.sequences.is_some_and(|page| pages.contains(&page))
+    }
+
+    /// Moves one run, to the first page that is refused where the thread needs it to run.
+    fn take_piece(&mut self, number: u32, piece: Piece) -> Done {
+        let (page, needed) = (self.side.page, self.needed(&piece));
+        let mut rest = piece;
+        while rest.run.pages > 0 {
+            let what = Move {
+                to: self.side.slot(rest.slot),
+                from: rest.run.first * page,
+                length: rest.run.pages * page,
+                ..Move::default()
+            };
+            let done = self.move_pages(number, &what);
+            let moved = match done {
+                Ok(()) => rest.run.pages,
+                Err(_) => self.moved_before(),
+            };
+            if moved > 0 {
+                self.away.push(rest.first(moved));
+                rest = rest.after(moved);
+                if needed {
+                    break;
+                }
+                continue;
+            }
+            match done.as_ref().err().and_then(io::Error::raw_os_error) {
+                // It is shared or used, or was released meanwhile.
+                Some(libc::EBUSY | libc::EAGAIN | libc::ENOENT) => {
+                    self.outcome.refused.push(rest.run.first);
+                    rest = rest.after(1);
+                }
+                _ => return at(Step::Move, done),
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the content of moved pages into new frames. Adds those to `left` for which there was no
+    /// frame.
+    fn copy_back(
+        &mut self,
+        uffd: &Uffd,
+        piece: Piece,
+        frames: &mut dyn Frames,
+        left: &mut Vec<Piece>,
+    ) {
+        let (side, pid) = (self.side, self.process.task.pid);
+        let size = |pages: u64| usize::try_from(pages * side.page).unwrap_or(0);
+        let mut content = vec![0; size(AT_ONCE.min(piece.run.pages))];
+        let mut rest = piece;
+        while rest.run.pages > 0 {
+            let pages = AT_ONCE.min(rest.run.pages);
+            let content = &mut content[..size(pages)];
+            let (copied, result) = match read_memory(pid, side.slot(rest.slot), content) {
+                Ok(()) => {
+                    frames.offer(pages);
+                    uffd.copy(rest.run.first * side.page, content)
+                }
+                Err(e) => (0, Err(e)),
+            };
+            self.outcome.moved += copied / side.page;
+            rest = rest.after(copied / side.page);
+            if result.is_err() {
+                left.push(rest);
+                return;
+            }
+        }
+    }
+
+    /// Moves pages back, with the frames that they had.
+    fn give_back(&mut self, number: u32, left: &[Piece]) -> Done {
+        if left.iter().any(|piece| self.needed(piece)) {
+            return Err((Step::Return, io::Error::from_raw_os_error(libc::ENOMEM)));
+        }
+        for piece in left {
+            let (mut rest, mut tries) = (*piece, 0);
+            while rest.run.pages > 0 {
+                let back = Move {
+                    to: rest.run.first * self.side.page,
+                    from: self.side.slot(rest.slot),
+                    length: rest.run.pages * self.side.page,
+                    ..Move::default()
+                };
+                let done = self.move_pages(number, &back);
+                let moved = match done {
+                    Ok(()) => rest.run.pages,
+                    Err(_) => self.moved_before(),
+                };
+                rest = rest.after(moved);
+                if moved == 0 {
+                    tries += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                if tries > TRIES {
+                    return at(Step::Return, done);
+                }
+            }
+        }
+        at(Step::Return, self.thread.rest())
+    }
+}
+
+/// Reads memory of another process. All of it, or it is an error.
+///
+/// # Errors
+/// The kernel's: EFAULT where nothing is mapped, ESRCH, EPERM.
+pub fn read_memory(pid: u32, from: u64, into: &mut [u8]) -> io::Result<()> {
+    let (own, theirs) = blocks(into.as_mut_ptr(), from, into.len());
+    let tid = libc::pid_t::try_from(pid).unwrap_or(0);
+    // SAFETY: `own` is a live slice that is borrowed mutably. The kernel checks the other process's
+    // addresses.
+    let done = unsafe { libc::process_vm_readv(tid, &raw const own, 1, &raw const theirs, 1, 0) };
+    whole(done, into.len())
+}
+
+/// Writes memory of another process. All of it, or it is an error.
+fn write_memory(pid: u32, to: u64, bytes: &[u8]) -> io::Result<()> {
+    let (own, theirs) = blocks(bytes.as_ptr().cast_mut(), to, bytes.len());
+    let tid = libc::pid_t::try_from(pid).unwrap_or(0);
+    // SAFETY: `own` is a live slice that is only read. The kernel checks the other process's
+    // addresses.
+    let done = unsafe { libc::process_vm_writev(tid, &raw const own, 1, &raw const theirs, 1, 0) };
+    whole(done, bytes.len())
+}
+
+/// Memory of this process and of another one, for a transfer.
+fn blocks(own: *mut u8, theirs: u64, length: usize) -> (libc::iovec, libc::iovec) {
+    let block = |at: *mut libc::c_void| libc::iovec {
+        iov_base: at,
+        iov_len: length,
+    };
+    (block(own.cast()), block(theirs as *mut libc::c_void))
+}
+
+fn whole(done: libc::ssize_t, length: usize) -> io::Result<()> {
+    match usize::try_from(done) {
+        Ok(done) if done == length => Ok(()),
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,136 @@
+//! Frames of wanted colours, found among those that the kernel hands out.
+//!
+//! Method: memory is touched page by page, and the frame of each page is read. Pages in wrong
+//! frames are kept until the end: released at once, their frames come straight back. A page in a
+//! right frame is released right before the kernel allocates a page on the same CPU, which gets
+//! that frame.
+
+use std::collections::VecDeque;
+use std::io;
+
+use quell_control::settling::RightFrames;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::pagemap::{Page, Pagemap};
+use quell_kernel::relocate::Frames;
+use quell_kernel::root::Files;
+use quell_types::units::Bytes;
+
+/// Pages that are touched by one call.
+const AT_ONCE: usize = 64;
+/// The kernel notes the newest pages of a CPU in a list of this length, and does not release them
+/// meanwhile.
+const NEWEST: usize = 31;
+/// `MADV_POPULATE_WRITE` (Linux 5.14): touches pages.
+const TOUCH: libc::c_int = 23;
+
+/// Memory of this process whose frames are looked through.
+pub(super) struct Sieve {
+    memory: *mut libc::c_void,
+    /// Bytes of a page.
+    page: usize,
+    /// Pages that there is room for.
+    room: usize,
+    /// Pages that were touched.
+    touched: usize,
+    /// Pages in right frames, the oldest first.
+    right: VecDeque<usize>,
+    wanted: RightFrames,
+    pagemap: Pagemap,
+}
+
+impl Sieve {
+    /// Room for at most `most` of memory. None of it is used yet.
+    pub(super) fn new(
+        files: &dyn Files,
+        wanted: RightFrames,
+        page: Bytes,
+        most: Bytes,
+    ) -> Result<Self> {
+        let refused = |e| Error::refused(format!("memory to find frames in cannot be mapped: {e}"));
+        let size = |bytes: Bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX);
+        let page = size(page).max(1);
+        let room = (size(most) / page).max(AT_ONCE);
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let memory = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                room.saturating_mul(page),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(refused(io::Error::last_os_error()));
+        }
+        let sieve = Self {
+            memory,
+            page,
+            room,
+            touched: 0,
+            right: VecDeque::new(),
+            wanted,
+            pagemap: Pagemap::open(files, "self")?,
+        };
+        // Large pages have fewer colours. Where the kernel has none, there is nothing to refuse.
+        let _ = sieve.advise(0, room, libc::MADV_NOHUGEPAGE);
+        Ok(sieve)
+    }
+
+    fn advise(&self, first: usize, pages: usize, advice: libc::c_int) -> io::Result<()> {
+        debug_assert!(first + pages <= self.room);
+        // SAFETY: within the mapping, which nothing refers to.
+        let done = unsafe {
+            let at = self.memory.byte_add(first * self.page);
+            libc::madvise(at, pages * self.page, advice)
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Looks for right frames until there are so many, or no room is left. Returns how many there
+    /// are.
+    pub(super) fn fill(&mut self, wanted: usize) -> Result<usize> {
+        let refused = |e| Error::refused(format!("no memory to find frames in: {e}"));
+        while self.right.len() < wanted.saturating_add(NEWEST) && self.touched < self.room {
+            let pages = AT_ONCE.min(self.room - self.touched);
+            self.advise(self.touched, pages, TOUCH).map_err(refused)?;
+            let mut found = [Page::default(); AT_ONCE];
+            let first = self.memory.addr() / self.page + self.touched;
+            let read = self.pagemap.read(first as u64, &mut found[..pages])?;
+            let right = found[..read].iter().enumerate().filter(|(_, page)| {
+                page.is_present() && page.frame() != 0 && self.wanted.has(page.frame())
+            });
+            let right: Vec<usize> = right.map(|(n, _)| self.touched + n).collect();
+            self.right.extend(right);
+            self.touched += pages;
+        }
+        Ok(self.right.len().saturating_sub(NEWEST))
+    }
+
+    /// Memory that is held.
+    pub(super) fn held(&self) -> Bytes {
+        Bytes((self.touched as u64).saturating_mul(self.page as u64))
+    }
+}
+
+impl Frames for Sieve {
+    fn offer(&mut self, pages: u64) {
+        // The frame that is released last is allocated first.
+        for _ in 0..pages {
+            if let Some(page) = self.right.pop_front() {
+                let _ = self.advise(page, 1, libc::MADV_DONTNEED);
+            }
+        }
+    }
+}
+
+impl Drop for Sieve {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length. Nothing refers to it.
+        unsafe { libc::munmap(self.memory, self.room * self.page) };
+    }
+}

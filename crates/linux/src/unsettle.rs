@@ -1,0 +1,96 @@
+//! What a settler left is finished: pages that are still away come back, and the side area goes.
+
+use std::time::{Duration, Instant};
+
+use quell_kernel::pagemap::{Page, Pagemap};
+use quell_kernel::relocate::{self, Process};
+use quell_kernel::root::{Files, gone};
+use quell_kernel::trace::Call;
+use quell_kernel::traceable::{self, Obstacle};
+use quell_kernel::{procfs, uffd};
+use quell_types::pages::SideArea;
+
+/// How long a settler may go on with its chunk.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(1);
+/// How often pages are put back that could not be.
+const TRIES: u32 = 100;
+
+/// Finishes what was begun with the pages of a side area. A settler that is still at it ends by
+/// itself, and is waited for. Returns whether there was anything to do.
+///
+/// # Errors
+/// Why it could not be finished, in a sentence.
+pub(crate) fn finish(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Result<bool, String> {
+    let pid = side.task.pid;
+    let left = |why: &str| format!("pages of process {pid} are away from their places: {why}");
+    let begun = Instant::now();
+    loop {
+        if !procfs::alive(files, side.task) {
+            return Ok(false);
+        }
+        match traceable::obstacle(files, pid).map_err(|e| e.to_string())? {
+            Some(Obstacle::Traced { .. }) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(PAUSE);
+                alive();
+            }
+            _ => break,
+        }
+    }
+    if !relocate::is_there(side) {
+        return Ok(false);
+    }
+    let process = match Process::open(side.task) {
+        Ok(process) => process,
+        Err(e) if gone(&e) => return Ok(false),
+        Err(e) => return Err(left(&e.to_string())),
+    };
+    let numbers = descriptors(files, pid);
+    let fetched = numbers.iter().map(|number| process.fetch(*number));
+    let fetched: Vec<uffd::Uffd> = fetched.filter_map(Result::ok).collect();
+    let pagemap = Pagemap::open(files, &pid.to_string()).map_err(|e| left(&e.to_string()))?;
+    let is_away = |address: u64| {
+        let mut page = [Page::default()];
+        let read = pagemap.read(address / side.page.max(1), &mut page);
+        matches!(read, Ok(1)) && (page[0].is_present() || page[0].is_swapped())
+    };
+    let mut back = relocate::bring_back(side, &fetched, &is_away);
+    for _ in 0..TRIES {
+        if back.is_ok() {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+        alive();
+        back = relocate::bring_back(side, &fetched, &is_away);
+    }
+    back.map_err(|e| left(&e.to_string()))?;
+    drop(fetched);
+    // What is left costs the program an address range and a descriptor, and nothing else.
+    let call = |call: &Call| match traceable::thread(files, side.task) {
+        Some(thread) => files.call_within(thread, call, None, &mut || alive()),
+        None => Ok(Duration::ZERO),
+    };
+    let remains = |e: std::io::Error| format!("a side area of process {pid} stays mapped: {e}");
+    let unmapped = call(&Call::unmap(side.at, side.length()));
+    for number in numbers {
+        if descriptors(files, pid).contains(&number) {
+            let _ = call(&Call::close(number));
+        }
+    }
+    match unmapped {
+        Err(e) if !gone(&e) => Err(remains(e)),
+        _ => Ok(true),
+    }
+}
+
+/// The numbers of a process's descriptors that are for missing pages.
+pub(crate) fn descriptors(files: &dyn Files, pid: u32) -> Vec<u32> {
+    let dir = format!("/proc/{pid}/fd");
+    let is_one = |name: &String| {
+        let link = files.link(&format!("{dir}/{name}"));
+        link.is_ok_and(|link| link == "anon_inode:[userfaultfd]")
+    };
+    let names = files.list(&dir).unwrap_or_default();
+    let found = names.iter().filter(|name| is_one(name));
+    found.filter_map(|name| name.parse().ok()).collect()
+}
