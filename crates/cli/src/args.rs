@@ -90,6 +90,12 @@ pub enum Command {
         /// The files.
         files: Vec<String>,
     },
+    /// Keeps page frames of some colours from all programs.
+    #[command(name = "__hoard", hide = true)]
+    Hoard {
+        /// Which ones, and how much, as JSON.
+        rules: String,
+    },
     /// A generator of an experiment.
     #[command(name = "__generator", hide = true)]
     Generator {

@@ -92,6 +92,9 @@ fn main() -> ExitCode {
         Command::Keep { files } => quell_linux::resident::keep(&files)
             .map(|()| Exit::Done)
             .map_err(exit::failed),
+        Command::Hoard { rules } => quell_linux::colours::keeper::keep(&rules)
+            .map(|()| Exit::Done)
+            .map_err(exit::failed),
         Command::Generator { workload } => bench::serve(&workload),
     };
     match done {
