@@ -1,10 +1,16 @@
 //! `quell colours`: the address map of this machine, and where the pages of programs lie.
 
 mod check;
+mod hoard;
 
+use quell_kernel::root::Kernel;
+use quell_kernel::topology;
+use quell_linux::colours::{self, Declared, Offer};
 use quell_plan::inventory::Inventory;
 use quell_record::backend::{Backend as _, Probe};
 use quell_types::address::published;
+use quell_types::partition::KnownMap;
+use quell_types::units::Bytes;
 
 use crate::exit::{Exit, Result, failed, usage};
 use crate::{declared, machine};
@@ -22,6 +28,8 @@ pub struct Colours {
 enum Command {
     /// Count the pages of running programs by colour; change nothing
     Check(check::Check),
+    /// Keep page frames of some colours from all programs
+    Hoard(hoard::Hoard),
     /// Show or declare which address bits choose this machine's DRAM banks
     Map(Map),
 }
@@ -45,8 +53,33 @@ struct Map {
 pub fn run(args: &Colours) -> Result {
     match &args.command {
         Command::Check(a) => check::run(a),
+        Command::Hoard(a) => hoard::run(a),
         Command::Map(a) => map(a),
     }
+}
+
+/// The map of this machine, or the one that is named, and what follows from it.
+fn known(named: Option<&str>, files: &Kernel) -> Result<(KnownMap, Offer)> {
+    let map: Declared = match named {
+        Some(name) => declared::read(name)?,
+        None => {
+            let found = declared::find(&machine::confined()?).map_err(usage)?;
+            found.ok_or_else(|| {
+                usage(
+                    "no address map of this machine is known; give --map FILE, or declare it (quell colours map FILE)",
+                )
+            })?
+        }
+    };
+    let shape = topology::read(files, None).map_err(failed)?;
+    let page = Bytes(rustix::param::page_size() as u64);
+    let offer = colours::offer(files, Some(&map), &shape.caches, &shape.nodes, page);
+    let offer = offer.map_err(failed)?;
+    let known = offer.known.clone();
+    Ok((
+        known.ok_or_else(|| failed("the map came to nothing"))?,
+        offer,
+    ))
 }
 
 fn map(args: &Map) -> Result {

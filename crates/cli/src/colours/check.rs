@@ -1,17 +1,16 @@
 //! `quell colours check`
 
 use quell_kernel::root::Kernel;
-use quell_kernel::topology;
 use quell_linux::colours::placement::{self, Kind, Pages, Placement};
-use quell_linux::colours::{self, Declared};
 use quell_types::cpuset::CpuSet;
 use quell_types::partition::{Colouring, KnownMap};
 use quell_types::task::TaskMatch;
 use quell_types::units::Bytes;
 use serde::Serialize;
 
+use super::known;
 use crate::exit::{Exit, Result, failed, usage};
-use crate::{declared, machine};
+use crate::machine;
 
 /// `quell colours check`
 #[derive(Debug, clap::Args)]
@@ -105,31 +104,14 @@ pub fn run(args: &Check) -> Result {
 /// The map, and the colours that pages are counted by: those that plans use, else those of page
 /// frames.
 fn colouring(args: &Check, files: &Kernel) -> Result<(KnownMap, Colouring)> {
-    let map: Declared = match &args.map {
-        Some(name) => declared::read(name)?,
-        None => {
-            let found = declared::find(&machine::confined()?).map_err(usage)?;
-            found.ok_or_else(|| {
-                usage(
-                    "no address map of this machine is known; give --map FILE, or declare it (quell colours map FILE)",
-                )
-            })?
-        }
-    };
-    let shape = topology::read(files, None).map_err(failed)?;
-    let page = Bytes(rustix::param::page_size() as u64);
-    let offer = colours::offer(files, Some(&map), &shape.caches, &shape.nodes, page);
-    let offer = offer.map_err(failed)?;
-    let known = offer
-        .known
-        .ok_or_else(|| failed("the map came to nothing"))?;
+    let (known, offer) = known(args.map.as_deref(), files)?;
     let (by_nodes, by_pages, what) = match args.sets {
         true => (offer.sets, known.sets.clone(), "cache sets"),
         false => (offer.banks, known.banks.clone(), "DRAM banks"),
     };
     let colouring = by_nodes.or(by_pages).ok_or_else(|| {
         failed(format!(
-            "pages of {page} leave no colours of {what} under this map: its functions take both values within every page"
+            "pages leave no colours of {what} under this map: its functions take both values within every page"
         ))
     })?;
     Ok((known, colouring))
