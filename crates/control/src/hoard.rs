@@ -317,8 +317,9 @@ impl Slots {
     }
 
     /// How many pages are to be given up, because other programs need the memory. `stalled` is the
-    /// share of the last second in which tasks waited for memory. A group waits below its own limit,
-    /// too, and a smaller hoard would not help it. So waiting counts only where memory is scarce.
+    /// share of the last second in which tasks waited for memory. A group waits below its own
+    /// limit, too, and a smaller hoard would not help it. So waiting counts only where memory is
+    /// scarce.
     #[must_use]
     pub fn pressed(&self, memory: Memory, stalled: Share) -> u64 {
         let reserve = self.reserve.0;

@@ -2,8 +2,8 @@
 //! mmap(2), mlock2(2), madvise(2).
 //!
 //! - The mapping is locked with `MLOCK_ONFAULT`: a page gets its frame when it is touched, and
-//!   keeps it. `MADV_DONTNEED_LOCKED` (Linux 5.18) releases single pages. The mapping stays one: the
-//!   kernel allows a process some 65,000 of them, and each page that were locked alone would be one.
+//!   keeps it. `MADV_DONTNEED_LOCKED` (Linux 5.18) releases single pages. The mapping stays one.
+//!   Each page that is locked alone would be a mapping, and a process may have some 65,000.
 //! - Each page gets a content of its own, which is not zero. Pages of zeroes of a huge page become
 //!   the page of zeroes that all programs share when it is split. Equal pages may be merged.
 

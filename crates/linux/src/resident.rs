@@ -29,8 +29,8 @@ pub struct KeeperCommand {
 }
 
 impl KeeperCommand {
-    /// Starts a keeper that first enters these cgroups (paths of their `cgroup.procs`). Its standard
-    /// streams are pipes.
+    /// Starts a keeper that first enters these cgroups (paths of their `cgroup.procs`). Its
+    /// standard streams are pipes.
     ///
     /// # Errors
     /// [`Error::File`] when a cgroup cannot be opened or the program not started.

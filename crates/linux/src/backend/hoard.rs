@@ -1,8 +1,8 @@
 //! A hoard of page frames that is held outside of a plan, until the backend's end.
 //!
 //! Compaction moves locked pages, too, as long as `vm.compact_unevictable_allowed` lets it
-//! (Documentation/admin-guide/sysctl/vm.rst). A frame that is moved away is free for any program. So
-//! that is switched off before the first frame is taken, recorded first.
+//! (Documentation/admin-guide/sysctl/vm.rst). A frame that is moved away is free for any program.
+//! So that is switched off before the first frame is taken, recorded first.
 
 use quell_control::hoard::Rules;
 use quell_kernel::error::{Error, Result};
