@@ -93,6 +93,12 @@ pub enum Command {
     /// Moves pages of a program, as it is asked.
     #[command(name = "__settle", hide = true)]
     Settler,
+    /// Keeps page frames of some colours from all programs.
+    #[command(name = "__hoard", hide = true)]
+    Hoard {
+        /// Which ones, and how much, as JSON.
+        rules: String,
+    },
     /// A generator of an experiment.
     #[command(name = "__generator", hide = true)]
     Generator {

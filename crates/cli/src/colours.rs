@@ -1,11 +1,12 @@
 //! `quell colours`: the address map of this machine, and where the pages of programs lie.
 
 mod check;
+mod hoard;
 mod settle;
 
 use quell_kernel::root::Kernel;
 use quell_kernel::topology;
-use quell_linux::colours::{self, Declared};
+use quell_linux::colours::{self, Declared, Offer};
 use quell_plan::inventory::Inventory;
 use quell_record::backend::{Backend as _, Probe};
 use quell_types::address::published;
@@ -29,6 +30,8 @@ pub struct Colours {
 enum Command {
     /// Count the pages of running programs by colour; change nothing
     Check(check::Check),
+    /// Keep page frames of some colours from all programs
+    Hoard(hoard::Hoard),
     /// Move pages of a running program into frames of other colours
     Settle(settle::Settle),
     /// Show or declare which address bits choose this machine's DRAM banks
@@ -54,6 +57,7 @@ struct Map {
 pub fn run(args: &Colours) -> Result {
     match &args.command {
         Command::Check(a) => check::run(a),
+        Command::Hoard(a) => hoard::run(a),
         Command::Settle(a) => settle::run(a),
         Command::Map(a) => map(a),
     }
@@ -103,10 +107,9 @@ fn show(machine: &Inventory) -> Result {
     Ok(Exit::Done)
 }
 
-/// The map, and the colours that pages are counted by: those that plans use, else those of page
-/// frames.
-fn colouring(map: Option<&str>, sets: bool, files: &Kernel) -> Result<(KnownMap, Colouring)> {
-    let map: Declared = match map {
+/// The map of this machine, or the one that is named, and what follows from it.
+fn known(named: Option<&str>, files: &Kernel) -> Result<(KnownMap, Offer)> {
+    let map: Declared = match named {
         Some(name) => declared::read(name)?,
         None => {
             let found = declared::find(&machine::confined()?).map_err(usage)?;
@@ -121,16 +124,24 @@ fn colouring(map: Option<&str>, sets: bool, files: &Kernel) -> Result<(KnownMap,
     let page = Bytes(rustix::param::page_size() as u64);
     let offer = colours::offer(files, Some(&map), &shape.caches, &shape.nodes, page);
     let offer = offer.map_err(failed)?;
-    let known = offer
-        .known
-        .ok_or_else(|| failed("the map came to nothing"))?;
+    let known = offer.known.clone();
+    Ok((
+        known.ok_or_else(|| failed("the map came to nothing"))?,
+        offer,
+    ))
+}
+
+/// The map, and the colours that pages are counted by: those that plans use, else those of page
+/// frames.
+fn colouring(map: Option<&str>, sets: bool, files: &Kernel) -> Result<(KnownMap, Colouring)> {
+    let (known, offer) = known(map, files)?;
     let (by_nodes, by_pages, what) = match sets {
         true => (offer.sets, known.sets.clone(), "cache sets"),
         false => (offer.banks, known.banks.clone(), "DRAM banks"),
     };
     let colouring = by_nodes.or(by_pages).ok_or_else(|| {
         failed(format!(
-            "pages of {page} leave no colours of {what} under this map: its functions take both values within every page"
+            "pages leave no colours of {what} under this map: its functions take both values within every page"
         ))
     })?;
     Ok((known, colouring))

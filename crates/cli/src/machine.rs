@@ -115,6 +115,10 @@ fn found() -> Result<(Linux, Inventory, Vec<String>)> {
             program: "/proc/self/exe".into(),
             arguments: vec!["__keep".into()],
         },
+        hoard: KeeperCommand {
+            program: "/proc/self/exe".into(),
+            arguments: vec!["__hoard".into()],
+        },
     };
     let mut backend = Linux::new(Path::new(RUN_ROOT), tools).map_err(failed)?;
     let machine = backend.inventory(Probe::Fast).map_err(failed)?;

@@ -98,6 +98,9 @@ fn main() -> ExitCode {
                 .map(|()| Exit::Done)
                 .map_err(exit::failed)
         }
+        Command::Hoard { rules } => quell_linux::colours::keeper::keep(&rules)
+            .map(|()| Exit::Done)
+            .map_err(exit::failed),
         Command::Generator { workload } => bench::serve(&workload),
     };
     match done {

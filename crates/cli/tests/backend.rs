@@ -262,6 +262,10 @@ fn live(test: &str) -> Option<Live> {
             program: env!("CARGO_BIN_EXE_quell").into(),
             arguments: vec!["__keep".into()],
         },
+        hoard: KeeperCommand {
+            program: env!("CARGO_BIN_EXE_quell").into(),
+            arguments: vec!["__hoard".into()],
+        },
     };
     Some(Live {
         linux: Linux::new(Path::new(RUN_ROOT), tools).unwrap(),

@@ -6,6 +6,7 @@ pub mod congestion;
 pub mod deadline;
 pub mod deadlines;
 pub mod directions;
+pub mod hoard;
 pub mod pool;
 pub mod pooled;
 pub mod pressure;

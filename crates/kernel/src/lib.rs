@@ -16,6 +16,7 @@ pub mod error;
 pub mod fair;
 #[cfg(feature = "fake")]
 pub mod fake;
+pub mod frames;
 pub mod freezer;
 pub mod io;
 pub mod irq;

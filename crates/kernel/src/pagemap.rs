@@ -85,17 +85,27 @@ impl Pagemap {
     /// # Errors
     /// [`Error::File`].
     pub fn read(&self, first: u64, room: &mut [Page]) -> Result<usize> {
-        let mut bytes = vec![0; room.len() * size_of::<u64>()];
-        let read = read_at(&self.file, first, &mut bytes);
-        let read = read.map_err(|e| Error::file("read", &self.path, None, e))?;
-        let entries = bytes[..read].chunks_exact(size_of::<u64>());
-        let mut count = 0;
-        for (page, entry) in room.iter_mut().zip(entries) {
-            *page = Page(entry.try_into().map_or(0, u64::from_ne_bytes));
-            count += 1;
-        }
-        Ok(count)
+        let read = read_entries(&self.file, first, room, Page);
+        read.map_err(|e| Error::file("read", &self.path, None, e))
     }
+}
+
+/// Reads entries from `first` on. Returns how many there are.
+fn read_entries<T>(
+    file: &File,
+    first: u64,
+    room: &mut [T],
+    entry: impl Fn(u64) -> T,
+) -> io::Result<usize> {
+    let mut bytes = vec![0; room.len() * size_of::<u64>()];
+    let read = read_at(file, first, &mut bytes)?;
+    let entries = bytes[..read].chunks_exact(size_of::<u64>());
+    let mut count = 0;
+    for (place, bytes) in room.iter_mut().zip(entries) {
+        *place = entry(bytes.try_into().map_or(0, u64::from_ne_bytes));
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// Reads as much as there is from an entry on. A process that ended has nothing.
@@ -129,11 +139,48 @@ impl Flags {
         self.0 & (HUGE | THP) != 0
     }
 
+    /// What the frame is used for.
+    #[must_use]
+    pub fn usage(self) -> Usage {
+        const LRU: u64 = 1 << 5;
+        const BUDDY: u64 = 1 << 10;
+        const MMAP: u64 = 1 << 11;
+        const ANON: u64 = 1 << 12;
+        const HUGETLB: u64 = 1 << 17;
+        const HWPOISON: u64 = 1 << 19;
+        const NOPAGE: u64 = 1 << 20;
+        const OFFLINE: u64 = 1 << 23;
+        const RESERVED: u64 = 1 << 32;
+        let has = |flags: u64| self.0 & flags != 0;
+        match self.0 {
+            _ if has(NOPAGE | HWPOISON | OFFLINE | RESERVED) => Usage::Never,
+            _ if has(BUDDY) => Usage::Free,
+            _ if has(ANON | HUGETLB) => Usage::Programs,
+            _ if has(LRU | MMAP) => Usage::Files,
+            _ => Usage::Kernel,
+        }
+    }
+
     /// Whether it is the page of zeroes that all programs share.
     #[must_use]
     pub fn is_zero_page(self) -> bool {
         self.0 >> 24 & 1 == 1
     }
+}
+
+/// What a page frame is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Usage {
+    /// It is no memory, or never handed out.
+    Never,
+    /// Nothing: it is in the lists of free frames.
+    Free,
+    /// Programs' own memory.
+    Programs,
+    /// Pages of files, and shared memory.
+    Files,
+    /// The kernel's, and free frames in the lists of single CPUs, which cannot be distinguished.
+    Kernel,
 }
 
 /// `/proc/kpageflags`.
@@ -155,18 +202,23 @@ impl PageFlags {
         }
     }
 
+    /// Reads the flags of frames from `first` on. Fewer than there is room for beyond the last one.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn read(&self, first: u64, room: &mut [Flags]) -> Result<usize> {
+        let read = read_entries(&self.0, first, room, Flags);
+        read.map_err(|e| Error::file("read", Self::PATH, None, e))
+    }
+
     /// The flags of a frame; none beyond the last one.
     ///
     /// # Errors
     /// [`Error::File`].
     pub fn of(&self, frame: u64) -> Result<Flags> {
-        let mut bytes = [0; size_of::<u64>()];
-        let read = read_at(&self.0, frame, &mut bytes);
-        let read = read.map_err(|e| Error::file("read", Self::PATH, None, e))?;
-        Ok(match read == bytes.len() {
-            true => Flags(u64::from_ne_bytes(bytes)),
-            false => Flags::default(),
-        })
+        let mut one = [Flags::default()];
+        self.read(frame, &mut one)?;
+        Ok(one[0])
     }
 }
 
@@ -218,6 +270,21 @@ mod tests {
         assert!(of(0).is_huge() && of(1).is_huge() && !of(3).is_huge());
         assert!(of(2).is_zero_page() && !of(3).is_zero_page());
         assert_eq!(of(4), Flags::default());
+        let flags = [1 << 10, 1 << 12, 1 << 5, 1 << 7, 1 << 20, 1 << 32, 1 << 17];
+        let (_dir, kernel) = root("proc/kpageflags", &flags);
+        let flags = PageFlags::open(&kernel).unwrap().unwrap();
+        let mut room = [Flags::default(); 9];
+        assert_eq!(flags.read(0, &mut room).unwrap(), 7);
+        let all = [
+            Usage::Free,
+            Usage::Programs,
+            Usage::Files,
+            Usage::Kernel,
+            Usage::Never,
+            Usage::Never,
+            Usage::Programs,
+        ];
+        assert_eq!(room.map(Flags::usage)[..7], all);
     }
 
     /// A page that this process has just written lies somewhere, where it may see it.

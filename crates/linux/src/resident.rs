@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -18,13 +19,92 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::children;
 
-/// How the keeper is started: a hidden subcommand, to which the files are appended.
+/// How a keeper is started: a hidden subcommand, to which what it keeps is appended.
 #[derive(Clone, Debug)]
 pub struct KeeperCommand {
     /// Path of the program; normally `/proc/self/exe`.
     pub program: PathBuf,
-    /// The arguments before the files.
+    /// The arguments before what it keeps.
     pub arguments: Vec<String>,
+}
+
+impl KeeperCommand {
+    /// Starts a keeper that first enters these cgroups (paths of their `cgroup.procs`). Its
+    /// standard streams are pipes.
+    ///
+    /// # Errors
+    /// [`Error::File`] when a cgroup cannot be opened or the program not started.
+    pub(crate) fn start(&self, arguments: &[String], cgroups: &[String]) -> Result<Child> {
+        let program = self.program.to_string_lossy().into_owned();
+        let cgroups = children::open_doors(cgroups)?;
+        let mut start = Command::new(&self.program);
+        start
+            .args(&self.arguments)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        // SAFETY: between fork and exec only system calls on prepared values are made, and nothing
+        // allocates.
+        unsafe {
+            start.pre_exec(move || children::enter(&cgroups, None, false, &[]));
+        }
+        start
+            .spawn()
+            .map_err(|e| Error::file("start", &program, None, e))
+    }
+}
+
+/// Waits until a keeper has written something, or has ended. `heartbeat` is called every 100 ms.
+///
+/// # Errors
+/// [`Error::Refused`] when waiting fails.
+pub(crate) fn wait_for_output(output: impl AsFd, heartbeat: &mut dyn FnMut()) -> Result<()> {
+    let interval = Timespec {
+        tv_sec: 0,
+        tv_nsec: 100_000_000,
+    };
+    loop {
+        heartbeat();
+        let mut watched = [PollFd::new(&output, PollFlags::IN)];
+        match rustix::event::poll(&mut watched, Some(&interval)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(e) => {
+                return Err(Error::refused(format!(
+                    "waiting for the keeper failed: {e}"
+                )));
+            }
+        }
+    }
+}
+
+/// A line that a keeper says to the main process.
+///
+/// # Errors
+/// [`Error::File`] when standard output cannot be written.
+pub(crate) fn say(line: &str) -> Result<()> {
+    let mut out = std::io::stdout();
+    let written = writeln!(out, "{line}").and_then(|()| out.flush());
+    written.map_err(|e| Error::file("write", "standard output", None, e))
+}
+
+/// What a keeper that has ended wrote to its standard error. `does`: what it is for, as in "the
+/// process that …".
+pub(crate) fn last_words(keeper: &mut Child, does: &str) -> Error {
+    let mut why = String::new();
+    if let Some(mut errors) = keeper.stderr.take() {
+        let _ = errors.read_to_string(&mut why);
+    }
+    let why = why.trim().trim_start_matches("quell: ");
+    Error::refused(if why.is_empty() {
+        format!(
+            "the process that {does} ended without an error; dmesg shows whether the kernel killed it for memory"
+        )
+    } else {
+        why.to_owned()
+    })
 }
 
 /// Whether any amount of memory may be locked.
@@ -124,9 +204,7 @@ pub fn keep(files: &[String]) -> Result<()> {
         .map(|f| Locked::new(f))
         .collect::<Result<_>>()?;
     let bytes: usize = locked.iter().map(|l| l.length).sum();
-    let mut out = std::io::stdout();
-    let written = writeln!(out, "kept {bytes}").and_then(|()| out.flush());
-    written.map_err(|e| Error::file("write", "standard output", None, e))?;
+    say(&format!("kept {bytes}"))?;
     let mut rest = [0u8; 64];
     // End of file or an error: both end it.
     while matches!(std::io::stdin().read(&mut rest), Ok(n) if n > 0) {}
@@ -155,24 +233,7 @@ impl Keeper {
         cgroups: &[String],
         heartbeat: &mut dyn FnMut(),
     ) -> Result<Self> {
-        let program = command.program.to_string_lossy().into_owned();
-        let cgroups = children::open_doors(cgroups)?;
-        let mut start = Command::new(&command.program);
-        start
-            .args(&command.arguments)
-            .args(files)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
-        // SAFETY: between fork and exec only system calls on prepared values are made, and nothing
-        // allocates.
-        unsafe {
-            start.pre_exec(move || children::enter(&cgroups, None, false, &[]));
-        }
-        let child = start
-            .spawn()
-            .map_err(|e| Error::file("start", &program, None, e))?;
+        let child = command.start(files, cgroups)?;
         let mut keeper = Self {
             child,
             bytes: Bytes(0),
@@ -182,28 +243,9 @@ impl Keeper {
     }
 
     fn wait(&mut self, heartbeat: &mut dyn FnMut()) -> Result<Bytes> {
-        let output = self
-            .child
-            .stdout
-            .take()
-            .ok_or_else(|| Error::refused("the keeper has no output"))?;
-        let interval = Timespec {
-            tv_sec: 0,
-            tv_nsec: 100_000_000,
-        };
-        loop {
-            heartbeat();
-            let mut watched = [PollFd::new(&output, PollFlags::IN)];
-            match rustix::event::poll(&mut watched, Some(&interval)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => break,
-                Err(e) => {
-                    return Err(Error::refused(format!(
-                        "waiting for the keeper failed: {e}"
-                    )));
-                }
-            }
-        }
+        let none = || Error::refused("the keeper has no output");
+        let output = self.child.stdout.take().ok_or_else(none)?;
+        wait_for_output(&output, heartbeat)?;
         let mut line = String::new();
         let _ = BufReader::new(output).read_line(&mut line);
         if let Some(bytes) = line
@@ -213,17 +255,7 @@ impl Keeper {
         {
             return Ok(Bytes(bytes));
         }
-        let mut why = String::new();
-        if let Some(mut errors) = self.child.stderr.take() {
-            let _ = errors.read_to_string(&mut why);
-        }
-        let why = why.trim().trim_start_matches("quell: ");
-        Err(Error::refused(if why.is_empty() {
-            "the process that locks the group's files ended without an error; dmesg shows whether the kernel killed it for memory"
-                .to_owned()
-        } else {
-            why.to_owned()
-        }))
+        Err(last_words(&mut self.child, "locks the group's files"))
     }
 
     /// Its exit status as text, or the error of asking for it. `None` while it runs. After its end

@@ -86,6 +86,7 @@ const COVERED: &[(&str, &[&str])] = &[
         ],
     ),
     ("trace", &["sim/src/trace.rs"]),
+    ("hoard", &["linux/src/colours/hoard.rs"]),
     (
         "kernel_file",
         &[

@@ -56,6 +56,7 @@ const TARGETS: &[Target] = &[
     Target { name: "run_state", reads: "plan, standing, units said, measurements, events", seeds: seeds::run_state, check: files::run_state, few: 300 },
     Target { name: "trace", reads: "recorded programs", seeds: seeds::traces, check: files::trace, few: 2_000 },
     Target { name: "lackey", reads: "what valgrind's lackey prints", seeds: seeds::lackey, check: files::lackey, few: 1_000 },
+    Target { name: "hoard", reads: "what a hoard's keeper is asked for and reports", seeds: seeds::hoards, check: texts::hoard, few: 2_000 },
     // What the kernel and other programs write.
     Target { name: "kernel_file", reads: "every file of /proc, /sys and cgroups", seeds: seeds::kernel_files, check: kernel::kernel_file, few: 100 },
     Target { name: "schemata", reads: "lines of resctrl", seeds: seeds::schemata, check: kernel::schemata, few: 2_000 },
@@ -82,7 +83,7 @@ macro_rules! tests {
 tests! {
     quantities sets task_match pattern generator lab_key
     policy experiment machine_profile processor_profile capture address_map
-    lying_machine inventory journal lease record run_state trace lackey
+    lying_machine inventory journal lease record run_state trace lackey hoard
     kernel_file schemata session
 }
 

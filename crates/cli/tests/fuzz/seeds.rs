@@ -177,6 +177,22 @@ pub fn address_maps() -> Vec<Vec<u8>> {
     all
 }
 
+pub fn hoards() -> Vec<Vec<u8>> {
+    each(&[
+        r#"{"colouring":{"functions":["0x4000","0x8000","0x30000"],"large":0},"colours":"4-7","limit":"256MiB","reserve":"1GiB"}"#,
+        r#"{"colouring":{"functions":["0x10000"],"large":0,"page":"64KiB"},"colours":"1","limit":"4GiB","reserve":"512MiB"}"#,
+        r#""sieve""#,
+        r#"{"release":{"pages":64,"cpu":3}}"#,
+        r#"{"release":{"pages":64}}"#,
+        r#"{"what":"begun","kept":"0B"}"#,
+        r#"{"what":{"round":{"round":{"taken":65536,"gained":8192,"kept":8192},"took":"210ms"}},"kept":"32MiB"}"#,
+        r#"{"what":{"sieved":{"rounds":3,"took":"1s","cpu":"900ms"}},"kept":"33MiB"}"#,
+        r#"{"what":{"gave-up":{"pages":7,"available":"900MiB","stalled":"12%"}},"kept":"30MiB"}"#,
+        r#"{"what":{"released":{"pages":64}},"kept":"30MiB"}"#,
+        r#"{"what":{"moved":{"pages":2}},"kept":"30MiB"}"#,
+    ])
+}
+
 pub fn machine_profiles() -> Vec<Vec<u8>> {
     of("crates/sim/profiles")
 }

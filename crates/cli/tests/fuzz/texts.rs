@@ -3,7 +3,9 @@
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
+use quell_control::hoard::{Memory, Slots};
 use quell_kernel::root::{format_mask, parse_mask};
+use quell_linux::colours::hoard;
 use quell_policy::lab::Guest;
 use quell_policy::workload::{Size, Workload};
 use quell_policy::{Bandwidth, CpusWanted};
@@ -53,6 +55,40 @@ fn any(all: &[Result<bool, String>]) -> Result<bool, String> {
         read |= one.clone()?;
     }
     Ok(read)
+}
+
+/// Lines between the keeper of a hoard and the main process, and the rules that it gets.
+pub fn hoard(input: &[u8]) -> Result<bool, String> {
+    let text = text(input);
+    if let Ok(report) = hoard::Report::parse(&text) {
+        let _ = (report.words(), report.is_loss());
+        return same_json(&report).map(|()| true);
+    }
+    if let Ok(command) = hoard::Command::parse(&text) {
+        return same_json(&command).map(|()| true);
+    }
+    let Ok(rules) = hoard::parse_rules(&text) else {
+        return Ok(false);
+    };
+    same_json(&rules)?;
+    let Ok(mut slots) = Slots::new(&rules) else {
+        return Ok(true);
+    };
+    let all = Bytes(u64::MAX);
+    let memory = Memory {
+        free: all,
+        available: all,
+    };
+    let runs = slots.take(memory);
+    slots.sort(0, &[Some(0), None, Some(u64::MAX), Some(1 << 40)]);
+    slots.sort(4, &[None; 2000]);
+    let released: usize = slots.release().into_iter().map(|run| run.len()).sum();
+    let taken: usize = runs.into_iter().map(|run| run.len()).sum();
+    let kept = usize::try_from(slots.kept()).unwrap_or(usize::MAX);
+    match taken == released + kept && slots.held() <= rules.pages() {
+        true => Ok(true),
+        false => Err(format!("{taken} taken, {released} released, {kept} kept")),
+    }
 }
 
 pub fn quantities(input: &[u8]) -> Result<bool, String> {

@@ -2,6 +2,7 @@
 //! The backend waits for events and does the slow duties of a hold (`watch`).
 
 mod curve;
+mod hoard;
 mod programs;
 mod watch;
 
@@ -25,6 +26,7 @@ use quell_types::options::OnDrift;
 use quell_types::units::Nanos;
 
 use crate::colours::Declared;
+use crate::colours::hoard::Hoard;
 use crate::enforce::{Enforcer, Enforcers};
 use crate::host::{Groups, Host};
 
@@ -40,6 +42,8 @@ pub struct Linux {
     host: Host,
     enforcers: Enforcers,
     programs: Programs,
+    /// Page frames that are held outside of a plan.
+    hoard: Option<Hoard>,
     signals: OwnedFd,
     on_drift: OnDrift,
     next_beat: Nanos,
@@ -62,6 +66,7 @@ impl Linux {
             host,
             enforcers: Enforcers::new(),
             programs: Programs::new(),
+            hoard: None,
             signals,
             on_drift: OnDrift::default(),
             next_beat: Nanos(0),
@@ -105,6 +110,7 @@ impl Linux {
         for enforcer in self.enforcers.each() {
             enforcer.release(&mut self.host);
         }
+        self.hoard = None;
         self.host.groups = Groups::default();
         self.host.plan = None;
     }

@@ -1,6 +1,9 @@
 //! What the machine's address map offers: colours of DRAM banks and cache sets, and whether memory
 //! nodes have one colour each. Without a map nothing is known, and nothing is offered.
 
+pub mod census;
+pub mod hoard;
+pub mod keeper;
 pub mod placement;
 pub mod settle;
 pub mod settler;

@@ -44,6 +44,8 @@ pub struct Tools {
     pub watchdog: WatchdogCommand,
     /// The command that starts the keeper of a group's files.
     pub keeper: KeeperCommand,
+    /// The command that starts the keeper of page frames.
+    pub hoard: KeeperCommand,
 }
 
 /// What is known of the machine so far.

@@ -1,0 +1,262 @@
+//! The hoard against an allocator that hands out the frame that was released last first.
+
+use proptest::prelude::*;
+use quell_types::rng::Rng;
+
+use super::*;
+
+const PAGE: u64 = 4096;
+
+/// Free frames: the last one is handed out first.
+struct Machine {
+    free: Vec<u64>,
+    /// The frame of each slot.
+    slots: Vec<Option<u64>>,
+}
+
+impl Machine {
+    /// So many frames, in runs as a buddy allocator has them, shuffled.
+    fn new(frames: u64, run: u64, seed: u64) -> Self {
+        let mut runs: Vec<u64> = (0..frames / run).collect();
+        Rng::new(seed).shuffle(&mut runs);
+        let free = runs.iter().flat_map(|r| r * run..(r + 1) * run);
+        Self {
+            free: free.collect(),
+            slots: Vec::new(),
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        let free = Bytes(self.free.len() as u64 * PAGE);
+        let available = free;
+        Memory { free, available }
+    }
+
+    fn fill(&mut self, runs: &[Range<usize>]) {
+        for at in runs.iter().cloned().flatten() {
+            if self.slots.len() <= at {
+                self.slots.resize(at + 1, None);
+            }
+            assert_eq!(self.slots[at], None, "slot {at} has a frame");
+            self.slots[at] = Some(self.free.pop().expect("the machine has no memory left"));
+        }
+    }
+
+    fn empty(&mut self, runs: &[Range<usize>]) {
+        for at in runs.iter().cloned().flatten() {
+            self.free.push(self.slots[at].take().expect("no frame"));
+        }
+    }
+
+    fn held(&self) -> u64 {
+        self.slots.iter().flatten().count() as u64
+    }
+}
+
+fn rules(bits: &[u64], colours: &str, limit: u64, reserve: u64) -> Rules {
+    Rules {
+        colouring: Colouring::of_pages(bits.iter().map(|bit| 1 << bit), 0),
+        colours: colours.parse().unwrap(),
+        limit: Bytes(limit * PAGE),
+        reserve: Bytes(reserve * PAGE),
+    }
+}
+
+fn colour(rules: &Rules, frame: u64) -> u32 {
+    let masks = rules.colouring.functions.iter().zip(0..);
+    masks.fold(0, |colour, (mask, bit)| {
+        colour | ((frame * PAGE & mask.0).count_ones() & 1) << bit
+    })
+}
+
+/// One round. Checks what holds at every moment of it.
+fn round(slots: &mut Slots, machine: &mut Machine, rules: &Rules) -> Round {
+    loop {
+        let runs = slots.take(machine.memory());
+        if runs.is_empty() {
+            break;
+        }
+        machine.fill(&runs);
+        assert_eq!(slots.held(), machine.held());
+        assert!(slots.held() <= rules.pages() && slots.count() as u64 <= rules.pages());
+        assert!(machine.memory().free >= rules.reserve);
+        assert!(slots.release().is_empty(), "frames were not sorted yet");
+    }
+    for (first, frames) in machine.slots.clone().chunks(7).enumerate() {
+        assert_eq!(slots.sort(first * 7, frames), 0);
+    }
+    machine.empty(&slots.release());
+    assert_eq!(slots.held(), machine.held());
+    slots.end_round()
+}
+
+fn sieve(slots: &mut Slots, machine: &mut Machine, rules: &Rules) -> Vec<Round> {
+    let mut rounds = Vec::new();
+    loop {
+        let round = round(slots, machine, rules);
+        rounds.push(round);
+        if !round.again() {
+            return rounds;
+        }
+    }
+}
+
+fn only_reserved(slots: &Slots, machine: &Machine, rules: &Rules) {
+    let mut kept = vec![0; rules.colouring.count() as usize];
+    for frame in machine.slots.iter().flatten() {
+        let colour = colour(rules, *frame);
+        assert!(rules.colours.contains(colour), "frame {frame} is kept");
+        kept[colour as usize] += 1;
+    }
+    assert_eq!(slots.by_colour(), kept);
+}
+
+proptest! {
+    #[test]
+    fn only_frames_of_reserved_colours_are_kept(
+        first in 12u64..18,
+        bits in 1u64..5,
+        reserved in 1u32..,
+        limit in 1u64..6_000,
+        reserve in 1u64..4_000,
+        run in 1u64..64,
+        seed in any::<u64>(),
+    ) {
+        let functions: Vec<u64> = (first..first + bits).collect();
+        let all = (1u32 << (1 << bits)) - 1;
+        let colours: CpuSet = (0..32).filter(|c| reserved & all & 1 << c != 0).collect();
+        let mut rules = rules(&functions, "0", limit, reserve);
+        rules.colours = colours;
+        prop_assume!(rules.refusal().is_none());
+        let mut machine = Machine::new(4096, run, seed);
+        let mut slots = Slots::new(&rules).unwrap();
+        let rounds = sieve(&mut slots, &mut machine, &rules);
+        only_reserved(&slots, &machine, &rules);
+        // Each round but the last one gains a hundredth.
+        prop_assert!(rounds.len() < 1000, "{}", rounds.len());
+        prop_assert_eq!(rounds.iter().map(|r| r.gained).sum::<u64>(), slots.kept());
+    }
+
+    #[test]
+    fn a_shrinking_hoard_keeps_its_colours_level(
+        kept in proptest::collection::vec(0u64..200, 1..12),
+        pages in 0u64..1_500,
+    ) {
+        let all: u64 = kept.iter().sum();
+        let shares = shares(&kept, pages);
+        let left: Vec<u64> = kept.iter().zip(&shares).map(|(n, share)| n - share).collect();
+        prop_assert_eq!(shares.iter().sum::<u64>(), pages.min(all));
+        // Of no colour is more left than of another one that gave something up, and one page.
+        let gave = left.iter().zip(&shares).filter(|(_, share)| **share > 0);
+        let least = gave.map(|(left, _)| *left).min();
+        if let Some(least) = least {
+            prop_assert!(left.iter().all(|n| *n <= least + 1), "{left:?} of {kept:?}");
+        }
+    }
+
+    #[test]
+    fn pressure_is_answered_before_the_reserve_is_used(
+        limit in 100u64..3_000,
+        reserve in 1u64..600,
+        used in 0u64..4_000,
+        stalled in 0u64..100,
+        seed in any::<u64>(),
+    ) {
+        let rules = rules(&[14, 15], "1,2", limit, reserve);
+        let mut machine = Machine::new(4096, 16, seed);
+        let mut slots = Slots::new(&rules).unwrap();
+        sieve(&mut slots, &mut machine, &rules);
+        let kept = slots.kept();
+        let used = used.min(machine.free.len() as u64);
+        machine.free.truncate(machine.free.len() - usize::try_from(used).unwrap());
+        let short = machine.memory().available < rules.reserve;
+        let near = machine.memory().available.0 < rules.reserve.0 * 2;
+        let pages = slots.pressed(machine.memory(), Share::percent(stalled));
+        let runs = slots.give_up(pages);
+        prop_assert_eq!(runs.iter().map(|r| r.len() as u64).sum::<u64>(), pages);
+        machine.empty(&runs);
+        only_reserved(&slots, &machine, &rules);
+        prop_assert!(slots.kept() == 0 || machine.memory().available >= rules.reserve);
+        prop_assert!(short || pages == 0 || (stalled >= 10 && near), "{pages} of {kept}");
+    }
+}
+
+/// A sieve that releases a frame at once gets it back at once.
+#[test]
+fn frames_are_held_until_all_are_sorted() {
+    let rules = rules(&[13, 14], "3", 1 << 20, 256);
+    let mut machine = Machine::new(32_768, 4, 1);
+    let total = machine.free.iter().filter(|f| colour(&rules, **f) == 3);
+    let total = total.count();
+    let mut naive = 0;
+    let mut free = machine.free.clone();
+    for _ in 0..32_768 - 256 {
+        let frame = free.pop().unwrap();
+        match colour(&rules, frame) {
+            3 => naive += 1,
+            _ => free.push(frame),
+        }
+    }
+    let mut slots = Slots::new(&rules).unwrap();
+    let rounds = sieve(&mut slots, &mut machine, &rules);
+    assert!(naive < 8, "{naive}");
+    assert!(slots.kept() as usize > total - 256, "{rounds:?}");
+    // What another program gets afterwards has other colours.
+    let stream = machine.free.iter().rev().take(20_000);
+    assert_eq!(stream.filter(|f| colour(&rules, **f) == 3).count(), 0);
+}
+
+#[test]
+fn a_frame_that_moved_is_released_and_counted() {
+    let rules = rules(&[12], "1", 64, 1);
+    let mut machine = Machine::new(512, 2, 3);
+    let mut slots = Slots::new(&rules).unwrap();
+    sieve(&mut slots, &mut machine, &rules);
+    let kept = slots.kept();
+    assert!(kept >= 16, "{kept}");
+    // The kernel has moved three pages: to a wrong frame, to another right one, out of memory.
+    let held: Vec<usize> = (0..machine.slots.len())
+        .filter(|at| machine.slots[*at].is_some())
+        .collect();
+    let mut frames = machine.slots.clone();
+    frames[held[0]] = Some(600);
+    frames[held[1]] = Some(601);
+    frames[held[2]] = None;
+    assert_eq!(slots.sort(0, &frames), 2);
+    let runs = slots.release();
+    let released: Vec<usize> = runs.into_iter().flatten().collect();
+    assert_eq!(released, [held[0], held[2]]);
+    assert_eq!(slots.kept(), kept - 2);
+    // The slots are filled again first.
+    let runs = slots.take(Memory {
+        free: Bytes(3 * PAGE),
+        available: Bytes(3 * PAGE),
+    });
+    let lowest = runs.first().unwrap().start;
+    let still = |at: &usize| held.contains(at) && !released.contains(at);
+    assert_eq!(lowest, (0..).find(|at| !still(at)).unwrap());
+}
+
+#[test]
+fn rules_without_a_hoard_are_refused() {
+    let fine = rules(&[14, 15, 16], "4-7", 65_536, 1024);
+    assert_eq!(fine.refusal(), None);
+    let refused = |change: &dyn Fn(&mut Rules)| {
+        let mut rules = fine.clone();
+        change(&mut rules);
+        Slots::new(&rules).unwrap_err()
+    };
+    let cases: [(&dyn Fn(&mut Rules), &str); 7] = [
+        (&|r| r.colours = "8".parse().unwrap(), "colours 0-7"),
+        (&|r| r.colours = CpuSet::new(), "colours 0-7"),
+        (&|r| r.colours = "0-7".parse().unwrap(), "all 8 colours"),
+        (&|r| r.colouring.functions.clear(), "2^0 colours"),
+        (&|r| r.colouring.page = Bytes(0), "no size of a page"),
+        (&|r| r.limit = Bytes(4095), "less than a page"),
+        (&|r| r.reserve = Bytes(0), "no memory stays"),
+    ];
+    for (change, says) in cases {
+        let why = refused(change);
+        assert!(why.contains(says), "{why}");
+    }
+}
