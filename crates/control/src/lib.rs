@@ -9,6 +9,7 @@ pub mod directions;
 pub mod pool;
 pub mod pooled;
 pub mod pressure;
+pub mod quanta;
 pub mod schedule;
 pub mod split;
 pub mod ways;

@@ -12,8 +12,8 @@ use quell_kernel::resctrl::offer::Offer;
 use quell_kernel::root::Files;
 use quell_kernel::{cpuset, fair, irq, paging, psi, resctrl, topology, trace, workqueue};
 use quell_plan::inventory::{
-    Availability, CpusetKind, Inventory, Lack, Means, Measured, MemoryControl, MemoryMeans,
-    MeterKind,
+    Availability, CpusetKind, DemandSource, Inventory, Lack, Means, Measured, MemoryControl,
+    MemoryMeans, MeterKind,
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
@@ -164,6 +164,7 @@ fn means(
         registers,
         counter_users: topology::counter_users(files)?,
         memory,
+        demand: DemandSource::Declared,
     })
 }
 

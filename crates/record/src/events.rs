@@ -18,6 +18,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::about::About;
+use crate::quanta::Turns;
 use crate::result::CompareResult;
 use crate::standing::Cause;
 use crate::ways::Change;
@@ -75,6 +76,12 @@ pub enum Event {
         /// What went through the pool. Absent where the budget is in none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pooled: Option<Pooled>,
+    },
+    /// How processes took turns by `[scheduler]`, since the plan is held.
+    Turns {
+        /// Totals from the first quantum on.
+        #[serde(flatten)]
+        turns: Turns,
     },
     /// How exactly the windows of a frame were kept, since the plan is held.
     Windows {

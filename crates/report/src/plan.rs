@@ -12,6 +12,7 @@ use quell_types::task::TaskMatch;
 use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
 use crate::partitions;
+use crate::quanta;
 use crate::text::{Style, Table, TableCell, Tone, list};
 use crate::windows;
 
@@ -286,9 +287,7 @@ pub(crate) fn describe(set: &Setting) -> String {
         }
         Setting::WorkqueueMask { cpus } => format!("run unbound kernel work on {} only", on(cpus)),
         Setting::Regulate(regulation) => regulated(regulation),
-        Setting::Schedule {
-            policy, quantum, ..
-        } => format!("let {} decide each {quantum} who runs", policy.name()),
+        Setting::Schedule(scheduling) => quanta::described(scheduling),
         Setting::Windows(frame) => windows::described(frame),
         Setting::Weight {
             weight: CpuWeight::Idle,
