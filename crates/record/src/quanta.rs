@@ -33,8 +33,8 @@ pub struct Turns {
     pub late: Late,
     /// How long a decision and the switch took: from then until all have their CPU.
     pub switch: Late,
-    /// How often a process had not stopped when its next quantum was decided. A task in a system
-    /// call stops when that returns.
+    /// How often a process that waits had not stopped at the end of a quantum. It was in a system
+    /// call, or it got no CPU to stop on: no code of the program runs then.
     pub unparked: u64,
     /// How long the turns were taken, in nanoseconds.
     pub wall_ns: u64,

@@ -209,6 +209,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             format!("at most {share} of one CPU's time in each {period}")
         }
         Setting::IoMax(rates) => format!("at most {rates}"),
+        Setting::Schedule(by) if !by.groups.is_empty() => quanta::cost(by),
         Setting::Ways { .. }
         | Setting::WaysCodeData { .. }
         | Setting::WayRegisters { .. }

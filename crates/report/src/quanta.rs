@@ -21,6 +21,17 @@ pub(crate) fn described(by: &Scheduling) -> String {
     format!("{decided} of {} on {}", list(&groups), on(&cpus))
 }
 
+/// What turns cost the groups that take them.
+pub(crate) fn cost(by: &Scheduling) -> String {
+    let groups: Vec<String> = by.groups.keys().cloned().collect();
+    format!(
+        "processes of {} are frozen for up to {} quanta of {}, or for a turn of all",
+        list(&groups),
+        by.bound,
+        by.quantum
+    )
+}
+
 /// How turns were taken: a line for each group, one for how exactly, and one for what it cost.
 pub(crate) fn taken(turns: &Turns) -> Vec<String> {
     let mut lines: Vec<String> = turns.groups.iter().map(group).collect();
@@ -38,7 +49,9 @@ pub(crate) fn taken(turns: &Turns) -> Vec<String> {
     }
     if turns.unparked > 0 {
         let times = count(u32::try_from(turns.unparked).unwrap_or(u32::MAX), "time");
-        exact += &format!("; {times} a process did not stop, because it was in the kernel");
+        exact += &format!(
+            "; {times} a process had not stopped after a quantum (it was in the kernel, or got no CPU)"
+        );
     }
     lines.push(exact);
     let of_wall = |ns: u64| number(ns as f64 * 100.0 / turns.wall_ns.max(1) as f64);
@@ -86,6 +99,10 @@ mod tests {
         };
         let told = "let fair decide each 200ms who runs of batch on CPUs 0-3";
         assert_eq!(described(&by), told);
+        assert_eq!(
+            cost(&by),
+            "processes of batch are frozen for up to 4 quanta of 200ms, or for a turn of all"
+        );
         by.groups.clear();
         assert_eq!(described(&by), "let fair decide each 200ms who runs");
     }
@@ -120,7 +137,7 @@ mod tests {
             [
                 "batch: 6 processes took turns, ran 33.3 % of their time and waited 401 ms at most at once",
                 "1,500 quanta, late by 2.00 µs p50, 9.00 µs p99, 41.5 µs at most; a switch took \
-                 2.00 µs p50, 9.00 µs p99, 41.5 µs at most; 1 time a process did not stop, because it was in the kernel",
+                 2.00 µs p50, 9.00 µs p99, 41.5 µs at most; 1 time a process had not stopped after a quantum (it was in the kernel, or got no CPU)",
                 "the dispatcher took 0.0400 % of a CPU; CPUs were idle for 0.10 % of the time while a process waited"
             ]
         );

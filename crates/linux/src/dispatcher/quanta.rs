@@ -5,8 +5,8 @@
 //! - Who runs is decided by [`Quanta`], which is pure.
 //! - A member whose processes have ended leaves its CPU to another one within a quarter of a
 //!   quantum.
-//! - A member that cannot be frozen now, because it is in a system call, stops when that returns.
-//!   It is counted, and nothing waits for it.
+//! - A member that is in a system call when it is frozen stops when that returns. It is counted, and
+//!   nothing waits for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -147,6 +147,8 @@ pub struct Turning {
     quanta: Quanta,
     inbox: Inbox,
     held: Vec<Held>,
+    /// How many have a turn.
+    given: usize,
     stats: Arc<Stats>,
     /// Until when the figures of the members are complete.
     settled: Nanos,
@@ -169,6 +171,7 @@ impl Turning {
             quanta: Quanta::new(by, cores, seed),
             inbox: Arc::clone(inbox),
             held: Vec::new(),
+            given: 0,
             stats: Arc::clone(stats),
             settled: rt::now(),
         }
@@ -192,8 +195,11 @@ impl Turning {
     /// Whether a CPU is free because a member has ended, and another one waits.
     fn is_vacant(&self) -> bool {
         let waits = self.held.iter().any(|h| h.there && h.frozen.is_some());
-        let mut running = self.held.iter().filter(|h| h.there && h.frozen.is_none());
-        waits && running.any(|held| self.listed(&held.member).is_some_and(|t| t.is_empty()))
+        let runs = |held: &&Held| {
+            let threads = || self.listed(&held.member);
+            held.there && held.frozen.is_none() && threads().is_some_and(|t| !t.is_empty())
+        };
+        waits && self.held.iter().filter(runs).count() < self.given
     }
 
     /// The threads of a member. `None` where its cgroup is gone.
@@ -232,7 +238,7 @@ impl Turning {
         }
     }
 
-    /// Takes new members in, and looks which ones have processes.
+    /// Takes new members in, and looks which of those that run have processes.
     fn look(&mut self) {
         // Not waited for: its owner may be stopped while it has the lock.
         if let Ok(mut inbox) = self.inbox.try_lock() {
@@ -248,12 +254,14 @@ impl Turning {
             }
         }
         let mut held = std::mem::take(&mut self.held);
-        held.retain_mut(|held| match self.listed(&held.member) {
-            Some(threads) => {
-                held.there = !threads.is_empty();
-                true
+        held.retain_mut(|held| {
+            // One that waits is looked at when its turn comes: reading the list costs time.
+            if held.there && held.frozen.is_some() {
+                return true;
             }
-            None => false,
+            let threads = self.listed(&held.member);
+            held.there = threads.as_ref().is_some_and(|all| !all.is_empty());
+            threads.is_some()
         });
         self.held = held;
     }
@@ -342,6 +350,7 @@ impl Duty for Turning {
             self.settle(begun);
             self.look();
             let turns = self.decide();
+            self.given = turns.len();
             self.switch(post, &turns)?;
             let done = rt::now();
             let stats = &self.stats;
