@@ -1,16 +1,12 @@
 //! What happened: the events of a run, in the order in which they enter `events.jsonl`, and a whole
 //! record as it is read back.
 
-use quell_control::pooled::Pooled;
 use std::collections::BTreeMap;
 
-use quell_control::bandwidth::Verdict;
-use quell_plan::Plan;
-use quell_plan::inventory::Inventory;
+use quell_control::{bandwidth::Verdict, pooled::Pooled};
+use quell_plan::{Plan, inventory::Inventory};
 use quell_types::cpuset::CpuId;
-use quell_types::ids::GroupId;
-use quell_types::ids::PromiseId;
-use quell_types::ids::StepId;
+use quell_types::ids::{GroupId, PromiseId, StepId};
 use quell_types::mechanism::Level;
 use quell_types::refusal::Refusal;
 use quell_types::units::{Bytes, Lines, Nanos};

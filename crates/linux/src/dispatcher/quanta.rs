@@ -5,8 +5,8 @@
 //! - Who runs is decided by [`Quanta`], which is pure.
 //! - A member whose processes have ended leaves its CPU to another one within a quarter of a
 //!   quantum.
-//! - A member that is in a system call when it is frozen stops when that returns. It is counted, and
-//!   nothing waits for it.
+//! - A member that is in a system call when it is frozen stops when that returns. It is counted,
+//!   and nothing waits for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
