@@ -1,11 +1,13 @@
 //! What a plan says to the controllers. The plan contains these types, and this crate owns them.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
-use quell_types::options::{After, GUARDS_PER_WINDOW, Idle, OnLate, Split};
+use quell_types::options::{After, GUARDS_PER_WINDOW, Idle, OnLate, SchedulerPolicy, Split};
 use quell_types::partition::Mask;
 use quell_types::units::{Lines, Nanos, Rate, Share};
 
@@ -285,4 +287,39 @@ impl Frame {
         let spans = self.spans.iter().filter(of);
         spans.fold(Nanos(0), |sum, span| sum.plus(span.end.since(span.start)))
     }
+}
+
+/// What one process demands while it runs alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct ProgramDemand {
+    /// What it moves to and from main memory. Zero where that is not declared.
+    pub memory: Rate,
+    /// What it loads from and stores to the first-level cache. Zero where that is not declared.
+    pub first_level: Rate,
+}
+
+/// Who decides for each quantum which processes run, and where.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Scheduling {
+    /// Who decides.
+    pub policy: SchedulerPolicy,
+    /// For how long a decision holds.
+    pub quantum: Nanos,
+    /// How many quanta a process waits at most.
+    pub bound: u32,
+    /// The CPUs that are shared out, one set per core. Empty: all of the machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cores: Vec<CpuSet>,
+    /// The groups whose processes take turns, and what one process of the group demands. Empty: all
+    /// processes, whose demands the machine counts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub groups: BTreeMap<GroupId, ProgramDemand>,
+    /// What the CPUs can draw from memory together. Absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sustainable: Option<Rate>,
+    /// What one CPU can draw from memory. Absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_cpu: Option<Rate>,
 }

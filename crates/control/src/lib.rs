@@ -10,6 +10,7 @@ pub mod hoard;
 pub mod pool;
 pub mod pooled;
 pub mod pressure;
+pub mod quanta;
 pub mod schedule;
 pub mod settling;
 pub mod split;

@@ -8,8 +8,8 @@ use std::ops::Range;
 use quell_control::deadline::Unit;
 use quell_control::pressure::Sample;
 use quell_plan::inventory::{
-    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Means, Measured,
-    MemoryMeans, MeterKind, Node,
+    Availability, Cache, CacheKind, Cpu, CpusetKind, DemandSource, Identity, Inventory, Means,
+    Measured, MemoryMeans, MeterKind, Node,
 };
 use quell_plan::{Loops, Plan, Pressured, Setting, Step};
 use quell_record::backend::{
@@ -481,6 +481,7 @@ pub fn machine(cpus: u32) -> Inventory {
             registers: quell_plan::inventory::unknown_registers(),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
+            demand: DemandSource::default(),
         },
         measured: Some(Measured {
             peak_cpu: Rate(10_000_000_000),

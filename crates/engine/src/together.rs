@@ -145,13 +145,11 @@ impl Collected<'_> {
         // What any policy is compared with: the kernel's, and chance.
         let control = |plan: &Plan| {
             plan.steps.iter().any(|step| {
-                matches!(
-                    step.set,
-                    Setting::Schedule {
-                        policy: SchedulerPolicy::Linux | SchedulerPolicy::Random,
-                        ..
-                    }
-                )
+                let Setting::Schedule(by) = &step.set else {
+                    return false;
+                };
+                let of = [SchedulerPolicy::Linux, SchedulerPolicy::Random];
+                of.contains(&by.policy)
             })
         };
         let others = self.setup.prepared.iter().enumerate().filter(|(other, p)| {

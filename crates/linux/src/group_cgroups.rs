@@ -210,6 +210,31 @@ impl GroupCgroups {
         Ok(group_cgroups)
     }
 
+    /// Makes a cgroup below one of a group's, for some of its tasks. Tasks that are left in it at
+    /// the end go to the group's.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn below(
+        writer: &mut JournaledWriter<'_>,
+        place: &CgroupDir,
+        name: &str,
+    ) -> Result<CgroupDir> {
+        let parent = place.tasks_dir();
+        let dir = format!("{parent}/{name}");
+        writer.make(&dir, &parent)?;
+        let is_v1 = place.hierarchy.version == Version::V1;
+        if is_v1 && place.hierarchy.controllers.iter().any(|c| c == "cpuset") {
+            fill(writer, &place.hierarchy, &parent, &dir)?;
+        }
+        Ok(CgroupDir {
+            hierarchy: place.hierarchy.clone(),
+            dir,
+            ours: true,
+            braked: false,
+        })
+    }
+
     /// The group's cgroups in the hierarchy of a controller.
     pub fn dirs<'a>(
         &'a self,
@@ -427,7 +452,7 @@ fn check_name(group: &str) -> Result<()> {
 }
 
 /// Moves whole processes into a cgroup. If Quell did not make that, only processes next to [`WORK`]
-/// are moved. Returns how many were outside.
+/// are moved. A process below it stays there. Returns how many were outside.
 pub(crate) fn enter(
     writer: &mut JournaledWriter<'_>,
     place: &CgroupDir,
@@ -468,7 +493,7 @@ fn enter_if(
             let Some(from) = place
                 .hierarchy
                 .dir_of(writer.files, tid)?
-                .filter(|f| *f != to && (place.ours || *f == place.dir))
+                .filter(|f| !within(f, &to) && (place.ours || *f == place.dir))
             else {
                 continue;
             };

@@ -23,6 +23,7 @@ pub mod lease;
 pub mod lock;
 mod memory_lock;
 pub mod meter;
+pub mod placement;
 pub mod pool;
 mod probe;
 pub mod profile;

@@ -12,8 +12,8 @@ use quell_kernel::resctrl::offer::Offer;
 use quell_kernel::root::Files;
 use quell_kernel::{cpuset, fair, irq, paging, psi, resctrl, topology, trace, workqueue};
 use quell_plan::inventory::{
-    Availability, CpusetKind, Inventory, Lack, Means, Measured, MemoryControl, MemoryMeans,
-    MeterKind,
+    Availability, CpusetKind, DemandSource, Inventory, Lack, Means, Measured, MemoryControl,
+    MemoryMeans, MeterKind,
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
@@ -164,6 +164,7 @@ fn means(
         registers,
         counter_users: topology::counter_users(files)?,
         memory,
+        demand: DemandSource::Declared,
     })
 }
 
@@ -303,6 +304,7 @@ fn mechanisms(
                 | Mechanism::IoLatency
                 | Mechanism::IoWeight
                 | Mechanism::Windows
+                | Mechanism::Placement
                     if !root =>
                 {
                     unprivileged()
@@ -373,8 +375,18 @@ fn mechanisms(
                 Mechanism::IoMax | Mechanism::IoLatency | Mechanism::IoWeight => {
                     disks::offered(files, cgroups, mechanism)
                 }
-                Mechanism::Windows => windows(files, means),
-                Mechanism::Placement => not_built(),
+                Mechanism::Windows => dispatched(
+                    files,
+                    means,
+                    Level::Regulated,
+                    "a real-time dispatcher freezes and thaws groups by the clock",
+                ),
+                Mechanism::Placement => dispatched(
+                    files,
+                    means,
+                    Level::Estimated,
+                    "processes take turns by declared rates: a real-time dispatcher freezes those that wait",
+                ),
                 // What the address map offers replaces it.
                 Mechanism::Sets | Mechanism::Banks => no("no address map is known", None),
             };
@@ -383,8 +395,8 @@ fn mechanisms(
         .collect()
 }
 
-/// Whether windows of a frame can be kept: groups are frozen, by a real-time thread.
-fn windows(files: &dyn Files, means: &Means) -> Availability {
+/// Whether cgroups can be frozen and thawed in time, by a real-time process.
+fn dispatched(files: &dyn Files, means: &Means, best: Level, how: &str) -> Availability {
     if !means.memory.freeze {
         return no(
             "no cgroup here can be frozen",
@@ -398,18 +410,7 @@ fn windows(files: &dyn Files, means: &Means) -> Availability {
             Some("sysctl kernel.sched_rt_runtime_us=950000"),
         );
     }
-    yes(
-        Level::Regulated,
-        "a real-time dispatcher freezes and thaws groups by the clock",
-    )
-}
-
-fn not_built() -> Availability {
-    Availability::No {
-        why: "not built for Linux yet; it runs on the coarse machine (--on coarse)".to_owned(),
-        lack: Lack::NotBuilt,
-        remedy: None,
-    }
+    yes(best, how)
 }
 
 /// What can be done about memory here.

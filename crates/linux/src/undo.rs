@@ -11,7 +11,7 @@
 //! - Of a `schemata` only the values that were written are restored, each by itself.
 //! - A resctrl that Quell mounted is unmounted, unless other programs have made groups in it.
 //! - Locked cache memory and its mount stay while it is open, a register while its CPU is offline.
-//! - A value that a loop moved is restored, whatever the file reads. Pages that are away come back.
+//! - A value or CPU that a loop moved is restored, whatever it is now. Pages that are away come back.
 //! - Only what Quell stopped and has not resumed since is resumed or thawed.
 //! - A process with Quell's `oom_score_adj` where Quell moved its parent gets the old value.
 
@@ -30,6 +30,7 @@ use quell_types::journal::{Stopped, Undo};
 use quell_types::task::TaskId;
 
 use crate::journal::{Journal, Mark};
+use crate::placement::{self, Back};
 use crate::{fault, memory_lock, unsettle};
 
 /// The result of undoing a journal's entries.
@@ -76,6 +77,7 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
             Undo::Lock { task, before } => memory_lock::unlock(files, *task, *before, alive),
             Undo::Settle { side } => unsettle::finish(files, side, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
+            Undo::Place { dir, cpus, own } => placement::put_back(files, dir, cpus, own),
             Undo::Cgroup { path, heir } => work.remove(i, path, heir),
             Undo::Mount { path } => work.unmount(path),
         };
@@ -430,35 +432,9 @@ impl<'a> Work<'a> {
     }
 
     fn affinity(&mut self, task: TaskId, old: &CpuSet, new: &CpuSet) -> Step {
-        if !procfs::alive(self.files, task) {
-            return Ok(false);
-        }
-        let now = match self.files.affinity(task.pid) {
-            Ok(now) => now,
-            Err(e) if gone(&e) => return Ok(false),
-            Err(e) => {
-                return Err(format!(
-                    "the affinity of task {} could not be read: {e}",
-                    task.pid
-                ));
-            }
-        };
-        if now == *old {
-            return Ok(false);
-        }
-        if now != *new {
-            return self.leave(format!(
-                "task {} runs on CPUs {now}, not on the {new} that were set: somebody has changed it since",
-                task.pid
-            ));
-        }
-        match self.files.set_affinity(task.pid, old) {
-            Ok(()) => Ok(true),
-            Err(e) if gone(&e) => Ok(false),
-            Err(e) => Err(format!(
-                "the affinity of task {} could not be set back to {old}: {e}",
-                task.pid
-            )),
+        match placement::put_thread_back(self.files, task, old, new)? {
+            Back::Left(what) => self.leave(what),
+            back => Ok(back == Back::Done),
         }
     }
 

@@ -217,6 +217,27 @@ pub struct Means {
     /// What can be done about memory.
     #[serde(default, skip_serializing_if = "MemoryMeans::is_unknown")]
     pub memory: MemoryMeans,
+    /// Where a scheduling policy gets to know what a process demands.
+    #[serde(default, skip_serializing_if = "DemandSource::is_declared")]
+    pub demand: DemandSource,
+}
+
+/// Where a scheduling policy gets to know what a process demands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DemandSource {
+    /// From the policy file.
+    #[default]
+    Declared,
+    /// The machine counts it for every process, and decides for all of them.
+    Counted,
+}
+
+impl DemandSource {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    fn is_declared(&self) -> bool {
+        *self == Self::Declared
+    }
 }
 
 /// The value for inventories of versions without the brake.

@@ -4,7 +4,7 @@ mod disk;
 mod loops;
 mod promise;
 
-use quell_control::config::{Frame, Regulation};
+use quell_control::config::{Frame, Regulation, Scheduling};
 use quell_types::ids::GroupId;
 use quell_types::ids::{PromiseId, StepId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use quell_control::config::Allows;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::options::{CpuWeight, PageSize, SchedulerPolicy};
+use quell_types::options::{CpuWeight, PageSize};
 use quell_types::partition::{ColourChoice, Mask};
 use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
@@ -224,15 +224,8 @@ pub enum Setting {
         /// The limit in bytes.
         most: Bytes,
     },
-    /// Decide for each quantum which processes of all groups run, and which share a core.
-    Schedule {
-        /// Who decides.
-        policy: SchedulerPolicy,
-        /// For how long a decision holds.
-        quantum: Nanos,
-        /// How many quanta a process waits at most, where the policy bounds that.
-        bound: u32,
-    },
+    /// Decide for each quantum which processes run, and which share a core. The others are frozen.
+    Schedule(Scheduling),
     /// Let one group at a time run on some CPUs, in windows of a repeating frame.
     Windows(Frame),
     /// Sample how long the group waits for memory, and how much it uses, while the plan holds.

@@ -10,6 +10,7 @@ use quell_types::mechanism::Level;
 use quell_types::units::{LINE_BYTES, Nanos};
 
 use crate::events::{Event, Paged, Phase};
+use crate::quanta::Turns;
 use crate::standing::{Standing, Worth};
 use crate::windows::Kept;
 
@@ -29,6 +30,8 @@ pub struct Account {
     pub units: BTreeMap<GroupId, (u64, u64)>,
     /// How exactly windows were kept. `None` where there are none.
     pub windows: Option<Kept>,
+    /// How processes took turns. `None` where none do.
+    pub turns: Option<Turns>,
     /// Group → the pages of its memory at first and at last.
     pub paged: BTreeMap<GroupId, (Paged, Paged)>,
 }
@@ -110,6 +113,7 @@ impl Account {
             neighbours: neighbours.map(empty).collect(),
             units: BTreeMap::new(),
             windows: None,
+            turns: None,
             paged: BTreeMap::new(),
         }
     }
@@ -164,6 +168,7 @@ impl Account {
                 *sum = (sum.0 + units, sum.1 + late);
             }
             Event::Windows { kept } => self.windows = Some(kept.clone()),
+            Event::Turns { turns } => self.turns = Some(turns.clone()),
             Event::Paged { group, pages } => {
                 let (_, last) = self.paged.entry(group.clone()).or_insert((*pages, *pages));
                 *last = *pages;

@@ -1,16 +1,12 @@
 //! What happened: the events of a run, in the order in which they enter `events.jsonl`, and a whole
 //! record as it is read back.
 
-use quell_control::pooled::Pooled;
 use std::collections::BTreeMap;
 
-use quell_control::bandwidth::Verdict;
-use quell_plan::Plan;
-use quell_plan::inventory::Inventory;
+use quell_control::{bandwidth::Verdict, pooled::Pooled};
+use quell_plan::{Plan, inventory::Inventory};
 use quell_types::cpuset::CpuId;
-use quell_types::ids::GroupId;
-use quell_types::ids::PromiseId;
-use quell_types::ids::StepId;
+use quell_types::ids::{GroupId, PromiseId, StepId};
 use quell_types::mechanism::Level;
 use quell_types::refusal::Refusal;
 use quell_types::units::{Bytes, Lines, Nanos};
@@ -18,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::about::About;
+use crate::quanta::Turns;
 use crate::result::CompareResult;
 use crate::standing::Cause;
 use crate::ways::Change;
@@ -75,6 +72,12 @@ pub enum Event {
         /// What went through the pool. Absent where the budget is in none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pooled: Option<Pooled>,
+    },
+    /// How processes took turns by `[scheduler]`, since the plan is held.
+    Turns {
+        /// Totals from the first quantum on.
+        #[serde(flatten)]
+        turns: Turns,
     },
     /// How exactly the windows of a frame were kept, since the plan is held.
     Windows {

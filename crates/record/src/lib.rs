@@ -10,6 +10,7 @@ pub mod demo;
 pub mod events;
 pub mod measurement;
 pub mod published;
+pub mod quanta;
 pub mod result;
 pub mod standing;
 pub mod ways;

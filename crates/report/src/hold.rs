@@ -11,7 +11,7 @@ use quell_types::mechanism::Level;
 use quell_types::units::Nanos;
 
 use crate::text::{Style, Tone, count, list, thousands, width};
-use crate::windows;
+use crate::{quanta, windows};
 
 /// Longer reasons are cut where a line has to hold them.
 const LONGEST: usize = 100;
@@ -194,6 +194,7 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
         ));
     }
     lines.extend(account.windows.iter().flat_map(windows::kept));
+    lines.extend(account.turns.iter().flat_map(quanta::taken));
     lines.extend(
         account
             .paged

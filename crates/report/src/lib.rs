@@ -24,6 +24,7 @@ mod plan;
 mod profile;
 mod programs;
 mod published;
+mod quanta;
 mod sweep;
 mod text;
 mod throttling;

@@ -45,6 +45,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
         said.push(text);
     }
     said.extend(windows(record));
+    said.extend(turns(record));
     said.extend(units(record));
     said.extend(memory(record));
     said.extend(spent(record));
@@ -66,6 +67,17 @@ fn windows(record: &Record) -> Vec<String> {
         _ => None,
     });
     let lines = last.map(crate::windows::kept).unwrap_or_default();
+    lines.into_iter().map(|line| line + ".").collect()
+}
+
+/// How processes took turns, by the last event of them.
+fn turns(record: &Record) -> Vec<String> {
+    let mut events = record.events.iter().rev();
+    let last = events.find_map(|stamped| match &stamped.event {
+        Event::Turns { turns } => Some(turns),
+        _ => None,
+    });
+    let lines = last.map(crate::quanta::taken).unwrap_or_default();
     lines.into_iter().map(|line| line + ".").collect()
 }
 

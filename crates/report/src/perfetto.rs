@@ -202,6 +202,7 @@ fn instant(event: &Event) -> Option<(String, Value)> {
         | Event::Own { .. }
         | Event::Throttle { .. }
         | Event::Windows { .. }
+        | Event::Turns { .. }
         | Event::Paged { .. }
         | Event::Spent { .. } => return None,
         Event::Resized {

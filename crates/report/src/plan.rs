@@ -12,6 +12,7 @@ use quell_types::task::TaskMatch;
 use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
 use crate::partitions;
+use crate::quanta;
 use crate::text::{Style, Table, TableCell, Tone, list};
 use crate::windows;
 
@@ -208,6 +209,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             format!("at most {share} of one CPU's time in each {period}")
         }
         Setting::IoMax(rates) => format!("at most {rates}"),
+        Setting::Schedule(by) if !by.groups.is_empty() => quanta::cost(by),
         Setting::Ways { .. }
         | Setting::WaysCodeData { .. }
         | Setting::WayRegisters { .. }
@@ -286,9 +288,7 @@ pub(crate) fn describe(set: &Setting) -> String {
         }
         Setting::WorkqueueMask { cpus } => format!("run unbound kernel work on {} only", on(cpus)),
         Setting::Regulate(regulation) => regulated(regulation),
-        Setting::Schedule {
-            policy, quantum, ..
-        } => format!("let {} decide each {quantum} who runs", policy.name()),
+        Setting::Schedule(scheduling) => quanta::described(scheduling),
         Setting::Windows(frame) => windows::described(frame),
         Setting::Weight {
             weight: CpuWeight::Idle,

@@ -55,7 +55,7 @@ fn group(group: &GroupWindows) -> String {
 }
 
 /// Microseconds: median, 99th percentile and longest.
-fn late(late: Late) -> String {
+pub(crate) fn late(late: Late) -> String {
     let [p50, p99, most] = [late.p50_ns, late.p99_ns, late.most_ns].map(us);
     format!("{p50} p50, {p99} p99, {most} at most")
 }

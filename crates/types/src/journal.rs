@@ -18,6 +18,16 @@ pub enum Stopped {
     Group(String),
 }
 
+/// A thread with CPUs of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct OwnCpus {
+    /// The thread, with its start time.
+    pub task: TaskId,
+    /// The CPUs that it may run on.
+    pub cpus: CpuSet,
+}
+
 /// One change and how to revert it. It is recorded before the change is made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "change")]
@@ -99,6 +109,17 @@ pub enum Undo {
     Settle {
         /// Where they are meanwhile.
         side: SideArea,
+    },
+    /// The threads in a cgroup and those below it are moved between CPUs for as long as the run
+    /// holds. Whatever their affinity is then, they get back what they had.
+    Place {
+        /// The cgroup's directory.
+        dir: String,
+        /// The CPUs of its threads, and of those that are born in it.
+        cpus: CpuSet,
+        /// The threads that had other CPUs.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        own: Vec<OwnCpus>,
     },
     /// A task's CPU affinity was changed.
     Affinity {

@@ -118,6 +118,18 @@ impl SchedulerPolicy {
         matches!(self, Self::Linux | Self::LinuxRecorded)
     }
 
+    /// Whether it reads what a process demands of main memory.
+    #[must_use]
+    pub const fn reads_memory(self) -> bool {
+        !matches!(self, Self::Random | Self::Pair | Self::Worst)
+    }
+
+    /// Whether it reads first-level rates, to decide who shares a core.
+    #[must_use]
+    pub const fn reads_first_level(self) -> bool {
+        !matches!(self, Self::Random | Self::Select)
+    }
+
     /// The name used in policies.
     #[must_use]
     pub const fn name(self) -> &'static str {

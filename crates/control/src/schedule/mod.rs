@@ -31,6 +31,7 @@ pub mod select;
 pub mod selection;
 #[cfg(test)]
 mod tests;
+pub mod within;
 pub mod worst;
 
 /// The processor's cores. All have the same number of hardware threads.

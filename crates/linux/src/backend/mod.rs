@@ -103,6 +103,7 @@ impl Linux {
         // A brake or a freeze would keep programs from ending.
         self.enforcers.brakes.release(&mut self.host);
         self.enforcers.windows.release(&mut self.host);
+        self.enforcers.scheduler.release(&mut self.host);
         self.enforcers.pressure.release(&mut self.host);
         // Waiting for a program that hangs takes longer than the lease lasts. The heartbeat goes
         // on, so that the watchdog does not take the run away meanwhile.

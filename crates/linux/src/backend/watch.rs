@@ -34,7 +34,7 @@ impl Linux {
 
     /// The slow duties of a hold: newborn tasks, drift, brakes that ended.
     fn check(&mut self, seen: &mut Observation) {
-        self.enforcers.account(seen);
+        self.enforcers.account(&self.host, seen);
         self.host.report_spent(seen);
         self.enforcers.check(&mut self.host, seen);
         let Some(session) = &self.host.session else {
@@ -79,6 +79,7 @@ impl Linux {
                     self.revoked = true;
                     self.enforcers.brakes.stop();
                     self.enforcers.windows.stop();
+                    self.enforcers.scheduler.stop();
                     // The watchdog has reverted it, but perhaps not a change that was being made
                     // then.
                     if let Some(session) = self.host.session.as_mut() {
@@ -107,7 +108,7 @@ impl Linux {
                     .iter()
                     .any(|s| matches!(s, Seen::Exited(..) | Seen::Stop(_) | Seen::Result(..)))
                 {
-                    self.enforcers.account(seen);
+                    self.enforcers.account(&self.host, seen);
                 }
                 if seen
                     .iter()

@@ -18,6 +18,7 @@ pub mod cache;
 mod classes;
 pub mod cores;
 pub mod cpumax;
+mod dispatching;
 mod exempt;
 mod files;
 pub mod freezer;
@@ -33,6 +34,7 @@ mod paging;
 mod pressure;
 pub mod quiet;
 pub mod registers;
+mod scheduler;
 pub mod stop;
 pub mod threaded;
 pub mod weight;
@@ -87,6 +89,7 @@ pub(crate) struct Enforcers {
     pub brakes: brakes::Brakes,
     pub classes: classes::Classes,
     pub pressure: pressure::Pressure,
+    pub scheduler: scheduler::Scheduler,
     pub windows: windows::Windows,
     others: Vec<Box<dyn Enforcer>>,
 }
@@ -98,6 +101,7 @@ impl Enforcers {
             brakes: brakes::Brakes::default(),
             classes: classes::Classes::default(),
             pressure: pressure::Pressure::default(),
+            scheduler: scheduler::Scheduler::default(),
             windows: windows::Windows::default(),
             // In the order of their slow duties.
             others: vec![
@@ -121,14 +125,16 @@ impl Enforcers {
     pub fn each(&mut self) -> impl Iterator<Item = &mut (dyn Enforcer + 'static)> {
         let others = self.others.iter_mut().map(|e| &mut **e);
         let first: [&mut (dyn Enforcer + 'static); 2] = [&mut self.brakes, &mut self.windows];
-        let last: [&mut (dyn Enforcer + 'static); 2] = [&mut self.classes, &mut self.pressure];
+        let last: [&mut (dyn Enforcer + 'static); 3] =
+            [&mut self.classes, &mut self.pressure, &mut self.scheduler];
         first.into_iter().chain(others).chain(last)
     }
 
-    /// Reports what brakes and dispatcher did since the last time, ahead of all else in `seen`.
-    pub fn account(&mut self, seen: &mut Observation) {
+    /// Reports what brakes and dispatchers did since the last time, ahead of all else in `seen`.
+    pub fn account(&mut self, host: &Host, seen: &mut Observation) {
         self.brakes.account(seen);
         self.windows.account(seen);
+        self.scheduler.account(host, seen);
     }
 
     /// Carries out a step of a group. Returns notes for a person.

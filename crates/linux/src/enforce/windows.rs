@@ -7,7 +7,7 @@ use quell_control::config::Frame;
 use quell_kernel::cgroup::{Controller, Version};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::root::Files;
-use quell_kernel::{fair, rt};
+use quell_kernel::rt;
 use quell_plan::{Promise, Setting};
 use quell_record::about::About;
 use quell_record::backend::{Observation, Seen};
@@ -18,8 +18,9 @@ use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::OnLate;
 
 use super::freezer::Freezer;
-use super::{Applied, Enforcer, cores};
-use crate::dispatcher::{Dispatcher, Gate, Stats};
+use super::{Applied, Enforcer, dispatching};
+use crate::dispatcher::windows::Stats;
+use crate::dispatcher::{self, Dispatcher, Gate};
 use crate::group_cgroups::GroupCgroups;
 use crate::host::{Host, finding};
 
@@ -139,26 +140,27 @@ fn worth(host: &Host, most: Level, because: &Cause) -> Vec<Seen> {
 impl Held {
     /// Starts a dispatcher. That the groups are frozen from now on is recorded first.
     fn start(&mut self, host: &mut Host) -> Result<()> {
-        let Some(cpu) = self.frame.cpus.first() else {
-            return Err(Error::refused("windows need a CPU"));
+        let groups = self.frame.groups();
+        let (Some(cpu), Some(first)) = (self.frame.cpus.first(), groups.first()) else {
+            return Err(Error::refused("windows need a CPU and a group"));
         };
         let (mut gates, mut freezers) = (Vec::new(), Vec::new());
-        for group in self.frame.groups() {
+        for group in &groups {
             let group_cgroups = &host.groups.one(group)?.cgroups;
             let (gate, freezer) = gate(&host.files, group, group_cgroups)?;
             gates.push(gate);
             freezers.push(freezer);
         }
-        let procs_files = self.procs_files(host)?;
-        let lease = Arc::clone(host.session()?.0.lease());
+        let procs_files = dispatching::procs_files(host, first, &self.frame.cpus)?;
+        let permit = dispatching::permit(host)?;
         let mut writer = host.writer()?;
         for freezer in &freezers {
             writer.stopping(Stopped::Group(freezer.path().to_owned()))?;
         }
         self.freezers = freezers;
-        let permit = Arc::new(move |now| lease.is_held(now));
-        let started = Dispatcher::start(cpu, &self.frame, gates, permit, procs_files, &self.stats);
-        match started {
+        let duty = dispatcher::windows::Windows::new(&self.frame, gates, &self.stats);
+        let name = format!("quell/w{cpu}");
+        match Dispatcher::start(&name, cpu, procs_files, permit, duty) {
             Ok(dispatcher) => {
                 host.brakes.extend(dispatcher.pid());
                 self.dispatcher = Some(dispatcher);
@@ -166,25 +168,9 @@ impl Held {
             }
             Err(e) => {
                 self.end(host);
-                Err(Error::refused_with(
-                    format!("the windows of CPU {cpu} have no dispatcher: {e}"),
-                    "it needs real-time priority (CAP_SYS_NICE, kernel.sched_rt_runtime_us above 0), and its CPU in Quell's cpuset",
-                ))
+                Err(dispatching::no_dispatcher("windows", cpu, &e))
             }
         }
-    }
-
-    /// The files by which the dispatcher enters its cgroups.
-    fn procs_files(&self, host: &mut Host) -> Result<Vec<String>> {
-        let first = self.frame.groups().first().map(|group| (*group).clone());
-        let (mut writer, cgroups, group) = host.of(&first.unwrap_or_default())?;
-        let cpus = &self.frame.cpus;
-        let mut all = cores::procs_files(&mut writer, cgroups, &group.cgroups, false, cpus)?;
-        // With CONFIG_RT_GROUP_SCHED only the root cgroup has real-time runtime at first.
-        let rationed = cgroups.of(Controller::Cpu).map(|h| h.mount.as_str());
-        let rationed = rationed.filter(|m| writer.files.exists(&format!("{m}/cpu.rt_runtime_us")));
-        all.extend(rationed.map(|mount| format!("{mount}/cgroup.procs")));
-        Ok(all)
     }
 
     /// Ends the dispatcher and lets all groups run.
@@ -201,43 +187,9 @@ impl Held {
 
 /// The freezer of a group, and its open files.
 fn gate(files: &dyn Files, group: &str, group_cgroups: &GroupCgroups) -> Result<(Gate, Freezer)> {
-    if let Some(task) = fair::above(files, &group_cgroups.tasks_dirs(), rt::DISPATCHER_PRIORITY) {
-        return Err(Error::refused_with(
-            format!(
-                "group {group}: {task}, which the dispatcher (priority {}) cannot preempt",
-                rt::DISPATCHER_PRIORITY
-            ),
-            format!(
-                "give it a lower priority (chrt), or leave its process out of the group: {}",
-                task.task
-            ),
-        ));
-    }
-    let is_v2 = |version| version == Version::V2;
-    let v2 = group_cgroups
-        .places
-        .iter()
-        .find(|p| is_v2(p.hierarchy.version));
-    let all = group_cgroups
-        .places
-        .iter()
-        .filter_map(|p| Some((is_v2(p.hierarchy.version), Freezer::of(files, p)?)));
-    // v1's where there are both: v2's takes the lock of all cgroups, for which it may wait long.
-    let Some((_, freezer)) = all.min_by_key(|(v2, _)| *v2) else {
-        return Err(Error::refused_with(
-            format!("group {group}: no cgroup of it can be frozen"),
-            "mount cgroup2, or the freezer controller of cgroup v1",
-        ));
-    };
-    if freezer.frozen(files)? {
-        return Err(Error::refused_with(
-            format!(
-                "group {group}: another program has frozen it ({})",
-                freezer.path()
-            ),
-            "thaw it first",
-        ));
-    }
+    let (_, freezer) = dispatching::freezable(files, group, group_cgroups)?;
+    let mut places = group_cgroups.places.iter();
+    let v2 = places.find(|p| p.hierarchy.version == Version::V2);
     let v2 = v2.map(|place| place.dir.as_str());
     let gate = Gate::open(files, freezer.path(), freezer.words(), v2)?;
     Ok((gate, freezer))

@@ -269,6 +269,7 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
 fn allows(draft: &Draft<'_>, name: &str, group: &Group, section: &Pressure) -> Allows {
     let windows = &draft.policy.windows;
     let windowed = windows.as_ref().is_some_and(|w| w.has(name));
+    let dispatched = windowed || draft.policy.is_scheduled(name);
     let means = &draft.machine.means.memory;
     let may = |what| section.escalate.contains(&what) && group.allows(what);
     let denied = draft.policy.mechanisms.deny.contains(&Mechanism::Stop);
@@ -282,8 +283,8 @@ fn allows(draft: &Draft<'_>, name: &str, group: &Group, section: &Pressure) -> A
     Allows {
         // A limit that the policy states stays where it is.
         limit: limit && may(Permission::LimitMemory) && group.limit.memory.is_none(),
-        // The dispatcher of the windows freezes and thaws it.
-        freeze: means.freeze && !denied && may(Permission::Freeze) && !windowed,
+        // A dispatcher freezes and thaws it.
+        freeze: means.freeze && !denied && may(Permission::Freeze) && !dispatched,
         reclaim: means.reclaim && may(Permission::Reclaim),
         kill,
     }

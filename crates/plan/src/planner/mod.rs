@@ -219,6 +219,7 @@ impl Draft<'_> {
             || !group.limit.is_empty()
             || io::wanted(group)
             || !group.paging.is_empty()
+            || self.policy.is_scheduled(name)
             || deadline::adapts(self.policy)
             || memory::wanted(self.policy)
             || self.policy.groups.values().any(|g| {

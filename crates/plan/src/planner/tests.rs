@@ -21,6 +21,7 @@ mod memory;
 mod nodes;
 mod pooling;
 mod registers;
+mod schedule;
 mod stranger;
 mod throttle;
 mod windows;
@@ -77,6 +78,7 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             registers: unknown_registers(),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
+            demand: DemandSource::default(),
         },
         measured: Some(Measured {
             peak_cpu: Rate(10_000_000_000),

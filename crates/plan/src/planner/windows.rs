@@ -82,23 +82,31 @@ fn frame(keys: &WindowKeys) -> Frame {
 /// Refuses groups that the dispatcher cannot stop and resume as it should.
 fn members(draft: &mut Draft<'_>, keys: &WindowKeys) {
     let policy = draft.policy;
-    let windowed = policy.groups.iter().filter(|(name, _)| keys.has(name));
-    for (name, group) in windowed {
-        if group.matching.iter().any(TaskMatch::in_place) {
-            let remedy = "match its tasks by exe, comm, arg or user instead";
-            let key = format!("group.{name}.match");
-            let why = words::stays_in_its_cgroup(name);
-            draft.refuse_for(Cause::NotBuilt, key, why, Remedy::from(remedy));
-        }
-        let capped = draft.steps.iter().any(|step| {
-            let of = step.group.as_deref() == Some(name.as_str());
-            of && matches!(&step.set, Setting::Regulate(by) if by.is_capped())
-        });
-        if capped {
-            let key = format!("group.{name}.limit.bandwidth");
-            let why = words::budgets_not_yet(name);
-            let remedy = Remedy::leave_out(key.clone());
-            draft.refuse_for(Cause::NotBuilt, key, why, remedy);
-        }
+    let windowed = policy.groups.keys().filter(|name| keys.has(name));
+    for name in windowed {
+        dispatchable(draft, name, words::budgets_not_yet(name));
+    }
+}
+
+/// Refuses a group that no dispatcher can freeze: one in its own cgroup, and one with a limit of
+/// bandwidth, for the reason `capped`.
+pub(super) fn dispatchable(draft: &mut Draft<'_>, name: &str, capped: String) {
+    let Some(group) = draft.policy.groups.get(name) else {
+        return;
+    };
+    if group.matching.iter().any(TaskMatch::in_place) {
+        let remedy = "match its tasks by exe, comm, arg or user instead";
+        let key = format!("group.{name}.match");
+        let why = words::stays_in_its_cgroup(name);
+        draft.refuse_for(Cause::NotBuilt, key, why, Remedy::from(remedy));
+    }
+    let is_capped = draft.steps.iter().any(|step| {
+        let of = step.group.as_deref() == Some(name);
+        of && matches!(&step.set, Setting::Regulate(by) if by.is_capped())
+    });
+    if is_capped {
+        let key = format!("group.{name}.limit.bandwidth");
+        let remedy = Remedy::leave_out(key.clone());
+        draft.refuse_for(Cause::NotBuilt, key, capped, remedy);
     }
 }

@@ -11,8 +11,8 @@ use super::sections::{Pressure, RegulatorKeys, Target};
 use super::values::{
     Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable,
 };
-use super::windows;
 use super::{Group, Permission, Policy, Role, Shape, VERSION};
+use super::{scheduler, windows};
 
 /// The longest name of a group: it becomes part of a cgroup directory's name.
 const LONGEST_NAME: usize = 64;
@@ -68,6 +68,7 @@ pub(super) fn check(policy: &Policy, shape: Shape) -> Vec<Complaint> {
         pressure_of(&mut found, pressure);
     }
     windows::check(&mut found, policy);
+    scheduler::check(&mut found, policy);
     found.list
 }
 

@@ -7,6 +7,7 @@
 mod check;
 mod read;
 mod reference;
+mod scheduler;
 mod schema;
 mod sections;
 mod values;
@@ -25,9 +26,10 @@ use quell_types::task::TaskMatch;
 pub(crate) use check::fit_name;
 pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
 pub use reference::{policy_reference, policy_schema};
+pub use scheduler::{DemandKeys, SchedulerKeys};
 pub use sections::{
     Adapt, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted, Paging,
-    Pressure, RegulatorKeys, Reserve, SchedulerKeys, Target, WaysKept,
+    Pressure, RegulatorKeys, Reserve, Target, WaysKept,
 };
 pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
 pub use windows::{Window, WindowKeys};

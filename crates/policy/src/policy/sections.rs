@@ -3,7 +3,6 @@
 use quell_types::mechanism::Mechanism;
 use quell_types::options::PageSize;
 use quell_types::options::PressureController;
-use quell_types::options::SchedulerPolicy;
 use quell_types::options::Split;
 use quell_types::options::{After, Idle};
 use quell_types::source::Source;
@@ -379,28 +378,6 @@ impl Default for Pressure {
             ],
             grace: Nanos::millis(500),
             sysctls: false,
-        }
-    }
-}
-
-/// Which processes run together, where there are more than hardware threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
-pub struct SchedulerKeys {
-    /// Who decides.
-    pub policy: SchedulerPolicy,
-    /// For how long a decision holds. The kernel's slice, where the policy is `linux`.
-    pub quantum: Nanos,
-    /// How many quanta a process waits at most, where the policy bounds that.
-    pub bound: u32,
-}
-
-impl Default for SchedulerKeys {
-    fn default() -> Self {
-        Self {
-            policy: SchedulerPolicy::Fair,
-            quantum: Nanos::millis(200),
-            bound: 4,
         }
     }
 }

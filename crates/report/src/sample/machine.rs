@@ -7,8 +7,8 @@ use quell_plan::deep::{
     PageCost, Pair, Sharing, SizePoint, Spread, Tail, Wakeup, knee, levels,
 };
 use quell_plan::inventory::{
-    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Lack, Means, Measured,
-    MemoryMeans, MeterKind, Node,
+    Availability, Cache, CacheKind, Cpu, CpusetKind, DemandSource, Identity, Inventory, Lack,
+    Means, Measured, MemoryMeans, MeterKind, Node,
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
@@ -74,6 +74,7 @@ pub(crate) fn machine() -> Inventory {
             registers: quell_plan::inventory::unknown_registers(),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
+            demand: DemandSource::default(),
         },
         measured: Some(Measured {
             peak_cpu: Rate(37_500_000_000),

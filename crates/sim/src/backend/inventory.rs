@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use quell_plan::inventory::{
-    Availability, Cache, CacheKind, Cpu, CpusetKind, Identity, Inventory, Lack, Means, MemoryMeans,
-    MeterKind, Node, Simulated,
+    Availability, Cache, CacheKind, Cpu, CpusetKind, DemandSource, Identity, Inventory, Lack,
+    Means, MemoryMeans, MeterKind, Node, Simulated,
 };
 use quell_types::address::Colours;
 use quell_types::address::gf2::Space;
@@ -69,6 +69,7 @@ pub(crate) fn inventory(board: &Board) -> Inventory {
             registers: Err("a simulated machine has no registers; leave the key out".to_owned()),
             counter_users: Vec::new(),
             memory: MemoryMeans::default(),
+            demand: DemandSource::default(),
         },
         partitions: partitions(profile),
         measured: None,

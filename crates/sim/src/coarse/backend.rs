@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use quell_control::config::Scheduling;
 use quell_control::schedule::named::{Known, named};
 use quell_control::schedule::{Cores, Member, Scheduler, Seat, TooMany};
-use quell_plan::inventory::{Availability, Inventory, Lack};
+use quell_plan::inventory::{Availability, DemandSource, Inventory, Lack};
 use quell_plan::{Plan, Setting, Step};
 use quell_policy::workload::{IPC, IPC_ALONE, PROGRESS, TURNAROUND_S, Workload};
 use quell_record::backend::{
@@ -30,14 +31,6 @@ use crate::recorded;
 /// For how long a decision holds where everything that there is runs.
 const UNCONTENDED: f64 = 200_000.0;
 
-/// Who runs with whom, as a step of the plan says.
-#[derive(Clone, Copy, Debug)]
-struct Scheduled {
-    policy: SchedulerPolicy,
-    quantum: Nanos,
-    bound: u32,
-}
-
 #[derive(Debug)]
 struct Subject {
     name: String,
@@ -59,7 +52,7 @@ pub struct Coarse {
     machine: Inventory,
     seed: u64,
     round: u32,
-    scheduled: Option<Scheduled>,
+    scheduled: Option<Scheduling>,
     subjects: BTreeMap<SubjectId, Subject>,
     /// Those that were sent off since time went on last.
     going: Vec<SubjectId>,
@@ -145,17 +138,15 @@ impl Coarse {
     fn found(&self) -> World {
         // The kernel's policies decide for each slice.
         let slice = self.board.costs.slice;
-        let (policy, quantum) = match self.scheduled {
+        let (policy, quantum) = match &self.scheduled {
             None => (SchedulerPolicy::Linux, slice),
-            Some(Scheduled { policy, .. }) if policy.is_kernels() => (policy, slice),
-            Some(Scheduled {
-                policy, quantum, ..
-            }) => (policy, quantum),
+            Some(by) if by.policy.is_kernels() => (by.policy, slice),
+            Some(by) => (by.policy, by.quantum),
         };
         let known = Known {
             contention: self.chip.contention(),
             quantum,
-            bound: self.scheduled.map_or(0, |scheduled| scheduled.bound),
+            bound: self.scheduled.as_ref().map_or(0, |by| by.bound),
             seed: self.draw("policy"),
         };
         let policy: Box<dyn Scheduler + Send> = match self.pinned() {
@@ -276,6 +267,7 @@ fn measured(run: &Run, process: &Process, chip: &Chip) -> Measurement {
 #[must_use]
 pub fn inventory_of(board: &Board) -> Inventory {
     let mut machine = inventory::inventory(board);
+    machine.means.demand = DemandSource::Counted;
     for (mechanism, available) in &mut machine.mechanisms {
         *available = match mechanism {
             Mechanism::Placement => Availability::Yes {
@@ -313,19 +305,9 @@ impl Backend for Coarse {
     }
 
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError> {
-        match step.set {
+        match &step.set {
             Setting::Gather { .. } => {}
-            Setting::Schedule {
-                policy,
-                quantum,
-                bound,
-            } => {
-                self.scheduled = Some(Scheduled {
-                    policy,
-                    quantum,
-                    bound,
-                });
-            }
+            Setting::Schedule(by) => self.scheduled = Some(by.clone()),
             _ => {
                 let why = format!("the coarse machine has no {}; use --on sim", step.mechanism);
                 return Err(refused(why));

@@ -22,6 +22,7 @@ pub mod memory;
 pub mod paging;
 pub mod pooling;
 pub mod reserves;
+pub mod schedule;
 pub mod windows;
 
 use quell_types::cpuset::CpuSet;
