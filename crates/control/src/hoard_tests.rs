@@ -65,7 +65,7 @@ fn rules(bits: &[u64], colours: &str, limit: u64, reserve: u64) -> Rules {
 fn colour(rules: &Rules, frame: u64) -> u32 {
     let masks = rules.colouring.functions.iter().zip(0..);
     masks.fold(0, |colour, (mask, bit)| {
-        colour | ((frame * PAGE & mask.0).count_ones() & 1) << bit
+        colour | ((((frame * PAGE) & mask.0).count_ones() & 1) << bit)
     })
 }
 
@@ -246,7 +246,8 @@ fn rules_without_a_hoard_are_refused() {
         change(&mut rules);
         Slots::new(&rules).unwrap_err()
     };
-    let cases: [(&dyn Fn(&mut Rules), &str); 7] = [
+    type Change<'a> = &'a dyn Fn(&mut Rules);
+    let cases: [(Change<'_>, &str); 7] = [
         (&|r| r.colours = "8".parse().unwrap(), "colours 0-7"),
         (&|r| r.colours = CpuSet::new(), "colours 0-7"),
         (&|r| r.colours = "0-7".parse().unwrap(), "all 8 colours"),
