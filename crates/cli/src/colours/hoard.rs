@@ -108,7 +108,13 @@ fn hold(backend: &mut Linux, rules: &Rules, span: Option<Nanos>) -> Result {
         for report in backend.hoarded().map_err(failed)? {
             eprintln!("quell: {}", report.words());
             if matches!(report.what, What::Sieved { .. }) {
-                census(rules, report.kept)?;
+                let (rules, kept) = (rules.clone(), report.kept);
+                // On a large machine it takes longer than the heartbeat may pause.
+                std::thread::spawn(move || {
+                    if let Err(failure) = census(&rules, kept) {
+                        eprintln!("quell: note: {}", failure.text);
+                    }
+                });
             }
             lost |= report.is_loss();
             last = Some(report);
