@@ -13,6 +13,11 @@ in_class() {
 }
 list() { in_class "$1" quell bench latency --size "$2" --cpu 0 --duration 10min; }
 stream() { in_class "$1" quell bench bandwidth --size 32MiB --cpu 1 --duration 10min; }
+# filled CLASS BYTES: waits until a class has so much of the cache. A busy host takes a while to emulate that.
+filled() {
+    tries=120
+    while [ "$(cat "$R/$1/mon_data/mon_L3_00/llc_occupancy")" -lt "$2" ] && [ $tries -gt 0 ]; do tries=$((tries - 1)); usleep 500000; done
+}
 class() { mkdir -p "$R/$1"; echo "L3:0=$2" >"$R/$1/schemata"; }
 look() {
     scene=$1; shift
@@ -38,13 +43,13 @@ right_cpu() {
 devices() { class rt c00; class . 3ff; list rt 512KiB; sleep 1; look devices --for 3s; }
 unused() { look unused --for 3s -- quell bench latency --size 1MiB --duration 2s; }
 # The root kept the ways that were given away.
-overlap() { class rt 0003; list rt 256KiB; stream .; sleep 2; look overlap --for 3s; }
-small() { class rt 0001; class . fff0; list rt 4MiB; sleep 2; look small --for 3s; }
+overlap() { class rt 0003; list rt 256KiB; stream .; filled rt 200000; filled . 6000000; look overlap --for 6s; }
+small() { class rt 0001; class . fff0; list rt 4MiB; filled rt 400000; look small --for 4s; }
 # Moved when it has started: what it had filled until then the stream fills.
 large() {
-    list . 512KiB; stream .; sleep 2
+    list . 512KiB; stream .; filled . 7000000
     class rt 00ff; class . ff00; first=${pids# }; echo "${first%% *}" >$R/rt/tasks
-    sleep 3; look large --for 3s
+    filled rt 400000; filled . 3500000; sleep 2; look large --for 6s
 }
 # Only the first of two threads is moved.
 escaped() {
@@ -98,8 +103,8 @@ other() { in_first; in_class rt quell bench latency --size 1MiB --cpu 2 --durati
 # It runs there, until somebody moves it to the other cache's CPUs.
 moved() {
     in_first; in_class rt quell bench latency --size 1MiB --cpu 0 --duration 10min
-    (sleep 2; taskset -p 4 ${pids# } >/dev/null) &
-    sleep 1; look moved --for 4s
+    (sleep 3; taskset -p 4 ${pids# } >/dev/null) &
+    sleep 1; look moved --for 8s
 }
 
 [ $# -gt 0 ] || set -- right right_cpu unused overlap small large escaped empty beyond registers sequence

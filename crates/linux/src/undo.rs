@@ -11,7 +11,8 @@
 //! - Of a `schemata` only the values that were written are restored, each by itself.
 //! - A resctrl that Quell mounted is unmounted, unless other programs have made groups in it.
 //! - Locked cache memory and its mount stay while it is open, a register while its CPU is offline.
-//! - A value or CPU that a loop moved is restored, whatever it is now. Pages that are away come back.
+//! - A value or CPU that a loop moved is restored, whatever it is now.
+//! - Pages that are away come back.
 //! - Only what Quell stopped and has not resumed since is resumed or thawed.
 //! - A process with Quell's `oom_score_adj` where Quell moved its parent gets the old value.
 
