@@ -19,7 +19,7 @@ lab='^(quell/(divided|following|hoarded|interrupts|lab|locked|nodes|pressed|regi
 
 "$cargo" test --workspace --locked --no-run --message-format=json >"$work/built" || exit 1
 # PACKAGE/NAME FOLDER PROGRAM
-sed -nE 's,.*"manifest_path":"([^"]*)/([^"/]*)/Cargo.toml".*"kind":\["([^"]*)"\].*"crate_types":[^}]*"name":"([^"]*)".*"test":true\}.*"executable":"([^"]+)".*,\2 \4 \1/\2 \5,p' \
+sed -nE 's,.*"manifest_path":"([^"]*)/([^"/]*)/Cargo.toml".*"kind":\["([^"]*)"\].*"crate_types":[^}]*"name":"([^"]*)".*"profile":\{[^}]*"test":true\}.*"executable":"([^"]+)".*,\2 \4 \1/\2 \5,p' \
     "$work/built" | while read -r folder name dir program; do
     package=quell-$folder
     [ "$folder" != cli ] || package=quell
