@@ -194,8 +194,18 @@ impl Boundary {
     }
 }
 
+/// Ways of the caches of a level that a group may fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Fill {
+    /// The cache level: 2 or 3.
+    pub level: u32,
+    /// The ways, one bit each.
+    pub mask: Mask,
+}
+
 /// A part of a frame: what runs from `start` to `end`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Span {
     /// When it begins, from the beginning of the frame.
@@ -205,6 +215,22 @@ pub struct Span {
     /// The group that runs. Absent: no group does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupId>,
+    /// The ways that the group fills from `start` on. Absent: those that it has anyway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ways: Option<Fill>,
+    /// What the group may move to and from memory until `end`. Its periods begin at `start`.
+    /// Absent: as much as it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Regulation>,
+}
+
+impl Span {
+    /// Whether the same group has the same in both.
+    #[must_use]
+    pub fn is_alike(&self, other: &Self) -> bool {
+        let of = |span: &Self| (span.group.clone(), span.ways, span.budget.clone());
+        of(self) == of(other)
+    }
 }
 
 /// Windows in which one group at a time runs on some CPUs, repeated for ever. A frame begins
@@ -220,7 +246,8 @@ pub struct Frame {
     pub guard: Nanos,
     /// What happens when a window begins more than a guard late.
     pub on_late: OnLate,
-    /// The whole frame, in order and without gaps. Neighbouring spans have different groups.
+    /// The whole frame, in order and without gaps. Neighbouring spans have different groups, or
+    /// give the same group something else.
     pub spans: Vec<Span>,
 }
 
@@ -237,28 +264,24 @@ impl Frame {
     ) -> Self {
         let least = Nanos(guard.0.saturating_mul(GUARDS_PER_WINDOW));
         let mut spans: Vec<Span> = Vec::new();
-        let mut add = |start: Nanos, end: Nanos, group: Option<&GroupId>| {
-            if end <= start {
-                return;
-            }
-            match spans.last_mut() {
-                Some(last) if last.group.as_ref() == group => last.end = end,
-                _ => spans.push(Span {
-                    start,
-                    end,
-                    group: group.cloned(),
-                }),
-            }
+        let mut add = |span: Span| match spans.last_mut() {
+            _ if span.end <= span.start => {}
+            Some(last) if last.is_alike(&span) => last.end = span.end,
+            _ => spans.push(span),
         };
-        let unowned = |gap: Nanos| spare.filter(|_| gap >= least);
+        let unowned = |start: Nanos, end: Nanos| Span {
+            start,
+            end,
+            group: spare.filter(|_| end.since(start) >= least).cloned(),
+            ..Span::default()
+        };
         let mut covered = Nanos(0);
         for window in windows {
-            let gap = window.start.since(covered);
-            add(covered, window.start, unowned(gap));
-            add(window.start, window.end, window.group.as_ref());
+            add(unowned(covered, window.start));
+            add(window.clone());
             covered = window.end;
         }
-        add(covered, length, unowned(length.since(covered)));
+        add(unowned(covered, length));
         Self {
             cpus,
             length,

@@ -15,10 +15,24 @@ use crate::config::Frame;
 pub struct Switch {
     /// When the window begins: the group in `go` runs from here on.
     pub at: Nanos,
-    /// The group that is stopped, by its place in [`Frame::groups`].
+    /// Which of [`Frame::spans`] begins.
+    pub span: usize,
+    /// The group that is stopped, by its place in [`Frame::groups`]. The group in `go` where its
+    /// next window gives it something else.
     pub stop: Option<usize>,
     /// The group that is resumed, by its place in [`Frame::groups`].
     pub go: Option<usize>,
+}
+
+/// Where another span begins.
+#[derive(Clone, Copy, Debug, Default)]
+struct Edge {
+    /// From the beginning of the frame, in nanoseconds.
+    start: u64,
+    /// Its place in [`Frame::spans`].
+    span: usize,
+    /// The group that runs from here on, by its place in [`Frame::groups`].
+    owner: Option<usize>,
 }
 
 /// Follows a frame through time, one switch after the other.
@@ -26,9 +40,10 @@ pub struct Switch {
 pub struct Dispatch {
     length: u64,
     guard: Nanos,
-    /// When another group begins to run, from the beginning of the frame, in order; and which one.
-    edges: Vec<(u64, Option<usize>)>,
-    running: Option<usize>,
+    /// In the order of their starts.
+    edges: Vec<Edge>,
+    /// The last one that was taken.
+    running: Option<Edge>,
     next: Nanos,
     skipped: u64,
 }
@@ -39,22 +54,19 @@ impl Dispatch {
     pub fn new(frame: &Frame, now: Nanos) -> Self {
         let groups = frame.groups();
         let place = |group: &_| groups.iter().position(|known| *known == group);
-        let owners: Vec<(u64, Option<usize>)> = frame
-            .spans
-            .iter()
-            .map(|span| (span.start.0, span.group.as_ref().and_then(place)))
+        let spans = frame.spans.iter().enumerate();
+        let mut edges: Vec<Edge> = spans
+            .map(|(span, of)| Edge {
+                start: of.start.0,
+                span,
+                owner: of.group.as_ref().and_then(place),
+            })
             .collect();
-        let mut edges = Vec::new();
-        let mut before = owners.last().and_then(|last| last.1);
-        for (start, owner) in &owners {
-            if *owner != before {
-                edges.push((*start, *owner));
-            }
-            before = *owner;
-        }
-        if edges.is_empty() {
-            // One group has the whole frame.
-            edges.push((0, before));
+        if let [first, .., last] = frame.spans.as_slice()
+            && first.is_alike(last)
+        {
+            // The frame ends in what it begins with.
+            edges.remove(0);
         }
         let mut dispatch = Self {
             length: frame.length.0.max(1),
@@ -72,18 +84,18 @@ impl Dispatch {
     /// first.
     fn number(&self, now: Nanos) -> Option<u64> {
         let (frames, into) = (now.0 / self.length, now.0 % self.length);
-        let begun = self.edges.partition_point(|(start, _)| *start <= into);
+        let begun = self.edges.partition_point(|edge| edge.start <= into);
         let begun = u64::try_from(begun).unwrap_or(u64::MAX);
         (frames * self.edges.len() as u64 + begun).checked_sub(1)
     }
 
-    /// The edge with this number: when it is, and which group runs from there.
-    fn edge(&self, number: u64) -> (Nanos, Option<usize>) {
-        let each = self.edges.len() as u64;
+    /// The edge with this number, and when it is.
+    fn edge(&self, number: u64) -> (Nanos, Edge) {
+        let each = self.edges.len().max(1) as u64;
         let place = usize::try_from(number % each).unwrap_or(0);
-        let (start, owner) = self.edges.get(place).copied().unwrap_or_default();
+        let edge = self.edges.get(place).copied().unwrap_or_default();
         let frame = (number / each).saturating_mul(self.length);
-        (Nanos(frame.saturating_add(start)), owner)
+        (Nanos(frame.saturating_add(edge.start)), edge)
     }
 
     /// The first edge after `now`.
@@ -96,9 +108,9 @@ impl Dispatch {
     #[must_use]
     pub fn owner(&self, now: Nanos) -> Option<usize> {
         match self.number(now) {
-            Some(number) => self.edge(number).1,
+            Some(number) => self.edge(number).1.owner,
             // Before the first edge of all it is the group of the last one.
-            None => self.edges.last().and_then(|(_, owner)| *owner),
+            None => self.edges.last().and_then(|edge| edge.owner),
         }
     }
 
@@ -112,14 +124,19 @@ impl Dispatch {
     /// altogether are counted, not gone through.
     pub fn take(&mut self, now: Nanos) -> Switch {
         let number = self.number(now.max(self.next)).unwrap_or(0);
-        let (at, owner) = self.edge(number);
+        let (at, edge) = self.edge(number);
         let due = self.number(self.next).unwrap_or(0);
         self.skipped += number.saturating_sub(due);
-        let stop = self.running.filter(|_| self.running != owner);
-        let go = owner.filter(|_| self.running != owner);
-        self.running = owner;
+        let before = self.running.replace(edge);
+        let changes = before.is_none_or(|before| before.span != edge.span);
+        let stop = before.and_then(|before| before.owner);
         self.next = self.edge(number + 1).0;
-        Switch { at, stop, go }
+        Switch {
+            at,
+            span: edge.span,
+            stop: stop.filter(|_| changes),
+            go: edge.owner.filter(|_| changes),
+        }
     }
 
     /// Number of switches that were passed over because the caller came too late.

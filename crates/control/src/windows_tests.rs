@@ -1,9 +1,10 @@
 use proptest::prelude::*;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
+use quell_types::partition::Mask;
 
 use super::*;
-use crate::config::Span;
+use crate::config::{Fill, Span};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -12,6 +13,7 @@ fn window(start: u64, end: u64, group: &str) -> Span {
         start: Nanos(start),
         end: Nanos(end),
         group: Some(group.to_owned()),
+        ..Span::default()
     }
 }
 
@@ -37,7 +39,12 @@ fn frames() -> impl Strategy<Value = Frame> {
         |(pieces, rest, guard, spare)| {
             let (mut at, mut windows) = (0, Vec::new());
             for (gap, length, group) in pieces {
-                windows.push(window(at + gap, at + gap + length, NAMES[group]));
+                // Ways of some windows, so that the same group may follow itself.
+                let mask = Mask(length % 3);
+                windows.push(Span {
+                    ways: (!mask.is_empty()).then_some(Fill { level: 3, mask }),
+                    ..window(at + gap, at + gap + length, NAMES[group])
+                });
                 at += gap + length;
             }
             frame(at + rest, guard, &windows, spare.map(|n| NAMES[n]))
@@ -53,7 +60,7 @@ proptest! {
         prop_assert_eq!(frame.spans.last().unwrap().end, frame.length);
         for two in frame.spans.windows(2) {
             prop_assert_eq!(two[0].end, two[1].start);
-            prop_assert_ne!(&two[0].group, &two[1].group);
+            prop_assert!(!two[0].is_alike(&two[1]));
         }
         let owned: u64 = frame.groups().iter().map(|g| frame.time_of(g).0).sum();
         let idle = frame.spans.iter().filter(|s| s.group.is_none());
@@ -90,6 +97,10 @@ proptest! {
                 running = Some(go);
             }
             let at = now.max(next);
+            let span = &frame.spans[switch.span];
+            let into = Nanos(at.0 % frame.length.0);
+            let same = frame.spans.iter().find(|s| s.start <= into && into < s.end);
+            prop_assert!(span.is_alike(same.unwrap()));
             prop_assert_eq!(running, owner(&frame, at));
             prop_assert_eq!(running, dispatch.owner(at));
             prop_assert!(switch.at >= next && switch.at <= at);
@@ -136,6 +147,40 @@ fn two_windows_alternate_a_guard_ahead() {
     assert_eq!(switch(), (ms(100) - 200_000, ms(100), None, Some(0)));
     assert_eq!(switch(), (ms(104) - 200_000, ms(104), Some(0), Some(1)));
     assert_eq!(switch(), (ms(109) - 200_000, ms(109), Some(1), None));
+}
+
+#[test]
+fn a_group_that_gets_other_ways_is_stopped_for_them() {
+    let fill = |mask| {
+        let mask = Mask(mask);
+        Some(Fill { level: 3, mask })
+    };
+    let windows = [
+        Span {
+            ways: fill(0xf),
+            ..window(0, 4_000, "a")
+        },
+        Span {
+            ways: fill(0x3),
+            ..window(4_000, 8_000, "a")
+        },
+        Span {
+            ways: fill(0x3),
+            ..window(8_000, 9_000, "a")
+        },
+        window(9_000, 10_000, "b"),
+    ];
+    let frame = frame(10_000, 10, &windows, None);
+    assert_eq!(frame.spans.len(), 3);
+    let mut dispatch = Dispatch::new(&frame, Nanos(9_500));
+    let mut switch = || {
+        let switch = dispatch.take(dispatch.due());
+        (switch.span, switch.stop, switch.go)
+    };
+    assert_eq!(switch(), (0, None, Some(0)));
+    assert_eq!(switch(), (1, Some(0), Some(0)));
+    assert_eq!(switch(), (2, Some(0), Some(1)));
+    assert_eq!(switch(), (0, Some(1), Some(0)));
 }
 
 #[test]

@@ -47,6 +47,16 @@ pub trait Duty: Send {
     fn let_go(&mut self);
 }
 
+impl Duty for Box<dyn Duty> {
+    fn dispatch(&mut self, post: &Post) -> std::result::Result<(), Lost> {
+        self.as_mut().dispatch(post)
+    }
+
+    fn let_go(&mut self) {
+        self.as_mut().let_go();
+    }
+}
+
 /// The open files of a group's cgroup: by which it is frozen, and which say that it is.
 #[derive(Debug)]
 pub struct Gate {
@@ -242,6 +252,11 @@ impl Dispatcher {
         started.map(|()| dispatcher)
     }
 
+    /// Asks it to end, without waiting for that.
+    pub fn dismiss(&self) {
+        self.shared.stop.store(true, Ordering::Release);
+    }
+
     /// Its process id. `None` once it has ended.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
@@ -261,7 +276,7 @@ impl Dispatcher {
 
 impl Drop for Dispatcher {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
+        self.dismiss();
         if let Some(twin) = self.twin.take() {
             twin.end();
         }

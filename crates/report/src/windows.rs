@@ -76,6 +76,7 @@ mod tests {
             start: Nanos::millis(0),
             end: Nanos::millis(4),
             group: Some("control".to_owned()),
+            ..Span::default()
         }];
         let (length, guard) = (Nanos::millis(10), Nanos::micros(200));
         let frame = Frame::new("3".parse().unwrap(), length, guard, &windows, None);

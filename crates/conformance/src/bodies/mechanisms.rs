@@ -91,6 +91,7 @@ pub fn each_group_runs_as_long_as_its_windows(arm: &mut dyn Arm) {
         start: part(from),
         end: part(to),
         group: Some(group.to_owned()),
+        ..Span::default()
     };
     let windows = [window("a", 0, 3), window("b", 3, 9)];
     let guard = Nanos(length.0 / 50);

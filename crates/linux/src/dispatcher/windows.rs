@@ -1,10 +1,14 @@
-//! The dispatcher of windows, on the CPU that is divided. Before a window begins it takes the CPU,
-//! freezes the group that ran and thaws the next one. It leaves the CPU at the time that the window
-//! begins.
+//! The dispatcher of windows, on the first CPU that is divided. Before a window begins it takes the
+//! CPU, freezes the group that ran and thaws the next one. It leaves the CPU at the time that the
+//! window begins.
 //!
 //! User code of the old group ends when the dispatcher takes the CPU, not when the group is frozen.
 //! Until the guard is half over the dispatcher sleeps, so that the old group's tasks reach the
 //! freezer in the kernel. From then on it keeps the CPU. What it thaws cannot run before the time.
+//!
+//! A freezer stops a group on all CPUs, so one process freezes and thaws for all of them. On every
+//! other CPU a [`Follower`] takes and leaves the CPU by the same clock. It changes nothing, so
+//! nothing has to be undone after it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -79,31 +83,123 @@ impl Stats {
         }
     }
 
-    /// Number of windows that began more than a guard late.
+    /// Number of windows that began more than a guard late, on each CPU by itself.
     #[must_use]
     pub fn late(&self) -> u64 {
         self.late.load(Ordering::Relaxed)
     }
 }
 
+/// How far the dispatcher has come, for the followers on other CPUs.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// The last switch whose old group was asked to stop, by the time of the switch.
+    stopped: AtomicU64,
+    /// The last switch whose new group was thawed, by the time of the switch.
+    resumed: AtomicU64,
+}
+
+/// What the dispatchers of a frame have in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    frame: Frame,
+    stats: Arc<Stats>,
+    progress: Arc<Progress>,
+}
+
+impl Common {
+    /// For the dispatchers of `frame`, which begin together.
+    #[must_use]
+    pub fn new(frame: &Frame, stats: &Arc<Stats>) -> Self {
+        Self {
+            frame: frame.clone(),
+            stats: Arc::clone(stats),
+            progress: Arc::default(),
+        }
+    }
+
+    /// Half a guard before a switch: the old group is to be frozen until then.
+    fn middle(&self, switch: Switch) -> Nanos {
+        switch.at.since(Nanos(self.frame.guard.0 / 2))
+    }
+
+    /// Notes when a window began on this CPU.
+    fn begun(&self, place: usize, switch: Switch) {
+        let late = rt::now().since(switch.at);
+        if let Some(of) = self.stats.groups.get(place) {
+            of.begun.note(late);
+        }
+        if late > self.frame.guard {
+            self.stats.late.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Keeps the CPU until `over`.
+fn spin(over: impl Fn(Nanos) -> bool) {
+    while !over(rt::now()) {
+        rt::relax();
+    }
+}
+
+/// Takes a CPU and leaves it as the dispatcher does on the first one.
+pub struct Follower(Common);
+
+impl Follower {
+    /// One that follows a dispatcher with the same `common`.
+    #[must_use]
+    pub const fn new(common: Common) -> Self {
+        Self(common)
+    }
+
+    /// Keeps the old group from the CPU until it is asked to stop, and the new one until its window
+    /// has begun. A dispatcher that is more than a guard late is not waited for.
+    fn follow(&self, switch: Switch) {
+        let Common {
+            frame, progress, ..
+        } = &self.0;
+        let (at, latest) = (switch.at, switch.at.plus(frame.guard));
+        let done = |of: &AtomicU64| of.load(Ordering::Acquire) >= at.0;
+        if switch.stop.is_some() {
+            spin(|now| done(&progress.stopped) || now >= latest);
+        }
+        if let Some(new) = switch.go {
+            nap(self.0.middle(switch));
+            spin(|now| now >= at && (done(&progress.resumed) || now >= latest));
+            self.0.begun(new, switch);
+        }
+    }
+}
+
+impl Duty for Follower {
+    fn dispatch(&mut self, post: &Post) -> Result<(), Lost> {
+        let mut dispatch = Dispatch::new(&self.0.frame, rt::now());
+        while post.sleep_until(dispatch.due())? {
+            let switch = dispatch.take(rt::now());
+            self.follow(switch);
+        }
+        Ok(())
+    }
+
+    fn let_go(&mut self) {}
+}
+
 /// The groups of a frame, which take their windows.
 pub struct Windows {
-    frame: Frame,
+    common: Common,
     gates: Vec<Gate>,
     /// CPU time of each group when its last window had ended.
     used: Vec<Option<Nanos>>,
-    stats: Arc<Stats>,
 }
 
 impl Windows {
-    /// The windows of `frame`. `gates` are those of its groups, in their order.
+    /// The windows of a frame. `gates` are those of its groups, in their order.
     #[must_use]
-    pub fn new(frame: &Frame, gates: Vec<Gate>, stats: &Arc<Stats>) -> Self {
+    pub fn new(common: Common, gates: Vec<Gate>) -> Self {
         Self {
-            frame: frame.clone(),
+            common,
             used: vec![None; gates.len()],
             gates,
-            stats: Arc::clone(stats),
         }
     }
 
@@ -116,7 +212,8 @@ impl Windows {
     /// Leaves the CPU to the tasks of a group that reach the freezer in the kernel, until all have
     /// or `until`.
     fn park(&mut self, place: usize, until: Nanos) {
-        let (Some(gate), Some(of)) = (self.gates.get(place), self.stats.groups.get(place)) else {
+        let of = self.common.stats.groups.get(place);
+        let (Some(gate), Some(of)) = (self.gates.get(place), of) else {
             return;
         };
         let mut parked = gate.is_parked();
@@ -139,7 +236,7 @@ impl Windows {
     /// Thaws a group, and keeps the CPU until its window begins.
     fn resume(&self, place: usize, switch: Switch) -> Result<(), Lost> {
         let gate = self.gates.get(place).ok_or(Lost::Gate)?;
-        let of = self.stats.groups.get(place).ok_or(Lost::Gate)?;
+        let of = self.common.stats.groups.get(place).ok_or(Lost::Gate)?;
         if let Some(before) = self.used.get(place).copied().flatten()
             && let Some(used) = gate.used()
         {
@@ -149,15 +246,11 @@ impl Windows {
             of.accounted.store(true, Ordering::Relaxed);
         }
         gate.set(false).map_err(|_| Lost::Gate)?;
-        while rt::now() < switch.at {
-            rt::relax();
-        }
-        let late = rt::now().since(switch.at);
-        of.begun.note(late);
+        let resumed = &self.common.progress.resumed;
+        resumed.store(switch.at.0, Ordering::Release);
+        spin(|now| now >= switch.at);
+        self.common.begun(place, switch);
         of.windows.fetch_add(1, Ordering::Relaxed);
-        if late > self.frame.guard {
-            self.stats.late.fetch_add(1, Ordering::Relaxed);
-        }
         Ok(())
     }
 }
@@ -167,24 +260,25 @@ impl Duty for Windows {
         for place in 0..self.gates.len() {
             self.freeze(post, place)?;
         }
-        let half = Nanos(self.frame.guard.0 / 2);
-        let before = self.stats.skipped.load(Ordering::Relaxed);
-        let mut dispatch = Dispatch::new(&self.frame, rt::now());
+        let stats = Arc::clone(&self.common.stats);
+        let before = stats.skipped.load(Ordering::Relaxed);
+        let mut dispatch = Dispatch::new(&self.common.frame, rt::now());
         while post.sleep_until(dispatch.due())? {
             let taken = rt::now();
             let switch = dispatch.take(taken);
             if let Some(old) = switch.stop {
                 self.freeze(post, old)?;
-                self.park(old, switch.at.since(half));
-                if let Some(of) = self.stats.groups.get(old) {
+                let stopped = &self.common.progress.stopped;
+                stopped.store(switch.at.0, Ordering::Release);
+                self.park(old, self.common.middle(switch));
+                if let Some(of) = stats.groups.get(old) {
                     of.ended.note(taken.since(switch.at));
                 }
             }
             if let Some(new) = switch.go {
-                nap(switch.at.since(half));
+                nap(self.common.middle(switch));
                 self.resume(new, switch)?;
             }
-            let stats = &self.stats;
             stats.switches.fetch_add(1, Ordering::Relaxed);
             let skipped = before + dispatch.skipped();
             stats.skipped.store(skipped, Ordering::Relaxed);
@@ -201,17 +295,60 @@ impl Duty for Windows {
 
 #[cfg(test)]
 mod tests {
+    use quell_control::config::Span;
     use quell_types::cpuset::CpuSet;
 
     use super::*;
 
+    /// What two dispatchers of a frame with one window share.
+    fn common() -> Common {
+        let (length, guard) = (Nanos::millis(10), Nanos::millis(2));
+        let frame = Frame::new(CpuSet::from_iter([1, 2]), length, guard, &[], None);
+        let stats = Arc::new(Stats::new(1));
+        Common::new(&frame, &stats)
+    }
+
+    #[test]
+    fn a_follower_waits_for_the_dispatcher_a_guard_at_most() {
+        let common = common();
+        let begins = |stopped, resumed| {
+            let at = rt::now().plus(Nanos::millis(3));
+            let at_or_never = |is| if is { at.0 } else { 0 };
+            let progress = &common.progress;
+            progress
+                .stopped
+                .store(at_or_never(stopped), Ordering::Release);
+            progress
+                .resumed
+                .store(at_or_never(resumed), Ordering::Release);
+            Follower::new(common.clone()).follow(Switch {
+                at,
+                span: 0,
+                stop: Some(0),
+                go: Some(0),
+            });
+            rt::now().since(at)
+        };
+        let guard = common.frame.guard;
+        // Where the dispatcher has stopped the old group and resumed the new one, nothing is
+        // waited for but the time. One that has not is given a guard.
+        let mut in_time = begins(true, true);
+        for _ in 0..20 {
+            in_time = in_time.min(begins(true, true));
+        }
+        assert!(in_time < guard, "{in_time}");
+        assert!(begins(true, false) >= guard && begins(false, true) >= guard);
+        assert!(common.stats.late() >= 2);
+    }
+
     #[test]
     fn figures_have_the_names_of_the_groups() {
         let (length, guard) = (Nanos::millis(10), Nanos::micros(200));
-        let window = quell_control::config::Span {
+        let window = Span {
             start: Nanos(0),
             end: Nanos::millis(4),
             group: Some("control".to_owned()),
+            ..Span::default()
         };
         let frame = Frame::new(CpuSet::from_iter([1]), length, guard, &[window], None);
         let stats = Stats::new(frame.groups().len());

@@ -19,8 +19,8 @@ use quell_types::options::OnLate;
 
 use super::freezer::Freezer;
 use super::{Applied, Enforcer, dispatching};
-use crate::dispatcher::windows::Stats;
-use crate::dispatcher::{self, Dispatcher, Gate};
+use crate::dispatcher::windows::{Common, Follower, Stats};
+use crate::dispatcher::{self, Dispatcher, Duty, Gate};
 use crate::group_cgroups::GroupCgroups;
 use crate::host::{Host, finding};
 
@@ -34,8 +34,8 @@ struct Held {
     frame: Frame,
     /// The freezers of the frame's groups, in their order.
     freezers: Vec<Freezer>,
-    /// `None` after it has ended by itself, until another one runs.
-    dispatcher: Option<Dispatcher>,
+    /// One for each CPU of the frame. Empty after one has ended by itself, until others run.
+    dispatchers: Vec<Dispatcher>,
     stats: Arc<Stats>,
     /// Whether the run was asked to end because a window was late.
     stopped: bool,
@@ -54,7 +54,7 @@ impl Enforcer for Windows {
         let mut held = Held {
             frame: frame.clone(),
             freezers: Vec::new(),
-            dispatcher: None,
+            dispatchers: Vec::new(),
             stats: Arc::new(Stats::new(frame.groups().len())),
             stopped: false,
         };
@@ -67,22 +67,17 @@ impl Enforcer for Windows {
         let Some(held) = &mut self.held else {
             return;
         };
-        let lost = held.dispatcher.as_ref().map(|d| d.lost(rt::now()));
-        match lost {
-            Some(None) => {}
-            Some(Some(why)) => {
-                held.end(host);
-                let why = why.to_string();
-                seen.extend(worth(host, Level::None, &Cause::Undispatched { why }));
-            }
-            None => {
-                if held.start(host).is_ok() {
-                    seen.extend(worth(host, Level::Enforced, &Cause::Dispatched));
-                }
-            }
+        let now = rt::now();
+        let lost = held.dispatchers.iter().find_map(|d| d.lost(now));
+        if let Some(why) = lost {
+            held.end(host);
+            let why = why.to_string();
+            seen.extend(worth(host, Level::None, &Cause::Undispatched { why }));
+        } else if held.dispatchers.is_empty() && held.start(host).is_ok() {
+            seen.extend(worth(host, Level::Enforced, &Cause::Dispatched));
         }
-        let dispatcher = held.dispatcher.as_ref();
-        host.brakes.extend(dispatcher.and_then(Dispatcher::pid));
+        let dispatchers = held.dispatchers.iter();
+        host.brakes.extend(dispatchers.filter_map(Dispatcher::pid));
     }
 
     fn release(&mut self, host: &mut Host) {
@@ -114,10 +109,10 @@ impl Windows {
         }
     }
 
-    /// Ends the dispatcher, which thaws all groups. The journal is left to its undoing.
+    /// Ends the dispatchers, which thaws all groups. The journal is left to its undoing.
     pub fn stop(&mut self) {
         if let Some(held) = &mut self.held {
-            held.dispatcher = None;
+            held.dismiss();
         }
     }
 }
@@ -138,10 +133,10 @@ fn worth(host: &Host, most: Level, because: &Cause) -> Vec<Seen> {
 }
 
 impl Held {
-    /// Starts a dispatcher. That the groups are frozen from now on is recorded first.
+    /// Starts a dispatcher for each CPU. That the groups are frozen from now on is recorded first.
     fn start(&mut self, host: &mut Host) -> Result<()> {
         let groups = self.frame.groups();
-        let (Some(cpu), Some(first)) = (self.frame.cpus.first(), groups.first()) else {
+        let (Some(first), Some(any)) = (self.frame.cpus.first(), groups.first()) else {
             return Err(Error::refused("windows need a CPU and a group"));
         };
         let (mut gates, mut freezers) = (Vec::new(), Vec::new());
@@ -151,31 +146,47 @@ impl Held {
             gates.push(gate);
             freezers.push(freezer);
         }
-        let procs_files = dispatching::procs_files(host, first, &self.frame.cpus)?;
+        let procs_files = dispatching::procs_files(host, any, &self.frame.cpus)?;
         let permit = dispatching::permit(host)?;
         let mut writer = host.writer()?;
         for freezer in &freezers {
             writer.stopping(Stopped::Group(freezer.path().to_owned()))?;
         }
         self.freezers = freezers;
-        let duty = dispatcher::windows::Windows::new(&self.frame, gates, &self.stats);
-        let name = format!("quell/w{cpu}");
-        match Dispatcher::start(&name, cpu, procs_files, permit, duty) {
-            Ok(dispatcher) => {
-                host.brakes.extend(dispatcher.pid());
-                self.dispatcher = Some(dispatcher);
-                Ok(())
-            }
-            Err(e) => {
-                self.end(host);
-                Err(dispatching::no_dispatcher("windows", cpu, &e))
-            }
+        let common = Common::new(&self.frame, &self.stats);
+        let mut begin = |cpu, duty: Box<dyn Duty>| {
+            let name = format!("quell/w{cpu}");
+            let (files, permit) = (procs_files.clone(), Arc::clone(&permit));
+            let started = Dispatcher::start(&name, cpu, files, permit, duty);
+            let started = started.map_err(|e| dispatching::no_dispatcher("windows", cpu, &e))?;
+            host.brakes.extend(started.pid());
+            self.dispatchers.push(started);
+            Ok(())
+        };
+        let others = self.frame.cpus.iter().filter(|cpu| *cpu != first);
+        let mut begun: Result<()> = Ok(());
+        for cpu in others {
+            let follower = Follower::new(common.clone());
+            begun = begun.and_then(|()| begin(cpu, Box::new(follower)));
         }
+        // The one that freezes comes last: then all others hold their CPUs for it.
+        let leader = dispatcher::windows::Windows::new(common, gates);
+        let begun = begun.and_then(|()| begin(first, Box::new(leader)));
+        if begun.is_err() {
+            self.end(host);
+        }
+        begun
     }
 
-    /// Ends the dispatcher and lets all groups run.
+    /// Ends the dispatchers, all at the same time.
+    fn dismiss(&mut self) {
+        self.dispatchers.iter().for_each(Dispatcher::dismiss);
+        self.dispatchers.clear();
+    }
+
+    /// Ends the dispatchers and lets all groups run.
     fn end(&mut self, host: &mut Host) {
-        self.dispatcher = None;
+        self.dismiss();
         if let Ok(mut writer) = host.writer() {
             for freezer in self.freezers.drain(..).rev() {
                 // What fails stays in the journal, and is tried again at the end.

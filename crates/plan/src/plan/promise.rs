@@ -167,7 +167,8 @@ impl std::fmt::Display for Promise {
             }
             Self::Cpus { cpus } => write!(f, "CPU {cpus} to itself"),
             Self::Windows { cpus, time, frame } => {
-                write!(f, "{time} of each {frame} alone on CPU {}", cpus.brief())
+                let s = if cpus.len() > 1 { "s" } else { "" };
+                write!(f, "{time} of each {frame} alone on CPU{s} {}", cpus.brief())
             }
             Self::ReserveBandwidth { rate } => write!(f, "at least {rate}"),
             Self::LimitBandwidth { rate } => write!(f, "at most {rate}"),

@@ -270,8 +270,6 @@ fn windowed(
     let missing = keys.cpus.difference(&all);
     let refused = if !missing.is_empty() {
         Some((Cause::Policy, words::do_not_exist(&missing, &all)))
-    } else if keys.cpus.len() > 1 {
-        Some((Cause::NotBuilt, windows::one_cpu_so_far(&keys.cpus)))
     } else if keys.cpus == all {
         Some((Cause::Machine, windows::nothing_is_left(&keys.cpus)))
     } else {

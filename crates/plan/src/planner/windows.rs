@@ -70,6 +70,7 @@ fn frame(keys: &WindowKeys) -> Frame {
         start: window.start,
         end: window.end(),
         group: Some(window.group.clone()),
+        ..Span::default()
     });
     let windows: Vec<Span> = windows.collect();
     let spare = keys.spare_group();

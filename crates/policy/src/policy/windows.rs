@@ -28,8 +28,8 @@ pub struct WindowKeys {
     /// After how long the schedule begins again, 1ms to 1s. Frames begin where CLOCK_MONOTONIC is a
     /// multiple of it.
     pub frame: Nanos,
-    /// The CPU that is divided, for example "3". Only groups of the schedule run on it, and they
-    /// run nowhere else.
+    /// The CPUs that are divided, for example "3" or "2-3": each by the same frame, at the same
+    /// time. Only groups of the schedule run there, and they run nowhere else.
     pub cpus: CpuSet,
     /// The windows, in the order of their starts.
     pub schedule: Vec<Window>,

@@ -80,6 +80,22 @@ fn windowed_groups_share_a_cpu_and_nothing_else_runs_there() {
 }
 
 #[test]
+fn several_cpus_are_emptied_and_divided_by_one_frame() {
+    let two = WINDOWS.replace("cpus = '3'", "cpus = '1,3'");
+    let plan = planned(&format!("{GROUPS}{two}"), &dispatching(4, 1));
+    let cpus = |group: &str| plan.cpus(group).unwrap().to_string();
+    assert_eq!([cpus("control"), cpus("batch")], ["1,3", "1,3"]);
+    assert_eq!(cpus("other"), "0,2");
+    let frames = plan.steps.iter().filter_map(|step| match &step.set {
+        Setting::Windows(frame) => Some(frame.cpus.to_string()),
+        _ => None,
+    });
+    assert_eq!(frames.collect::<Vec<_>>(), ["1,3"]);
+    let told = plan.promises[0].promise.to_string();
+    assert_eq!(told, "4ms of each 10ms alone on CPUs 1,3");
+}
+
+#[test]
 fn spare_time_is_a_window_of_its_group() {
     let spared = WINDOWS.replace("cpus = '3'", "cpus = '3'\nspare = 'batch'\nguard = '100us'");
     let plan = planned(&format!("{GROUPS}{spared}"), &dispatching(4, 1));
@@ -115,10 +131,10 @@ fn windows_that_this_machine_cannot_keep_are_refused() {
             && missing.contains("write cpus = \"3\" in [windows]"),
         "{missing}"
     );
-    let several = refused(&on("2-3"), &four);
-    assert!(several.contains("2-3 are several CPUs"), "{several}");
     let all = refused(&on("0"), &dispatching(1, 1));
     assert!(all.contains("CPU 0 is all there is"), "{all}");
+    let all = refused(&on("0-3"), &four);
+    assert!(all.contains("CPU 0-3 is all there is"), "{all}");
     let lacking = refused(&both, &machine(4, 1));
     assert!(
         lacking.contains("windows: this machine says nothing about windows")

@@ -11,8 +11,6 @@ pub const SYSTEM_CALLS_END: &str = "a task that is in a system call when its win
     interrupts come at any time";
 
 sentences! {
-    one_cpu_so_far(cpus: &CpuSet)
-        "{cpus} are several CPUs, and a dispatcher of this version switches one";
     nothing_is_left(cpus: &CpuSet)
         "CPU {cpus} is all there is, and tasks without a window need another one";
     stays_in_its_cgroup(group: &str)
