@@ -114,6 +114,14 @@ impl CpuRegulator {
         )
     }
 
+    /// The lines by which `used` is above what all periods allow that have begun by `now`.
+    #[must_use]
+    pub fn debt(&self, now: Nanos, used: Lines) -> Lines {
+        let begun = (now.since(self.start).0 / self.period).saturating_add(1);
+        let spent = used.0.saturating_sub(self.base);
+        Lines(spent.saturating_sub(begun.saturating_mul(self.budget)))
+    }
+
     /// Sets the budget that begins when the current one is used up. What was drawn until then is
     /// paid for by the current one.
     pub fn set_budget(&mut self, budget: Lines) {
@@ -199,6 +207,16 @@ impl CpuRegulator {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_debt_is_what_no_period_that_began_allows() {
+        let ms = Nanos::millis;
+        let regulator = CpuRegulator::new(Lines(100), ms(1), ms(5), Lines(1_000));
+        let debt = |now, used| regulator.debt(ms(now), Lines(used)).0;
+        assert_eq!([debt(5, 1_100), debt(5, 1_130)], [0, 30]);
+        // The fourth period has begun.
+        assert_eq!([debt(8, 1_400), debt(8, 1_407)], [0, 7]);
+    }
     use proptest::prelude::*;
 
     const PERIOD: Nanos = Nanos(1_000);

@@ -93,6 +93,16 @@ impl Regulator {
         }
     }
 
+    /// The lines drawn by `now` beyond what all periods allow that have begun. Known of
+    /// [`Self::Alone`] only; else zero.
+    #[must_use]
+    pub fn debt(&self, now: Nanos, used: LineCounts) -> Lines {
+        match self {
+            Self::Alone(regulator) => regulator.debt(now, used.lines),
+            Self::Directions(_) | Self::Pooled(_) => Lines(0),
+        }
+    }
+
     /// To be called where the CPU was not counted until now: a budget begins at `now`, without
     /// debt. Changes [`Self::Alone`] only. Pooled budgets are always counted.
     pub fn restart(&mut self, now: Nanos, used: LineCounts) {

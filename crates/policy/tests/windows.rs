@@ -5,9 +5,9 @@
     reason = "a test fails by panicking"
 )]
 
-use quell_policy::Policy;
+use quell_policy::{Bandwidth, Policy, WindowWays};
 use quell_types::options::OnLate;
-use quell_types::units::Nanos;
+use quell_types::units::{Nanos, Share};
 
 /// A policy with two groups and windows of a 10 ms frame, with `changes` made to its text.
 fn windowed(changes: &[(&str, &str)]) -> Result<Policy, String> {
@@ -53,6 +53,19 @@ fn windows_are_read() {
     assert_eq!(keys.spare_group(), None);
     assert_eq!(keys.schedule[1].end(), Nanos::millis(9));
     assert!(keys.has("batch") && !keys.has("fixed"));
+    let granted = "5ms\", ways = \"0xf0\", bandwidth = \"20%\" }";
+    let throttled = "command = [\"b\"]\nallow = [\"freeze\", \"throttle\"]";
+    let keys = windowed(&[
+        ("5ms\" }", granted),
+        ("command = [\"b\"]\nallow = [\"freeze\"]", throttled),
+    ]);
+    let keys = keys.unwrap().windows.unwrap();
+    let ways: Vec<_> = keys.ways_of("batch").collect();
+    assert_eq!(ways, [(1, WindowWays::Mask(0xf0))]);
+    assert_eq!(
+        keys.schedule[1].bandwidth,
+        Some(Bandwidth::Share(Share::percent(20)))
+    );
     let spare = "cpus = \"1\"\nspare = \"batch\"\non-late = \"stop\"\nguard = \"50us\"";
     let keys = windowed(&[("cpus = \"1\"", spare)]).unwrap();
     let keys = keys.windows.unwrap();
@@ -64,7 +77,7 @@ fn windows_are_read() {
 }
 
 /// Changes to the policy, each with what is answered.
-const REFUSED: [(&str, &str, &str); 15] = [
+const REFUSED: [(&str, &str, &str); 22] = [
     (
         "5ms\" }",
         "7ms\" }",
@@ -135,7 +148,46 @@ const REFUSED: [(&str, &str, &str); 15] = [
         "command = [\"b\"]\ncpus = 1",
         "group.batch.cpus: it has a window, so that it runs on the CPUs of [windows]",
     ),
-    ("length = \"5ms\" }", "length = \"5ms\", ways = 4 }", "ways"),
+    (
+        "5ms\" }",
+        "5ms\", ways = \"four\" }",
+        "'four' is not a number of ways, or a mask of them such as \"0xf0\"",
+    ),
+    (
+        "5ms\" }",
+        "5ms\", ways = 0 }",
+        "schedule[1].ways: a group without ways cannot fill the cache",
+    ),
+    (
+        "4ms\" }",
+        "2ms\", ways = 4 }, { group = \"control\", start = \"2ms\", length = \"2ms\", ways = \"0x3\" }",
+        "schedule[1].ways: group 'control' has a number of ways in one window, and a mask here",
+    ),
+    (
+        "command = [\"b\"]\nallow = [\"freeze\"]\n[group.fixed]\nrole = \"exempt\"\ncommand = [\"c\"]\n[windows]\nframe = \"10ms\"\ncpus = \"1\"\nschedule = [\n",
+        "command = [\"b\"]\nallow = [\"freeze\"]\nreserve.cache = { ways = 4 }\n[windows]\nframe = \"10ms\"\ncpus = \"1\"\nschedule = [\n  { group = \"batch\", start = \"0ms\", length = \"2ms\", ways = 4 },\n",
+        "group.batch.reserve.cache: its windows say which ways it has",
+    ),
+    (
+        "5ms\" }",
+        "5ms\", bandwidth = \"100MB/s\" }",
+        "schedule[1].bandwidth: group 'batch' is stopped once it has moved that much, and may not be",
+    ),
+    (
+        "5ms\" }",
+        "5ms\", bandwidth = { read = \"100MB/s\" } }",
+        "schedule[1].bandwidth: a window has one budget, for reads and writes together",
+    ),
+    (
+        "5ms\" }",
+        "5ms\", bandwidth = \"0%\" }",
+        "schedule[1].bandwidth: a group that may move nothing cannot run",
+    ),
+    (
+        "5ms\" }",
+        "5ms\", budget = \"1%\" }",
+        "unknown key 'budget' in windows.schedule[1]",
+    ),
 ];
 
 #[test]

@@ -1,6 +1,6 @@
 //! Windows of a repeating frame: what a step does, and how exactly the windows were kept.
 
-use quell_control::config::Frame;
+use quell_control::config::{Fill, Frame};
 use quell_record::windows::{GroupWindows, Kept, Late};
 
 use crate::plan::on;
@@ -10,7 +10,19 @@ use crate::text::{count, list, number, thousands};
 pub(crate) fn described(frame: &Frame) -> String {
     let spans = frame.spans.iter().map(|span| {
         let who = span.group.as_deref().unwrap_or("nothing");
-        format!("{who} from {} to {}", span.start, span.end)
+        let mut text = format!("{who} from {} to {}", span.start, span.end);
+        let mut has = Vec::new();
+        if let Some(Fill { level, mask }) = span.ways {
+            has.push(format!("ways {mask} of L{level}"));
+        }
+        if let Some(by) = &span.budget {
+            let (period, lines) = (by.period, by.budget.0);
+            has.push(format!("{lines} lines per {period} on each CPU"));
+        }
+        if !has.is_empty() {
+            text += &format!(" ({})", has.join(", "));
+        }
+        text
     });
     let spans: Vec<String> = spans.collect();
     format!(
@@ -67,8 +79,10 @@ fn us(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_control::config::Span;
-    use quell_types::units::Nanos;
+    use quell_control::config::{Meter, Regulation, Span};
+    use quell_types::options::Split;
+    use quell_types::partition::Mask;
+    use quell_types::units::{Lines, Nanos, Rate};
 
     #[test]
     fn a_frame_reads_as_who_runs_when() {
@@ -84,6 +98,24 @@ mod tests {
             described(&frame),
             "run on CPU 3 in each 10ms: control from 0ns to 4ms and nothing from 4ms to 10ms"
         );
+        let mask = Mask(0xf0);
+        let granted = [Span {
+            ways: Some(Fill { level: 3, mask }),
+            budget: Some(Regulation {
+                cpus: "3".parse().unwrap(),
+                budget: Lines(400),
+                period: Nanos::millis(1),
+                meter: Meter::Hardware,
+                peak: Rate(1_000_000_000),
+                pooling: None,
+                split: Split::Even,
+                least: Lines(0),
+            }),
+            ..windows[0].clone()
+        }];
+        let frame = Frame::new("3".parse().unwrap(), length, guard, &granted, None);
+        let granted = "control from 0ns to 4ms (ways 0xf0 of L3, 400 lines per 1ms on each CPU)";
+        assert!(described(&frame).contains(granted), "{}", described(&frame));
     }
 
     #[test]

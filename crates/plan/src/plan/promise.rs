@@ -47,6 +47,15 @@ pub enum Promise {
         /// After how long they begin again.
         frame: Nanos,
     },
+    /// At most this bandwidth in one window of each frame, guard included.
+    WindowBandwidth {
+        /// Bytes per second to and from memory.
+        rate: Rate,
+        /// When the window begins, from the beginning of the frame.
+        start: Nanos,
+        /// When it ends, from the beginning of the frame.
+        end: Nanos,
+    },
     /// At least this bandwidth.
     ReserveBandwidth {
         /// Bytes per second to and from memory.
@@ -169,6 +178,9 @@ impl std::fmt::Display for Promise {
             Self::Windows { cpus, time, frame } => {
                 let s = if cpus.len() > 1 { "s" } else { "" };
                 write!(f, "{time} of each {frame} alone on CPU{s} {}", cpus.brief())
+            }
+            Self::WindowBandwidth { rate, start, end } => {
+                write!(f, "at most {rate} in its window from {start} to {end}")
             }
             Self::ReserveBandwidth { rate } => write!(f, "at least {rate}"),
             Self::LimitBandwidth { rate } => write!(f, "at most {rate}"),

@@ -35,7 +35,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &[Divided]) {
         let policy = draft.policy;
         let critical = |claim: &Claim| {
             let role = policy.groups.get(&claim.group).map(|g| g.role);
-            role == Some(Role::Critical) && claim.locked.is_none()
+            role == Some(Role::Critical) && claim.locked.is_none() && claim.window.is_none()
         };
         let mut claims = one.claims.iter().zip(&one.allotted.parts);
         let Some((claim, part)) = claims.find(|(claim, _)| critical(claim)) else {

@@ -6,7 +6,7 @@
 //! be chosen for one without being chosen for the other. Asked for together, the two are one
 //! partition of fewer, joint colours.
 
-use quell_policy::{Banks, CacheForm, CacheMechanism, CacheWanted, Role};
+use quell_policy::{Banks, CacheForm, CacheMechanism, CacheWanted, Role, WindowWays};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{Colouring, Divides, Partitions};
 use quell_types::refusal::Remedy;
@@ -43,6 +43,9 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
     }
     let mut all: Vec<Claims> = Vec::new();
     for ask in &asks {
+        if !each_window(draft, ask) {
+            continue;
+        }
         let (kind, want, locked) = match claim(draft, ask, joint) {
             Ok(claim) => claim,
             Err((why, remedy)) => {
@@ -65,6 +68,7 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
             claims.list.push(Claim {
                 group: ask.group.to_owned(),
                 key: ask.name(),
+                window: ask.window(),
                 want,
                 locked,
                 code: ask.code(),
@@ -94,6 +98,22 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
         Kind::Colours(_) => u32::MAX - 1,
     });
     all
+}
+
+/// Whether each window of an ask for ways of windows can have its own. Refuses those that cannot.
+fn each_window(draft: &mut Draft<'_>, ask: &Ask<'_>) -> bool {
+    let windows = draft.policy.windows.as_ref();
+    let windows = windows.filter(|_| ask.window().is_some());
+    let all = windows.map(|keys| keys.ways_of(ask.group).collect::<Vec<_>>());
+    let before = draft.refusals.len();
+    for (place, ways) in all.unwrap_or_default() {
+        let form = Form::Windows(place, ways);
+        let one = Ask { form, ..*ask };
+        if let Err((why, remedies)) = claim(draft, &one, false) {
+            draft.refuse(one.key(), why, remedies);
+        }
+    }
+    draft.refusals.len() == before
 }
 
 /// One want that satisfies two keys; `None` where they contradict each other.
@@ -172,6 +192,13 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
                 form: Form::Banks(banks),
             });
         }
+        let in_windows = draft.policy.windows.as_ref();
+        let in_windows = in_windows.and_then(|keys| together(keys.ways_of(name)));
+        asks.extend(in_windows.map(|(first, ways)| Ask {
+            group: name,
+            mechanism: Mechanism::Ways,
+            form: Form::Windows(first, ways),
+        }));
     }
     if let Some(first) = open.first() {
         match strongest(draft, &asks) {
@@ -193,6 +220,21 @@ fn asks<'a>(draft: &mut Draft<'a>) -> Vec<Ask<'a>> {
         (at, matches!(ask.form, Form::Banks(_)))
     });
     asks
+}
+
+/// The ways that hold those of all windows of a group, with the place of the first window. `None`
+/// where no window has any.
+fn together(mut windows: impl Iterator<Item = (usize, WindowWays)>) -> Option<(usize, WindowWays)> {
+    let first = windows.next()?;
+    Some(windows.fold(first, |(at, all), (_, one)| {
+        let all = match (all, one) {
+            (WindowWays::Count(all), WindowWays::Count(n)) => WindowWays::Count(all.max(n)),
+            (WindowWays::Mask(all), WindowWays::Mask(mask)) => WindowWays::Mask(all | mask),
+            // Refused when the policy was read.
+            (all, _) => all,
+        };
+        (at, all)
+    }))
 }
 
 /// The mechanism for parts of the cache for which the policy names none. It has to go with what is
@@ -334,6 +376,16 @@ fn claim(
                 Banks::List(list) => Want::Named(exist(draft, kind, list)?),
                 Banks::Private => Want::Even,
             };
+            Ok((kind, want, None))
+        }
+        Form::Windows(_, ways) => {
+            let level = last_level(&draft.machine.partitions);
+            let kind = Kind::Ways(level.unwrap_or(0));
+            let form = match ways {
+                WindowWays::Count(n) => CacheForm::Ways(n),
+                WindowWays::Mask(mask) => CacheForm::Mask(mask),
+            };
+            let want = cache(draft, ask, &CacheWanted { form, level: None }, kind)?;
             Ok((kind, want, None))
         }
         Form::Cache(wanted) => {

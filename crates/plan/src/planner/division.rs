@@ -1,6 +1,6 @@
 //! Parts of caches and DRAM banks: what is divided, and which groups claim and get what.
 
-use quell_policy::{Banks, CacheForm, CacheWanted};
+use quell_policy::{Banks, CacheForm, CacheWanted, WindowWays};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::StepId;
 use quell_types::mechanism::Mechanism;
@@ -70,8 +70,10 @@ pub(super) fn colouring(partitions: &Partitions, divides: Divides) -> Option<&Co
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub group: String,
-    /// `reserve.cache`, `reserve.banks`, or both.
+    /// `reserve.cache`, `reserve.banks` or both; [`IN_WINDOWS`] for ways of windows.
     pub key: &'static str,
+    /// For ways of windows: the place of the first such window in the schedule.
+    pub window: Option<usize>,
     pub want: Want,
     /// For pseudo-locking: how much memory is to stay in the cache.
     pub locked: Option<Bytes>,
@@ -82,6 +84,9 @@ pub(super) struct Claim {
 impl Claim {
     /// The key in the policy.
     pub(super) fn at(&self) -> String {
+        if let Some(window) = self.window {
+            return ways_of_window(window);
+        }
         let key = if self.key == BOTH {
             "reserve"
         } else {
@@ -93,6 +98,14 @@ impl Claim {
 
 /// Stands for the keys of a part that has both sets and banks.
 pub(super) const BOTH: &str = "reserve.cache and reserve.banks";
+
+/// Stands for the ways of all windows of a group.
+const IN_WINDOWS: &str = "ways of its windows";
+
+/// The key of a window's ways.
+pub(super) fn ways_of_window(window: usize) -> String {
+    format!("windows.schedule[{window}].ways")
+}
 
 /// What all groups want of one kind.
 #[derive(Clone, Debug)]
@@ -112,6 +125,8 @@ pub(super) struct Ask<'a> {
 pub(super) enum Form<'a> {
     Cache(&'a CacheWanted),
     Banks(&'a Banks),
+    /// The ways of all windows of a group together. The place of the first of them.
+    Windows(usize, WindowWays),
 }
 
 impl Ask<'_> {
@@ -119,6 +134,15 @@ impl Ask<'_> {
         match self.form {
             Form::Cache(_) => "reserve.cache",
             Form::Banks(_) => "reserve.banks",
+            Form::Windows(..) => IN_WINDOWS,
+        }
+    }
+
+    /// For ways of windows: the place of the first such window in the schedule.
+    pub(super) const fn window(&self) -> Option<usize> {
+        match self.form {
+            Form::Windows(window, _) => Some(window),
+            Form::Cache(_) | Form::Banks(_) => None,
         }
     }
 
@@ -133,7 +157,8 @@ impl Ask<'_> {
     }
 
     pub(super) fn key(&self) -> String {
-        format!("group.{}.{}", self.group, self.name())
+        let of_group = || format!("group.{}.{}", self.group, self.name());
+        self.window().map_or_else(of_group, ways_of_window)
     }
 }
 

@@ -18,7 +18,8 @@
 //! - [`brake`], [`quota`] and [`mba`] are what holds a limit, [`reserves`] judges what is promised
 //!   from limits;
 //! - [`deadline`] closes the loop around targets, [`weight`] gives best-effort groups their weight;
-//! - [`schedule`] says who runs with whom, [`windows`] which group runs when;
+//! - [`schedule`] says who runs with whom, [`windows`] which group runs when, [`window_budgets`]
+//!   what it may move then;
 //! - [`io`] reads what is wanted of disks, [`memory`] plans which groups keep memory, are limited
 //!   and steer, [`paging`] which memory is locked and in which pages it lies;
 //! - [`words`] has the sentences.
@@ -57,6 +58,7 @@ mod sharing;
 mod too_small;
 mod wanted;
 mod weight;
+mod window_budgets;
 mod windows;
 mod words;
 

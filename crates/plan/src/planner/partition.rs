@@ -19,7 +19,7 @@ use crate::plan::{Promise, Setting};
 use super::allot::{self, Short, Want};
 use super::amounts::mask_of;
 use super::claims::{self, best_of};
-use super::division::{Claim, Claims, Divided, Kind, colouring, domains};
+use super::division::{Claim, Claims, Divided, Kind, colouring, domains, ways_of_window};
 use super::draft::Draft;
 use super::wanted::Worth;
 use super::words::{division as words, one_or};
@@ -330,7 +330,10 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
     let mut locks = 0;
     let mut names: Vec<String> = vec![REST.to_owned()];
     names.extend(draft.policy.groups.keys().cloned());
-    let mut distinct: BTreeSet<Class> = BTreeSet::new();
+    let windows = draft.policy.windows.as_ref();
+    let first_window = |name: &str| windows.and_then(|keys| Some(keys.ways_of(name).next()?.0));
+    // Ways that switch cannot be those of another group, too.
+    let mut distinct: BTreeSet<(Option<usize>, Class)> = BTreeSet::new();
     for name in &names {
         let mut class: Class = (Vec::new(), None);
         for step in draft
@@ -351,7 +354,7 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
                 _ => {}
             }
         }
-        distinct.insert(class);
+        distinct.insert((first_window(name), class));
     }
     let partitions = &draft.machine.partitions;
     let ways = partitions.ways.iter().filter(|w| levels.contains(&w.level));
@@ -362,19 +365,22 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
     let Some(most) = most else { return };
     let used = distinct.len() + locks;
     if used > most as usize {
-        let key = match draft.promises.iter().find(|p| {
+        let mut reserving = draft.promises.iter().filter(|p| {
             matches!(
                 p.promise,
                 Promise::ReserveWays { .. } | Promise::ReserveLocked { .. }
             )
-        }) {
-            Some(held) => format!("group.{}.reserve.cache", held.group),
-            None => "mechanisms.bandwidth".to_owned(),
+        });
+        let share = Remedy::from("let groups share: name the same mask");
+        let (key, instead) = match (names.iter().find_map(|n| first_window(n)), reserving.next()) {
+            (Some(window), _) => {
+                let instead = "give ways to windows of fewer groups";
+                (ways_of_window(window), Remedy::from(instead))
+            }
+            (None, Some(held)) => (format!("group.{}.reserve.cache", held.group), share),
+            (None, None) => ("mechanisms.bandwidth".to_owned(), share),
         };
-        let remedies = [
-            Remedy::leave_out(key.clone()),
-            Remedy::from("let groups share: name the same mask"),
-        ];
+        let remedies = [Remedy::leave_out(key.clone()), instead];
         draft.refuse(
             key,
             words::too_many_classes(used, locks > 0, most),

@@ -12,6 +12,7 @@ use quell_types::refusal::{Cause, Refusal, Remedy};
 use crate::inventory::{Availability, Inventory, Lack};
 use crate::plan::Setting;
 
+use super::division::ways_of_window;
 use super::draft::Draft;
 use super::words::division as words;
 
@@ -96,11 +97,16 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             own.push((name, part.cpus.clone()));
             continue;
         }
-        let key = format!("group.{name}.reserve.cache");
-        let remedies = [
-            Remedy::set(format!("group.{name}.cpus"), 1),
-            Remedy::leave_out(KEY),
-        ];
+        let windows = draft.policy.windows.as_ref();
+        let window = windows.and_then(|keys| keys.ways_of(&name).next());
+        let (key, instead) = match window {
+            Some((i, _)) => (ways_of_window(i), Remedy::leave_out(ways_of_window(i))),
+            None => (
+                format!("group.{name}.reserve.cache"),
+                Remedy::set(format!("group.{name}.cpus"), 1),
+            ),
+        };
+        let remedies = [instead, Remedy::leave_out(KEY)];
         draft.refuse(key, words::classes_are_of_cpus(&name), remedies);
     }
     for step in &mut draft.steps {

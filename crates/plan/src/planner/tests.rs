@@ -24,6 +24,7 @@ mod registers;
 mod schedule;
 mod stranger;
 mod throttle;
+mod window_parts;
 mod windows;
 
 /// A machine with `cores` cores of `threads` threads, everything available, 10 GB/s per CPU, 20

@@ -31,7 +31,9 @@ pub use sections::{
     Adapt, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted, Paging,
     Pressure, RegulatorKeys, Reserve, Target, WaysKept,
 };
-pub use values::{Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
+pub use values::{
+    Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable, WindowWays,
+};
 pub use windows::{Window, WindowKeys};
 
 /// The version of the policy format that this program reads.

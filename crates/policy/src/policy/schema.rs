@@ -5,7 +5,9 @@ use quell_types::spelled;
 use quell_types::spelled::Spelled;
 use schemars::json_schema;
 
-use super::values::{Bandwidth, Banks, CacheWanted, CpusWanted, MemoryWanted, Sustainable};
+use super::values::{
+    Bandwidth, Banks, CacheWanted, CpusWanted, MemoryWanted, Sustainable, WindowWays,
+};
 
 spelled!(CpusWanted: json_schema!({
     "description": CpusWanted::WANTED,
@@ -47,6 +49,13 @@ spelled!(CacheWanted: json_schema!({
             "additionalProperties": false,
             "minProperties": 1,
         },
+    ],
+}));
+spelled!(WindowWays: json_schema!({
+    "description": WindowWays::WANTED,
+    "anyOf": [
+        { "type": "integer", "minimum": 1 },
+        { "type": "string", "pattern": "^0x[0-9a-fA-F]+$" },
     ],
 }));
 spelled!(Banks: json_schema!({

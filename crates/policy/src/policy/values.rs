@@ -276,6 +276,41 @@ impl Serialize for CacheWanted {
     }
 }
 
+/// The ways that a group fills in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowWays {
+    /// This many; the planner chooses which.
+    Count(u32),
+    /// The ways of this bit mask.
+    Mask(u64),
+}
+
+impl Spelled for WindowWays {
+    const WANTED: &'static str = "a number of ways, or a mask of them such as \"0xf0\"";
+    type Table = NoTable;
+    fn integer(n: u32) -> Option<Self> {
+        Some(Self::Count(n))
+    }
+    fn text(text: &str) -> Result<Self, String> {
+        if !text.starts_with("0x") {
+            return Err(Self::mistaken(text));
+        }
+        read_mask(text).map(Self::Mask)
+    }
+    fn table(table: NoTable) -> Result<Self, String> {
+        match table {}
+    }
+}
+
+impl Serialize for WindowWays {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Count(n) => s.serialize_u32(*n),
+            Self::Mask(mask) => s.serialize_str(&format!("{mask:#x}")),
+        }
+    }
+}
+
 /// The DRAM banks that a policy asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Banks {

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::check::Found;
-use super::{Permission, Policy, Role};
+use super::{Bandwidth, Permission, Policy, Role, WindowWays};
 
 /// What `spare` says where no group has the spare time.
 const IDLE: &str = "idle";
@@ -64,6 +64,15 @@ pub struct Window {
     pub start: Nanos,
     /// How long it is.
     pub length: Nanos,
+    /// The ways of the last-level cache that the group fills in it: a number, or a mask such as
+    /// "0xf0". No other group fills them, whichever window it is. In windows without `ways` the
+    /// group fills what groups without ways fill.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ways: Option<WindowWays>,
+    /// What the group may move to and from memory in it: a rate, or a share of what its CPUs can
+    /// draw. Needs `allow = ["freeze", "throttle"]` in the group. On the simulated machine only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Bandwidth>,
 }
 
 impl Window {
@@ -79,6 +88,13 @@ impl WindowKeys {
     #[must_use]
     pub fn spare_group(&self) -> Option<&GroupId> {
         Some(&self.spare).filter(|spare| *spare != IDLE)
+    }
+
+    /// The windows in which a group has ways of its own, each with its place in the schedule.
+    pub fn ways_of(&self, group: &str) -> impl Iterator<Item = (usize, WindowWays)> {
+        let own = self.schedule.iter().enumerate();
+        let own = own.filter(move |(_, window)| window.group == group);
+        own.filter_map(|(i, window)| Some((i, window.ways?)))
     }
 
     /// Whether a group has a window, or the spare time.
@@ -116,6 +132,74 @@ pub(super) fn check(found: &mut Found, policy: &Policy) {
     }
     schedule(found, &at, keys);
     members(found, &at, policy, keys);
+    ways(found, &at, policy, keys);
+    budgets(found, &at, policy, keys);
+}
+
+/// Complains of ways that windows of a group cannot have.
+fn ways(found: &mut Found, at: &Path, policy: &Policy, keys: &WindowKeys) {
+    for (name, group) in &policy.groups {
+        let mut windows = keys.ways_of(name);
+        let Some((first, one)) = windows.next() else {
+            continue;
+        };
+        let named = |ways| matches!(ways, WindowWays::Mask(_));
+        let key = |i: usize| at.key("schedule").index(i).key("ways");
+        if let Some((other, _)) = windows.find(|(_, ways)| named(*ways) != named(one)) {
+            let why = format!("group '{name}' has a number of ways in one window, and a mask here");
+            let remedy = Some("write masks in all of its windows, or numbers in all");
+            let at = key(if named(one) { first } else { other });
+            found.say(at, why, remedy);
+        }
+        if group.reserve.cache.is_some() {
+            let why = "its windows say which ways it has (schedule)";
+            let of_group = Path::of(&["group", name.as_str()]);
+            let remedy = Some("remove it, or `ways` of its windows");
+            found.say(of_group.key("reserve").key("cache"), why, remedy);
+        }
+    }
+    for (i, window) in keys.schedule.iter().enumerate() {
+        if window.ways == Some(WindowWays::Count(0)) {
+            let at = at.key("schedule").index(i).key("ways");
+            found.say(
+                at,
+                "a group without ways cannot fill the cache",
+                Some("ask for at least 1"),
+            );
+        }
+    }
+}
+
+/// Complains of budgets that windows cannot have.
+fn budgets(found: &mut Found, at: &Path, policy: &Policy, keys: &WindowKeys) {
+    for (i, window) in keys.schedule.iter().enumerate() {
+        let Some(asked) = window.bandwidth else {
+            continue;
+        };
+        let at = at.key("schedule").index(i).key("bandwidth");
+        let nothing = matches!(asked, Bandwidth::Rate(rate) if rate.0 == 0)
+            || matches!(asked, Bandwidth::Share(share) if share.0 == 0);
+        if nothing {
+            found.say(at.clone(), "a group that may move nothing cannot run", None);
+        }
+        if matches!(asked, Bandwidth::ReadWrite { .. }) {
+            let why = "a window has one budget, for reads and writes together";
+            found.say(
+                at.clone(),
+                why,
+                Some("write a rate such as \"200MB/s\", or a share"),
+            );
+        }
+        let group = policy.groups.get(&window.group);
+        if group.is_some_and(|group| !group.allows(Permission::Throttle)) {
+            let why = format!(
+                "group '{}' is stopped once it has moved that much, and may not be",
+                window.group
+            );
+            let remedy = "write allow = [\"freeze\", \"throttle\"] in the group";
+            found.say(at, why, Some(remedy));
+        }
+    }
 }
 
 fn in_steps(found: &mut Found, at: Path, time: Nanos) {

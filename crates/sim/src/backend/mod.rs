@@ -18,7 +18,6 @@ mod witness;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_control::config::Meter;
 use quell_control::config::Regulation;
 use quell_plan::inventory::Inventory;
 use quell_plan::{Held, Plan, Setting, Step};
@@ -159,13 +158,7 @@ impl Sim {
     }
 
     fn regulate(&mut self, group: &str, regulation: &Regulation) -> Result<(), BackendError> {
-        self.exists(&regulation.cpus)?;
-        if regulation.meter == Meter::Time {
-            return Err(BackendError(
-                "the simulated machine counts lines, not CPU time; leave `regulator.meter` out"
-                    .to_owned(),
-            ));
-        }
+        self.countable(regulation)?;
         self.group(group)?;
         let class = self.class(group)?;
         self.os.regulate(class, regulation);

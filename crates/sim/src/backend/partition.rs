@@ -1,7 +1,7 @@
 //! Steps that divide caches, banks, the controller and CPU time between groups. Most are set at
 //! once. The colours of pages, and the lines to lock, wait until the group's programs start.
 
-use quell_control::config::Frame;
+use quell_control::config::{Fill, Frame, Meter, Regulation};
 use quell_plan::inventory::Availability;
 use quell_plan::{Setting, Step};
 use quell_record::backend::BackendError;
@@ -13,7 +13,7 @@ use quell_types::units::{Bytes, Nanos, Share};
 use super::Sim;
 use crate::access::PAGE_SHIFT;
 use crate::frames::{Choice, Placement};
-use crate::os::TaskId;
+use crate::os::{Granted, TaskId};
 
 /// What a group's programs get when they start.
 #[derive(Clone, Debug, Default)]
@@ -77,6 +77,19 @@ impl Sim {
         Ok(())
     }
 
+    /// # Errors
+    /// Where its CPUs do not exist, or it counts what this machine does not.
+    pub(super) fn countable(&self, regulation: &Regulation) -> Result<(), BackendError> {
+        self.exists(&regulation.cpus)?;
+        if regulation.meter == Meter::Time {
+            return Err(BackendError(
+                "the simulated machine counts lines, not CPU time; leave `regulator.meter` out"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
     /// Lets groups run in the windows of a frame only.
     pub(super) fn windows(&mut self, frame: &Frame) -> Result<(), BackendError> {
         self.has(Mechanism::Windows)?;
@@ -85,7 +98,26 @@ impl Sim {
             self.group(name)?;
             classes.push(self.os.class(name).map_err(wrong)?);
         }
-        self.os.set_windows(frame, classes, self.booted);
+        let mut granted = Vec::new();
+        for span in &frame.spans {
+            let ways = span.ways.map(|Fill { level, mask }| {
+                self.has(Mechanism::Ways)?;
+                Ok((level, self.ways(level, mask)?))
+            });
+            granted.push(Granted {
+                ways: ways.transpose()?,
+                budget: span.budget.clone(),
+            });
+            let (Some(regulation), Some(group)) = (&span.budget, &span.group) else {
+                continue;
+            };
+            self.countable(regulation)?;
+            for cpu in regulation.cpus.iter() {
+                let regulated = (cpu, group.clone());
+                self.regulated.entry(regulated).or_default();
+            }
+        }
+        self.os.set_windows(frame, classes, granted, self.booted);
         Ok(())
     }
 

@@ -37,6 +37,7 @@ use kernel::Kernel;
 use quota::Quota;
 pub use regulator::Throttled;
 use regulator::{Regulated, Splits};
+pub use windows::Granted;
 use windows::Windows;
 
 /// Picoseconds of a nanosecond.

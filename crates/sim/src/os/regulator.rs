@@ -69,6 +69,8 @@ pub(super) struct Regulated {
     since: Option<CoreCounts>,
     /// At which of its own counts an interrupt comes.
     armed: Armed,
+    /// What its tasks had drawn beyond their budgets when its last window ended.
+    owed: Lines,
     did: Throttled,
     decisions: Vec<Decision>,
 }
@@ -106,6 +108,7 @@ impl Os {
                 counts: CoreCounts::default(),
                 since: (self.running(core) == Some(class)).then_some(counts),
                 armed: Armed::default(),
+                owed: Lines(0),
                 did: Throttled::default(),
                 decisions: Vec::new(),
             };
@@ -128,6 +131,44 @@ impl Os {
             let due = Due::Split(self.splits.len());
             self.events.push(Reverse((by.next().0 * PS, due)));
             self.splits.push(Splits { class, cores, by });
+        }
+    }
+
+    /// The budgets of `regulation` begin anew for `class`: its first periods begin now. What its
+    /// regulators did so far is kept, and what was drawn beyond the last budgets is owed.
+    pub(super) fn renew_budget(&mut self, class: u8, regulation: &Regulation) {
+        let now = self.now();
+        for core in self.cores_of(&regulation.cpus) {
+            let used = self.used(core, class);
+            let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
+                let cpus = u32::try_from(core).into_iter().collect();
+                let of = regulation.clone();
+                self.regulate(class, &Regulation { cpus, ..of });
+                continue;
+            };
+            let owed = std::mem::take(&mut regulated.owed);
+            let base = LineCounts::from(Lines(used.lines.0.saturating_sub(owed.0)));
+            regulated.regulator = Regulator::new(regulation, now, base);
+            let what = regulated.regulator.begin(now, used, &self.pool);
+            if let Verdict::NewPeriod(lines) = what {
+                self.arm(core, class, Some(lines.into()));
+            }
+        }
+    }
+
+    /// `class` has no budget until it gets another one. A stop of it is over.
+    pub(super) fn suspend_budget(&mut self, class: u8) {
+        let now = self.now();
+        for core in 0..self.cores.len() {
+            let used = self.used(core, class);
+            self.arm(core, class, None);
+            let Some(regulated) = self.cores[core].regulated.get_mut(&class) else {
+                continue;
+            };
+            regulated.owed = regulated.regulator.debt(now, used);
+            if let Some(since) = regulated.stopped.take() {
+                regulated.did.throttled_ns += now.since(since).0;
+            }
         }
     }
 

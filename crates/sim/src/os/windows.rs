@@ -3,11 +3,12 @@
 //! Deviations from Linux:
 //! - Groups stop and go on at once, at exactly the time of the switch. In the guard none runs.
 //! - There are no system calls that go on.
+//! - Ways and budgets of a window are switched at no cost.
 
 use std::cmp::Reverse;
 
-use quell_control::config::Frame;
-use quell_control::windows::Dispatch;
+use quell_control::config::{Frame, Regulation};
+use quell_control::windows::{Dispatch, Switch};
 use quell_types::units::Nanos;
 
 use super::{Due, Os, PS, TaskId};
@@ -17,8 +18,17 @@ use super::{Due, Os, PS, TaskId};
 enum Next {
     /// The group that runs is stopped.
     Stop,
-    /// The group at this place goes on, if there is one.
-    Go(Option<usize>),
+    /// The group of this switch goes on, if there is one.
+    Go(Switch),
+}
+
+/// What the group of a span gets when it begins.
+#[derive(Clone, Debug, Default)]
+pub struct Granted {
+    /// A cache level (1, 2, …), and the ways that the group fills there.
+    pub ways: Option<(u32, u64)>,
+    /// What it may move. `None`: as much as it can.
+    pub budget: Option<Regulation>,
 }
 
 #[derive(Debug)]
@@ -26,6 +36,8 @@ pub(super) struct Windows {
     dispatch: Dispatch,
     /// The classes of the frame's groups, in their order.
     classes: Vec<u8>,
+    /// What the groups of the frame's spans get, in the order of the spans.
+    granted: Vec<Granted>,
     /// The class that runs. `None`: no group of the frame does.
     running: Option<u8>,
     next: Next,
@@ -35,14 +47,21 @@ pub(super) struct Windows {
 
 impl Os {
     /// Lets each of `classes` run only in the windows of its group, from the next switch on. They
-    /// are those of the frame's groups, in their order. Frames begin by the clock on which the
-    /// machine was booted at `booted`.
-    pub fn set_windows(&mut self, frame: &Frame, classes: Vec<u8>, booted: Nanos) {
+    /// are those of the frame's groups, in their order; `granted` is what the spans give. Frames
+    /// begin by the clock on which the machine was booted at `booted`.
+    pub fn set_windows(
+        &mut self,
+        frame: &Frame,
+        classes: Vec<u8>,
+        granted: Vec<Granted>,
+        booted: Nanos,
+    ) {
         let dispatch = Dispatch::new(frame, booted.plus(self.now()));
         let due = dispatch.due();
         self.windows = Some(Windows {
             dispatch,
             classes,
+            granted,
             running: None,
             next: Next::Stop,
             booted,
@@ -74,17 +93,21 @@ impl Os {
         let Some(windows) = &mut self.windows else {
             return;
         };
+        let mut begins = None;
+        let mut ends = None;
         let due = match windows.next {
             Next::Stop => {
                 let switch = windows.dispatch.take(windows.booted.plus(now));
                 if switch.stop.is_some() {
-                    windows.running = None;
+                    ends = windows.running.take();
                 }
-                windows.next = Next::Go(switch.go);
+                windows.next = Next::Go(switch);
                 switch.at
             }
-            Next::Go(group) => {
-                let class = group.and_then(|place| windows.classes.get(place));
+            Next::Go(switch) => {
+                let class = switch.go.and_then(|place| windows.classes.get(place));
+                let granted = windows.granted.get(switch.span).cloned();
+                begins = class.copied().zip(granted);
                 windows.running = class.copied().or(windows.running);
                 windows.next = Next::Stop;
                 windows.dispatch.due()
@@ -92,6 +115,18 @@ impl Os {
         };
         let (running, due) = (windows.running, due.since(windows.booted));
         self.expect_window(due);
+        if let Some(class) = ends {
+            self.suspend_budget(class);
+        }
+        if let Some((class, granted)) = begins {
+            if let Some((level, mask)) = granted.ways {
+                // The level and its ways were looked up when the windows were set.
+                let _ = self.set_ways(class, level, mask);
+            }
+            if let Some(regulation) = &granted.budget {
+                self.renew_budget(class, regulation);
+            }
+        }
         for core in 0..self.cores.len() {
             let current = self.cores[core].current;
             if current.is_some_and(|id| !self.may_run(id)) {

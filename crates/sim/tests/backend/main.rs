@@ -15,6 +15,7 @@ mod partition;
 mod pooling;
 mod regulation;
 mod scoped;
+mod windows;
 
 use std::collections::BTreeMap;
 

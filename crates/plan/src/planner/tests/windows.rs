@@ -4,7 +4,11 @@ use super::*;
 
 /// A machine whose kernel can keep windows.
 fn dispatching(cores: u32, threads: u32) -> Inventory {
-    let mut machine = machine(cores, threads);
+    with_windows(machine(cores, threads))
+}
+
+/// The same machine, with windows.
+pub(super) fn with_windows(mut machine: Inventory) -> Inventory {
     let yes = Availability::Yes {
         best: Level::Regulated,
         how: "as on the test machine".to_owned(),
@@ -160,7 +164,7 @@ fn groups_that_the_dispatcher_cannot_switch_are_refused() {
     let capped = format!("{BRAKE}{}", both.replace(free, limit));
     let capped = refused(&capped, &four);
     assert!(
-        capped.contains("a limit of bandwidth does not switch with them yet"),
+        capped.contains("group batch has windows: what it may move is said of each of them"),
         "{capped}"
     );
 }
