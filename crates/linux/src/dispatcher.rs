@@ -154,6 +154,8 @@ pub enum Lost {
     NotPermitted,
     /// A group could not be frozen or thawed.
     Gate,
+    /// A group could not be given the ways of its window.
+    Masks,
     /// Its process was killed.
     Killed,
     /// It did not run for [`HUNG`].
@@ -161,7 +163,13 @@ pub enum Lost {
 }
 
 impl Lost {
-    const ALL: [Self; 4] = [Self::WrongCpu, Self::NotPermitted, Self::Gate, Self::Killed];
+    const ALL: [Self; 5] = [
+        Self::WrongCpu,
+        Self::NotPermitted,
+        Self::Gate,
+        Self::Masks,
+        Self::Killed,
+    ];
 
     /// The reason as it is stored; 0 is no reason.
     const fn code(self) -> u32 {
@@ -175,6 +183,7 @@ impl fmt::Display for Lost {
             Self::WrongCpu => "the dispatcher found itself on another CPU (its own went offline?)",
             Self::NotPermitted => "the lease on the machine was lost",
             Self::Gate => "a group could not be frozen or thawed (its cgroup was removed?)",
+            Self::Masks => "a group could not be given the ways of its window (resctrl unmounted?)",
             Self::Killed => "the dispatcher was killed",
             Self::Hung => "the dispatcher did not run for a second (was it stopped?)",
         })

@@ -145,7 +145,9 @@ pub fn boot(mut guest: Guest, script: &str, timeout: Duration) -> Option<Said> {
         eprintln!("SKIPPED the lab: its packages are for x86-64");
         return None;
     }
-    guest.accelerator = Accelerator::Tcg;
+    if guest.accelerator != Accelerator::Counted {
+        guest.accelerator = Accelerator::Tcg;
+    }
     guest
         .with
         .push(format!("{}=/bin/quell", env!("CARGO_BIN_EXE_quell")));

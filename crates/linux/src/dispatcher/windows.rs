@@ -10,6 +10,7 @@
 //! other CPU a [`Follower`] takes and leaves the CPU by the same clock. It changes nothing, so
 //! nothing has to be undone after it.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -142,6 +143,16 @@ fn spin(over: impl Fn(Nanos) -> bool) {
     }
 }
 
+/// The masks of groups that fill other ways in some of their windows than in others.
+#[derive(Debug, Default)]
+pub struct WayMasks {
+    /// The open `schemata` of these groups' control groups.
+    pub files: Vec<File>,
+    /// For each span of the frame: the file of its group, and what is written there when it
+    /// begins. `None` where the group fills the same ways at all times.
+    pub spans: Vec<Option<(usize, String)>>,
+}
+
 /// Takes a CPU and leaves it as the dispatcher does on the first one.
 pub struct Follower(Common);
 
@@ -190,17 +201,38 @@ pub struct Windows {
     gates: Vec<Gate>,
     /// CPU time of each group when its last window had ended.
     used: Vec<Option<Nanos>>,
+    masks: Arc<WayMasks>,
+    /// The span whose masks are in each of the files. `None`: not known.
+    written: Vec<Option<usize>>,
 }
 
 impl Windows {
     /// The windows of a frame. `gates` are those of its groups, in their order.
     #[must_use]
-    pub fn new(common: Common, gates: Vec<Gate>) -> Self {
+    pub fn new(common: Common, gates: Vec<Gate>, masks: &Arc<WayMasks>) -> Self {
         Self {
             common,
             used: vec![None; gates.len()],
             gates,
+            written: vec![None; masks.files.len()],
+            masks: Arc::clone(masks),
         }
+    }
+
+    /// Gives the group of a span its ways, while it is frozen.
+    fn fill(&mut self, span: usize) -> Result<(), Lost> {
+        let Some(Some((place, text))) = self.masks.spans.get(span) else {
+            return Ok(());
+        };
+        let (file, written) = (self.masks.files.get(*place), self.written.get_mut(*place));
+        let (Some(file), Some(written)) = (file, written) else {
+            return Ok(());
+        };
+        if *written != Some(span) {
+            rustix::io::pwrite(file, text.as_bytes(), 0).map_err(|_| Lost::Masks)?;
+            *written = Some(span);
+        }
+        Ok(())
     }
 
     fn freeze(&self, post: &Post, place: usize) -> Result<(), Lost> {
@@ -276,6 +308,7 @@ impl Duty for Windows {
                 }
             }
             if let Some(new) = switch.go {
+                self.fill(switch.span)?;
                 nap(self.common.middle(switch));
                 self.resume(new, switch)?;
             }
@@ -339,6 +372,33 @@ mod tests {
         assert!(in_time < guard, "{in_time}");
         assert!(begins(true, false) >= guard && begins(false, true) >= guard);
         assert!(common.stats.late() >= 2);
+    }
+
+    #[test]
+    fn masks_are_written_where_they_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("schemata");
+        let masks = WayMasks {
+            files: vec![File::create(&path).unwrap()],
+            spans: vec![
+                Some((0, "L3:0=f\n".to_owned())),
+                None,
+                Some((0, "L3:0=3\n".to_owned())),
+            ],
+        };
+        let mut windows = Windows::new(common(), Vec::new(), &Arc::new(masks));
+        let read = || std::fs::read_to_string(&path).unwrap();
+        windows.fill(0).unwrap();
+        assert_eq!(read(), "L3:0=f\n");
+        // Not again before another span of the group.
+        std::fs::write(&path, "").unwrap();
+        windows.fill(1).unwrap();
+        windows.fill(0).unwrap();
+        assert_eq!(read(), "");
+        windows.fill(2).unwrap();
+        assert_eq!(read(), "L3:0=3\n");
+        windows.fill(0).unwrap();
+        assert_eq!(read(), "L3:0=f\n");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! reverted. [`Enforcers::new`] lists the mechanisms.
 
 use std::fs::File;
+use std::sync::Arc;
 
 use quell_kernel::error::{Error, Result};
 use quell_plan::Setting;
@@ -142,6 +143,9 @@ impl Enforcers {
     /// # Errors
     /// As the mechanism's own; [`Error::Refused`] for a step that is not built for Linux.
     pub fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Result<Vec<String>> {
+        if let Setting::Windows(frame) = set {
+            self.windows.masks = Arc::new(self.classes.way_masks(host, frame)?);
+        }
         for enforcer in self.each() {
             if let Some(notes) = enforcer.apply(host, group, set)? {
                 return Ok(notes);

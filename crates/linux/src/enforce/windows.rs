@@ -19,7 +19,7 @@ use quell_types::options::OnLate;
 
 use super::freezer::Freezer;
 use super::{Applied, Enforcer, dispatching};
-use crate::dispatcher::windows::{Common, Follower, Stats};
+use crate::dispatcher::windows::{Common, Follower, Stats, WayMasks};
 use crate::dispatcher::{self, Dispatcher, Duty, Gate};
 use crate::group_cgroups::GroupCgroups;
 use crate::host::{Host, finding};
@@ -28,6 +28,8 @@ use crate::host::{Host, finding};
 #[derive(Default)]
 pub(crate) struct Windows {
     held: Option<Held>,
+    /// The ways that switch with the windows of the next step.
+    pub masks: Arc<WayMasks>,
 }
 
 struct Held {
@@ -37,6 +39,7 @@ struct Held {
     /// One for each CPU of the frame. Empty after one has ended by itself, until others run.
     dispatchers: Vec<Dispatcher>,
     stats: Arc<Stats>,
+    masks: Arc<WayMasks>,
     /// Whether the run was asked to end because a window was late.
     stopped: bool,
 }
@@ -56,6 +59,7 @@ impl Enforcer for Windows {
             freezers: Vec::new(),
             dispatchers: Vec::new(),
             stats: Arc::new(Stats::new(frame.groups().len())),
+            masks: Arc::clone(&self.masks),
             stopped: false,
         };
         held.start(host)?;
@@ -84,6 +88,7 @@ impl Enforcer for Windows {
         if let Some(mut held) = self.held.take() {
             held.end(host);
         }
+        self.masks = Arc::default();
     }
 }
 
@@ -170,7 +175,7 @@ impl Held {
             begun = begun.and_then(|()| begin(cpu, Box::new(follower)));
         }
         // The one that freezes comes last: then all others hold their CPUs for it.
-        let leader = dispatcher::windows::Windows::new(common, gates);
+        let leader = dispatcher::windows::Windows::new(common, gates, &self.masks);
         let begun = begun.and_then(|()| begin(first, Box::new(leader)));
         if begun.is_err() {
             self.end(host);

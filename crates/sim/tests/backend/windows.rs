@@ -15,7 +15,8 @@ use quell_types::units::Nanos;
 use crate::subject;
 
 const FRAME: Nanos = Nanos::millis(10);
-/// Frames that are left out at the beginning, and frames that count.
+/// Frames that are left out at the beginning, in which caches fill and the first debts arise; and
+/// frames that count.
 const FRAMES: [u64; 2] = [2, 3];
 
 /// A simulated P4080 that holds a policy with windows on CPUs 1 and 2, and its subjects, which run.
@@ -81,7 +82,7 @@ schedule = [
 }
 
 impl Held {
-    /// Lets time pass until so long after the beginning of a frame, counted from the first whole one.
+    /// Lets time pass until so long after the beginning of a frame. The first whole one is 0.
     fn until(&mut self, frame: u64, into: Nanos) {
         let at = Nanos(self.first.0 + frame * FRAME.0).plus(into);
         let mut seen = Observation::new();
@@ -133,16 +134,17 @@ fn ways_keep_what_a_group_had_through_another_window() {
     let mean = |keys: [&str; 2], subjects: &[(&str, &str, &str)]| {
         let mut held = held(keys, subjects);
         let all = frames().map(|frame| held.between(frame, &[0], first, accesses));
-        all.sum::<u64>() as f64
+        all.sum::<u64>() as f64 / FRAMES[1] as f64
     };
     let alone = ("control", LIST, "1");
     let beside = [alone, ("batch", STREAM, "1"), ("batch", STREAM, "2")];
     let ways = [", ways = 12", ", ways = 16"];
     let free = mean(["", ""], &[alone]);
-    let [none, own] = [["", ""], ways].map(|keys| free / mean(keys, &beside));
+    let loads = [["", ""], ways].map(|keys| mean(keys, &beside));
+    let [none, own] = loads.map(|loads| free / loads);
     eprintln!(
-        "{free:.0} loads alone in the first millisecond of windows; {none:.3} times as long \
-         without ways, {own:.3} with ways"
+        "loads in the first millisecond of a window: {free:.0} alone; without ways and with, and \
+         the time of each ÷ alone: {loads:.0?}, {none:.3}, {own:.3}"
     );
     assert!(own < 1.10, "{own}");
     assert!(none > 1.5, "{none}");

@@ -13,6 +13,7 @@ mod check;
 mod locked;
 mod members;
 mod residency;
+mod switching;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -443,6 +444,8 @@ impl Parts {
             return;
         };
         let own = promised(plan).filter(|(_, _, _, shared)| !shared);
+        // The kernel keeps an exclusive group from ways that others fill.
+        let own = own.filter(|(group, ..)| !switching::switches(plan, group));
         let own: BTreeSet<Group> = own
             .filter_map(|(group, ..)| self.groups.get(group).cloned())
             .collect();
