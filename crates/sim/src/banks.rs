@@ -11,6 +11,7 @@ use quell_types::address::Ranges;
 use quell_types::address::gf2::Space as Differences;
 use quell_types::address::recovery::{Lines, Pool, Recovery, recover};
 use quell_types::rng::SplitMix;
+use quell_types::units::Bytes;
 
 use crate::access::PAGE_SHIFT;
 use crate::board::Board;
@@ -62,21 +63,27 @@ impl Pairs {
         };
         let pages = seen.frames().map(|frame| frame << PAGE_SHIFT).collect();
         let mut machine = Machine::new(&board.description)?;
-        let mut program = Program::endless(Pattern::Pair(Pair::new((0, 0))), space, 0);
+        let mut program = Program::endless(Pattern::Pair(Pair::new(0, 0)), space, 0);
         program.until = 0;
         machine.switch(0, Some(program), 0);
         Ok(Self {
             machine,
             pool: Pool::new(pages, PAGE_SHIFT),
-            memory: Ranges::new([0..board.memory()]).differences(),
+            memory: Ranges::new(std::iter::once(0..board.memory())).differences(),
             done: 0,
             now: 0,
         })
     }
 
+    /// The memory of the program.
+    #[must_use]
+    pub fn size(&self) -> Bytes {
+        Bytes((self.pool.pages() as u64) << PAGE_SHIFT)
+    }
+
     /// Nanoseconds of an access to each of two lines, which take turns.
     pub fn time(&mut self, lines: Lines) -> f64 {
-        let pair = Pair::new(lines);
+        let pair = Pair::new(lines.0, lines.1);
         let begin = self.now;
         self.done += ROUNDS * pair.accesses();
         if let Some(program) = self.machine.program_mut(0) {

@@ -12,7 +12,8 @@ pub struct Pair {
 impl Pair {
     /// Of the lines at these virtual addresses.
     #[must_use]
-    pub fn new(lines: (u64, u64)) -> Self {
+    pub fn new(one: u64, other: u64) -> Self {
+        let lines = (one, other);
         Self { lines, step: 0 }
     }
 

@@ -85,6 +85,8 @@ pub struct Figures {
     pub p99_ns: f64,
     /// Random pairs that took longer than usual ones each time.
     pub slower: u32,
+    /// Pairs among all that took longer because one of their lines does, next to any other.
+    pub slow_lines: u32,
     /// Nanoseconds of a pair in conflict. Absent: no pairs take longer than the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conflict_ns: Option<f64>,
@@ -131,12 +133,13 @@ pub enum Verdict {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         in_turn: Option<u64>,
     },
-    /// The pool's pages are too much alike: they all agree in these functions.
+    /// Functions explain the conflicts. But the pool's addresses are too much alike: functions may
+    /// have more bits.
     Narrow {
-        /// Functions of the address that memory has both values of, and the pool one.
+        /// Differences that addresses of memory have, and those of the pool have not.
         missing: Vec<Mask>,
     },
-    /// The same pair takes longer at one time and not at another, or times of all sizes occur.
+    /// The same pair takes longer at one time and not at another, or usual pairs differ too much.
     Noisy,
     /// No pair takes longer than the others.
     Flat,
@@ -171,6 +174,7 @@ pub fn recover<E>(
         from_ns: f64::INFINITY,
         calls: 0,
         pairs: 0,
+        slow_lines: 0,
     };
     let mut figures = Figures {
         pages: pool.pages() as u64,
@@ -178,6 +182,7 @@ pub fn recover<E>(
     };
     let verdict = verdict(&mut bench, memory, &mut figures)?;
     (figures.pairs, figures.times) = (bench.pairs, bench.calls);
+    figures.slow_lines = bench.slow_lines;
     Ok(Recovery { verdict, figures })
 }
 
@@ -187,19 +192,15 @@ fn verdict<E>(
     figures: &mut Figures,
 ) -> Result<Verdict, E> {
     let all = bench.pool.differences();
-    let lines = memory.within(u64::MAX << 6);
-    let missing = lines.independent_of(&all);
-    if missing.rank() > 0 {
-        let missing = missing.rows().iter().map(|row| Mask(*row)).collect();
-        return Ok(Verdict::Narrow { missing });
-    }
     let mut conflicts = bench.levels(figures)?;
-    if conflicts.is_empty() {
-        let many = figures.slower as usize >= CONFLICTS;
-        let noisy = many || figures.spread_ns > NOISE * figures.usual_ns;
+    if figures.conflict_ns.is_none() {
+        let noisy = figures.spread_ns > NOISE * figures.usual_ns;
         return Ok(if noisy { Verdict::Noisy } else { Verdict::Flat });
     }
     let kernel = collect(bench, &all, &mut conflicts)?;
+    if conflicts.len() < CONFLICTS {
+        return Ok(Verdict::Flat);
+    }
     for &lines in &conflicts {
         figures.again.add(bench.conflict(lines)?);
     }
@@ -218,6 +219,11 @@ fn verdict<E>(
     check(bench, &functions, figures)?;
     if !figures.together.mostly() || !figures.apart.mostly() {
         return Ok(hidden(bench.pool, &conflicts, &functions));
+    }
+    let missing = memory.within(u64::MAX << 6).independent_of(&all);
+    if missing.rank() > 0 {
+        let missing = missing.rows().iter().map(|row| Mask(*row)).collect();
+        return Ok(Verdict::Narrow { missing });
     }
     let (together, apart) = (figures.together, figures.apart);
     let right = wilson(together.right + apart.right, together.of + apart.of);

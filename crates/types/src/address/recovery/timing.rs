@@ -15,6 +15,8 @@ const REPEATS: [usize; 4] = [3, 7, 13, 21];
 const LEVELS: (u64, u64) = (2_048, 24_576);
 /// Conflicts that the levels need.
 pub(super) const CONFLICTS: usize = 16;
+/// Other lines that a line is timed with.
+const OTHERS: u32 = 4;
 /// One of so many times may lie between the levels.
 const STRAY: usize = 50;
 /// A conflict takes longer by at least this part.
@@ -92,6 +94,8 @@ pub(super) struct Bench<'a, E> {
     pub from_ns: f64,
     pub calls: u64,
     pub pairs: u64,
+    /// Pairs that take longer because one of their lines always does.
+    pub slow_lines: u32,
 }
 
 impl<E> Bench<'_, E> {
@@ -131,7 +135,28 @@ impl<E> Bench<'_, E> {
     pub fn draw(&mut self) -> Result<Option<Lines>, E> {
         let lines = self.pool.lines(&mut self.random);
         self.pairs += 1;
-        Ok(self.above(lines, self.from_ns)?.map(|_| lines))
+        let slow = self.above(lines, self.from_ns)?.is_some();
+        Ok((slow && self.is_of_both(lines)?).then_some(lines))
+    }
+
+    /// Whether it is the pair that takes longer, and neither line by itself. A line of memory that
+    /// is further away takes longer next to any other.
+    fn is_of_both(&mut self, lines: Lines) -> Result<bool, E> {
+        for line in [lines.0, lines.1] {
+            let mut always = true;
+            for _ in 0..OTHERS {
+                let other = self.pool.line(&mut self.random);
+                always &= self.above((line, other), self.from_ns)?.is_some();
+                if !always {
+                    break;
+                }
+            }
+            if always {
+                self.slow_lines += 1;
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Finds the two levels. Returns the conflicts that it met. None: no pairs take longer than the
@@ -150,9 +175,11 @@ impl<E> Bench<'_, E> {
             let times = sorted(&brief.iter().map(|(ns, _)| *ns).collect::<Vec<_>>());
             figures.describe(&times);
             let from = figures.usual_ns + (4.0 * figures.spread_ns).max(LEAST * figures.usual_ns);
+            self.from_ns = from;
             for &(ns, lines) in &brief[seen..] {
                 if ns > from
                     && let Some(ns) = self.above(lines, from)?
+                    && self.is_of_both(lines)?
                 {
                     slow.push((ns, lines));
                 }
@@ -175,7 +202,14 @@ impl<E> Bench<'_, E> {
         let noise = percentile(&usual, 30.0).zip(percentile(&usual, 10.0));
         let noise = noise.map_or(0.0, |(high, low)| 4.0 * (high - low));
         all.extend(&usual);
-        let Some(from) = valley(&sorted(&all), (LEAST * figures.usual_ns).max(noise)) else {
+        let gap = valley(&sorted(&all), (LEAST * figures.usual_ns).max(noise));
+        // Times without a gap may still be of two kinds. Whether pairs keep theirs is asked later.
+        let middle = || {
+            let slow: Vec<f64> = slow.iter().map(|(ns, _)| *ns).collect();
+            let (low, high) = median(&usual).zip(median(&slow))?;
+            (slow.len() >= CONFLICTS).then(|| f64::midpoint(low, high))
+        };
+        let Some(from) = gap.or_else(middle) else {
             return Ok(Vec::new());
         };
         self.from_ns = from;
