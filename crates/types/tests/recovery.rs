@@ -242,4 +242,19 @@ proptest! {
         let found = machine.recover(&pool);
         prop_assert_eq!(span(&found), Some(known), "{:?}", found);
     }
+
+    /// Functions of bits that the host's pages keep are the guest's, too. No other map is told.
+    #[test]
+    fn frames_behind_frames_give_no_wrong_map(functions in functions(), seed: u64, large: bool) {
+        let shift = if large { 21 } else { 12 };
+        let mut machine = Machine::new(&functions, 34);
+        machine.random = SplitMix::new(seed);
+        let (host, guest) = (machine.pool(4096, shift), machine.pool(4096, shift));
+        let (memory, known) = (machine.memory(), machine.functions.clone());
+        let oracle =
+            &mut |lines: Lines| Ok::<f64, Infallible>(machine.time(host.difference(lines)));
+        let found = recover(&guest, &memory, 5, oracle).unwrap();
+        let kept = known.rows().iter().all(|f| f >> shift == 0);
+        prop_assert_eq!(span(&found), kept.then_some(known), "{:?}", found);
+    }
 }

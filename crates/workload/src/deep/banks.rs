@@ -80,16 +80,24 @@ fn pool_of(cpu: CpuId, size: u64, block: &mut Block<'_, '_>) -> Result<AddressMa
     let memory = memory()?;
     block.at(0, 1)?;
     let buffer = Buffer::new(Bytes(size), Pages::Base)?;
-    // SAFETY: the range is our own buffer.
-    if unsafe { libc::mlock(buffer.start().cast(), buffer.len()) } != 0 {
-        return Err(Error::last(format!("locking {} of memory", Bytes(size))));
-    }
     let page = rustix::param::page_size();
     let frames = || {
         let start = buffer.start().addr();
         pagemap::addresses(&procfs::live(), start, buffer.len() / page, page, WHAT)
     };
     let before = frames()?;
+    // SAFETY: the range is our own buffer.
+    if unsafe { libc::mlock(buffer.start().cast(), buffer.len()) } != 0 {
+        return Err(Error::refused(
+            WHAT,
+            format!(
+                "{} cannot be locked in memory: {}",
+                Bytes(size),
+                io::Error::last_os_error()
+            ),
+            "run as root, or raise the limit (ulimit -l)",
+        ));
+    }
     let pool = Pool::new(before.clone(), page.trailing_zeros());
     let (mut turn, mut due) = (0, clock::now());
     let found = recover(&pool, &memory, size, &mut |lines: Lines| {
