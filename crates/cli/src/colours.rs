@@ -41,8 +41,8 @@ enum Command {
 /// `quell colours map`
 #[derive(Debug, clap::Args)]
 struct Map {
-    /// The map of this machine: a file with a line of address bits for each function, or the name
-    /// of a published map
+    /// The map of this machine: a file with a line of address bits for each function, the name of
+    /// a published map, or `recovered` for the one that quell doctor --deep --address-map found
     #[arg(value_name = "FILE|NAME", conflicts_with_all = ["list", "forget"])]
     map: Option<String>,
     /// List the published maps
@@ -81,7 +81,10 @@ fn map(args: &Map) -> Result {
     }
     let (mut backend, mut inventory) = machine::linux()?;
     if let Some(name) = &args.map {
-        let map = declared::read(name)?;
+        let map = match name.as_str() {
+            declared::RECOVERED => declared::recovered(&inventory)?,
+            name => declared::read(name)?,
+        };
         let path = declared::keep(&inventory, map.clone())?;
         eprintln!(
             "quell: declared as the map of this machine, in {}",
@@ -98,7 +101,7 @@ fn show(machine: &Inventory) -> Result {
     let lines = quell_report::colour_lines(machine);
     if lines.is_empty() {
         return Err(usage(
-            "no address map of this machine is known; declare it with `quell colours map FILE`, or the NAME of a published one (--list)",
+            "no address map of this machine is known; declare it with `quell colours map FILE`, or the NAME of a published one (--list); or recover it (quell doctor --deep --address-map)",
         ));
     }
     for line in lines {

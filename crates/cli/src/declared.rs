@@ -12,6 +12,9 @@ use quell_types::partition::MapOrigin;
 
 use crate::exit::{Result, failed, usage};
 
+/// The name that stands for the map that was recovered.
+pub const RECOVERED: &str = "recovered";
+
 /// The file.
 pub fn path() -> Option<PathBuf> {
     crate::state::state_dir().map(|dir| dir.join("address-map.json"))
@@ -56,6 +59,31 @@ pub fn read(name: &str) -> Result<Declared> {
         origin: MapOrigin::Declared,
         from: name.to_owned(),
         about: None,
+        map,
+        sets: None,
+    })
+}
+
+/// The map that timing has recovered of this machine (`quell doctor --deep --address-map`).
+pub fn recovered(machine: &Inventory) -> Result<Declared> {
+    let deep = machine.measured.as_ref().and_then(|m| m.deep.as_ref());
+    let seen = deep.and_then(|deep| deep.address_map.as_ref());
+    let seen = seen.ok_or_else(|| {
+        usage("no address map was recovered here; `quell doctor --deep --address-map` tries it")
+    })?;
+    let map = seen.map().ok_or_else(|| {
+        usage("timing could not tell this machine's address map (quell doctor says why); declare it: quell colours map FILE")
+    })?;
+    let figures = &seen.found.figures;
+    let (together, apart) = (figures.together, figures.apart);
+    Ok(Declared {
+        origin: MapOrigin::Recovered,
+        from: RECOVERED.to_owned(),
+        about: Some(format!(
+            "{} of {} new pairs of lines took the time that it says",
+            together.right + apart.right,
+            together.of + apart.of
+        )),
         map,
         sets: None,
     })

@@ -3,9 +3,11 @@
 use std::num::NonZeroUsize;
 
 use quell_linux::capture::{self, Before};
+use quell_plan::deep::{AddressMap, Deep};
 use quell_plan::inventory::Inventory;
 use quell_policy::lab::Guest;
 use quell_report::Measurements;
+use quell_sim::banks::{Pairs, Shown};
 use quell_workload::deep::Depth;
 
 use crate::declared;
@@ -14,6 +16,7 @@ use crate::lab_exec::{self, Bundle};
 use crate::machine;
 use crate::target::On;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// `quell doctor`
 #[derive(Debug, clap::Args)]
@@ -33,6 +36,10 @@ pub struct Doctor {
     /// With --deep: fewer rounds, some fifteen seconds
     #[arg(long, requires = "deep")]
     pub quick: bool,
+    /// With --deep: also recover which address bits choose the DRAM bank, by timing pairs of lines
+    /// in 256 MiB of memory (some seconds); simulated machines alone do that with --on sim
+    #[arg(long, requires = "deep")]
+    pub address_map: bool,
     /// Print the inventory as JSON; `quell plan --machine` reads it
     #[arg(long)]
     pub json: bool,
@@ -51,13 +58,7 @@ pub fn run(args: &Doctor) -> Result {
     }
     lab_exec::unasked(&args.lab)?;
     if args.on != On::Linux {
-        if args.deep || args.capture.is_some() {
-            return Err(usage(
-                "--deep and --capture look at Linux; a simulated machine tells all there is to it",
-            ));
-        }
-        let (_, inventory) = args.on.measured(0, NonZeroUsize::MIN)?;
-        return print(args, &inventory);
+        return simulated(args);
     }
     machine::tell_holder();
     let (mut backend, mut inventory) = machine::linux()?;
@@ -67,7 +68,13 @@ pub fn run(args: &Doctor) -> Result {
         } else {
             Depth::FULL
         };
-        inventory = machine::measure_deep(&mut backend, &depth)?;
+        let before = inventory.measured.as_ref().and_then(|m| m.deep.as_ref());
+        // First, because it may be refused.
+        let map = match args.address_map {
+            true => Some(machine::address_map(&mut backend, &inventory)?),
+            false => before.and_then(|deep| deep.address_map.clone()),
+        };
+        inventory = machine::measure_deep(&mut backend, &depth, map)?;
     }
     if let Some(file) = &args.capture {
         let before = Before {
@@ -78,6 +85,43 @@ pub fn run(args: &Doctor) -> Result {
         let capture = capture::take(before).map_err(failed)?;
         std::fs::write(file, capture.to_string())
             .map_err(|e| failed(format!("{} cannot be written: {e}", file.display())))?;
+    }
+    print(args, &inventory)
+}
+
+/// A simulated machine, and its address map by timing where that is asked for.
+fn simulated(args: &Doctor) -> Result {
+    let board = args.on.board()?;
+    let (Some(board), true, None) = (board, args.address_map, &args.capture) else {
+        if args.deep || args.capture.is_some() {
+            return Err(usage(
+                "--deep and --capture look at Linux; a simulated machine tells all there is to it, but for its address map (--on sim --deep --address-map)",
+            ));
+        }
+        let (_, inventory) = args.on.measured(0, NonZeroUsize::MIN)?;
+        return print(args, &inventory);
+    };
+    let begin = Instant::now();
+    let mut pairs = Pairs::new(&board, Shown::Host, 0).map_err(failed)?;
+    let found = pairs.recover(0);
+    let seen = AddressMap {
+        pool: pairs.size(),
+        took_s: begin.elapsed().as_secs_f64(),
+        found,
+    };
+    if !args.json {
+        quell_kernel::signals::end_with_the_reader();
+        let style = crate::terminal::style();
+        print!("{}", quell_report::address_map_text(&seen, style));
+        return Ok(Exit::Done);
+    }
+    let (_, mut inventory) = args.on.measured(0, NonZeroUsize::MIN)?;
+    if let Some(measured) = inventory.measured.as_mut() {
+        measured.deep = Some(Box::new(Deep {
+            took_s: seen.took_s,
+            address_map: Some(seen),
+            ..Deep::default()
+        }));
     }
     print(args, &inventory)
 }

@@ -14,7 +14,7 @@ use quell_kernel::tasks::{Matcher, assign};
 use quell_linux::backend::{Linux, Tools};
 use quell_linux::resident::KeeperCommand;
 use quell_linux::session::WatchdogCommand;
-use quell_plan::deep::{Fingerprint, MbaCurve};
+use quell_plan::deep::{AddressMap, Fingerprint, MbaCurve};
 use quell_plan::inventory::{Availability, Inventory, Measured};
 use quell_policy::workload::{Caches, Workload};
 use quell_policy::{Adapt, Policy};
@@ -262,7 +262,11 @@ fn rest(members: &BTreeSet<u32>, peak: Rate) -> Option<Rate> {
 }
 
 /// Measures everything, and remembers.
-pub fn measure_deep(backend: &mut Linux, depth: &Depth) -> Result<Inventory> {
+pub fn measure_deep(
+    backend: &mut Linux,
+    depth: &Depth,
+    map: Option<AddressMap>,
+) -> Result<Inventory> {
     let span = if depth.quick {
         "some fifteen seconds"
     } else {
@@ -295,6 +299,7 @@ pub fn measure_deep(backend: &mut Linux, depth: &Depth) -> Result<Inventory> {
         deep.skipped.insert(block, why.to_string());
         None
     });
+    deep.address_map = map;
     if let Some(measured) = machine.measured.as_mut() {
         measured.mba = curve;
         measured.deep = Some(Box::new(deep));
@@ -302,6 +307,15 @@ pub fn measure_deep(backend: &mut Linux, depth: &Depth) -> Result<Inventory> {
     }
     remember(&machine);
     Ok(machine)
+}
+
+/// What timing says of this machine's address map (some seconds).
+pub fn address_map(backend: &mut Linux, machine: &Inventory) -> Result<AddressMap> {
+    let mut bar = Bar::new();
+    let found = quell_workload::deep::address_map(machine, &mut |what, percent| {
+        go_on(backend, &mut bar, what, percent)
+    });
+    found.map_err(failed)
 }
 
 /// Threads that stream in a class of service of this machine.

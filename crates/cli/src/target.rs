@@ -63,6 +63,15 @@ impl On {
         }
     }
 
+    /// The simulated machine that single accesses can be made on. `None`: it is none.
+    pub fn board(&self) -> Result<Option<Board>> {
+        let Self::Sim(profile) = self else {
+            return Ok(None);
+        };
+        let profile = read(profile.as_deref().unwrap_or(Board::USUAL))?;
+        Board::of(profile).map(Some).map_err(failed)
+    }
+
     /// The machine, its rates measured; of a simulated one, `jobs` that are alike and draw what is
     /// random from `seed`.
     pub fn measured(&self, seed: u64, jobs: NonZeroUsize) -> Result<(Target, Inventory)> {

@@ -243,6 +243,27 @@ fn a_map_is_declared_shown_and_forgotten() {
 }
 
 #[test]
+fn a_simulated_machine_tells_its_map_by_timing() {
+    let folder = tempfile::tempdir().unwrap();
+    let doctor = |rest: &[&str]| kept(&folder, &[&["doctor", "--address-map"], rest].concat());
+    let sim = ["--deep", "--on", "sim:apollolake"];
+    let told = doctor(&sim).out;
+    for line in ["choose one of 16 banks", "14 17", "colours of 64 KiB pages"] {
+        assert!(told.contains(line), "{told}");
+    }
+    let json = doctor(&[&sim, ["--json"].as_slice()].concat()).json();
+    let verdict = &json["measured"]["deep"]["address-map"]["found"]["verdict"];
+    assert_eq!(verdict["is"], "map", "{verdict}");
+    let functions = serde_json::json!(["0x40", "0x24000", "0x48000", "0x90000"]);
+    assert_eq!(verdict["functions"], functions);
+    doctor(&[]).fails(2, &["--deep"]);
+    doctor(&["--deep", "--on", "coarse"]).fails(2, &["--deep and --capture look at Linux"]);
+    // Nothing was timed on this machine.
+    kept(&folder, &["colours", "map", "recovered"])
+        .fails(2, &["no address map was recovered here"]);
+}
+
+#[test]
 fn what_cannot_be_counted_is_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {

@@ -83,6 +83,17 @@ pub struct Space {
 }
 
 impl Space {
+    /// Small pages in these frames, in the order of their virtual addresses.
+    #[must_use]
+    pub fn of_frames(frames: Vec<u64>) -> Self {
+        Self {
+            shift: PAGE_SHIFT,
+            pages: frames,
+            spilled: 0,
+            large: false,
+        }
+    }
+
     /// The physical address of a virtual one. `None` beyond the end.
     #[inline]
     #[must_use]

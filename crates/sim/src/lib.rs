@@ -9,6 +9,7 @@
 //! | [`pattern`] | the generators as access patterns |
 //! | [`os`] | a small operating system |
 //! | [`Sim`] | all of it behind the engine's trait |
+//! | [`banks`] | its address map, recovered by timing |
 //! | [`recorded`] | real programs as figures of their runs |
 //! | [`coarse`] | many programs for minutes, without single accesses |
 //!
@@ -18,6 +19,7 @@
 
 pub mod access;
 mod backend;
+pub mod banks;
 pub mod board;
 pub mod coarse;
 pub mod frames;

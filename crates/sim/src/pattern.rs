@@ -12,6 +12,7 @@ use crate::access::{Access, LINE};
 mod churn;
 mod frames;
 mod lists;
+mod pair;
 mod recorded;
 mod replay;
 mod stream;
@@ -19,6 +20,7 @@ mod task;
 pub use churn::{Churn, Stores};
 pub use frames::{FPS, Frames, PASSES, Piece, Stage, Times};
 pub use lists::{ParallelLists, TooFew};
+pub use pair::Pair;
 pub use recorded::Recorded;
 pub use replay::{Replay, Unusable};
 pub use stream::Stream;
@@ -58,6 +60,8 @@ pub enum Pattern {
     },
     /// Stores past the caches, or copies.
     Stream(Stream),
+    /// Two lines, read in turn and flushed.
+    Pair(Pair),
     /// Independent random lists, walked in turn.
     ParallelLists(ParallelLists),
     /// Blocks of lines under one operation after the other.
@@ -174,6 +178,7 @@ impl Pattern {
                 }
             }
             Self::Stream(stream) => stream.next_access(),
+            Self::Pair(pair) => pair.next_access(),
             Self::ParallelLists(lists) => lists.next_access(),
             Self::Churn(churn) => churn.next_access(),
             Self::Stores(stores) => stores.next_access(),

@@ -5,16 +5,16 @@ use quell_kernel::root::Files;
 
 use crate::Error;
 
-fn refused(why: &str) -> Error {
+fn refused(what: &str, why: &str) -> Error {
     Error::refused(
-        "choosing lines by DRAM bank",
+        what,
         format!("physical addresses are not shown: {why}"),
         "run as root, or with CAP_SYS_ADMIN in the first user namespace",
     )
 }
 
 /// The physical addresses of `pages` pages of `page` bytes of this process, from the virtual
-/// address `start` on.
+/// address `start` on. `what` they are for, in errors.
 ///
 /// # Errors
 /// When addresses are hidden (the message names the capability), a page is not in memory, or the
@@ -24,9 +24,10 @@ pub fn addresses(
     start: usize,
     pages: usize,
     page: usize,
+    what: &str,
 ) -> Result<Vec<u64>, Error> {
     let pagemap = Pagemap::open(files, "self").map_err(|e| match e.errno() {
-        Some(libc::EACCES | libc::EPERM) => refused("the file may not be opened"),
+        Some(libc::EACCES | libc::EPERM) => refused(what, "the file may not be opened"),
         _ => Error::File(e),
     })?;
     let mut entries = vec![Page::default(); pages];
@@ -37,13 +38,13 @@ pub fn addresses(
         .map(|(n, entry)| {
             if n >= read || !entry.is_present() {
                 return Err(Error::refused(
-                    "choosing lines by DRAM bank",
+                    what,
                     "a page of the buffer is not in memory",
                     "free some memory, or switch swapping off",
                 ));
             }
             match entry.frame() {
-                0 => Err(refused("every page seems to lie in frame 0")),
+                0 => Err(refused(what, "every page seems to lie in frame 0")),
                 frame => Ok(frame * page as u64),
             }
         })
@@ -72,7 +73,7 @@ mod tests {
         // Soft-dirty and exclusively mapped, as the kernel marks a fresh page.
         let flags = PRESENT | 1 << 55 | 1 << 56;
         let (_root, kernel) = written(&[0, flags | 0x1234, flags | 7]);
-        let found = addresses(&kernel, 4096, 2, 4096).unwrap();
+        let found = addresses(&kernel, 4096, 2, 4096, "a test").unwrap();
         assert_eq!(found, [0x0123_4000, 0x7000]);
     }
 
@@ -80,7 +81,7 @@ mod tests {
     fn hidden_and_missing_pages_are_refused_with_the_reason() {
         let (_root, kernel) = written(&[PRESENT, 0]);
         let said = |page: usize| {
-            addresses(&kernel, page * 4096, 1, 4096)
+            addresses(&kernel, page * 4096, 1, 4096, "a test")
                 .unwrap_err()
                 .to_string()
         };
@@ -90,7 +91,9 @@ mod tests {
         let none = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(none.path().join("proc/self")).unwrap();
         let none = Kernel::at(none.path());
-        let said = addresses(&none, 0, 1, 4096).unwrap_err().to_string();
+        let said = addresses(&none, 0, 1, 4096, "a test")
+            .unwrap_err()
+            .to_string();
         assert!(said.contains("CONFIG_PROC_PAGE_MONITOR"), "{said}");
     }
 }

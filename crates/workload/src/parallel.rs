@@ -20,6 +20,8 @@ use crate::pagemap;
 use crate::procfs::live;
 use crate::resolved::Placed;
 
+/// What physical addresses are needed for.
+const BANKS: &str = "choosing lines by DRAM bank";
 /// Extra memory beyond the banks' share: a quarter of it, because frames are not handed out evenly.
 const SPARE: u64 = 4;
 
@@ -133,7 +135,7 @@ fn in_banks(wanted: u32, pages: Pages, banks: &Banks) -> Result<(Buffer, Vec<u32
     let buffer = Buffer::new(Bytes(size), pages)?;
     let page = rustix::param::page_size();
     let count = buffer.len().div_ceil(page);
-    let frames = pagemap::addresses(&live(), buffer.start().addr(), count, page)?;
+    let frames = pagemap::addresses(&live(), buffer.start().addr(), count, page, BANKS)?;
     let mut found = matching(&frames, page as u64, banks);
     found.retain(|line| (*line as usize) < buffer.len() / LINE_BYTES as usize);
     let placed = Placed {
@@ -278,7 +280,7 @@ mod tests {
         let nodes: BTreeSet<usize> = rounds(&mut lists).into_iter().flatten().collect();
         assert_eq!(nodes.len() as u64, size.0 / 64);
         for node in nodes {
-            let page = pagemap::addresses(&live(), node, 1, 4096).unwrap()[0];
+            let page = pagemap::addresses(&live(), node, 1, 4096, BANKS).unwrap()[0];
             assert!(banks.wants(page + node as u64 % 4096));
         }
         let placed = lists.placed().unwrap();

@@ -6,6 +6,7 @@
 //! is, which cache a step belongs to), so that both can be tested on values. `docs/doctor.md` says
 //! what each figure means for a person.
 
+mod address_map;
 mod counter;
 mod fingerprint;
 mod knee;
@@ -18,6 +19,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use address_map::AddressMap;
 pub use counter::CounterCheck;
 pub use fingerprint::Fingerprint;
 pub use knee::knee;
@@ -130,6 +132,10 @@ pub struct Deep {
     /// The check of counters, tried on page faults, which every kernel counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_faults: Option<CounterCheck>,
+    /// Which address bits choose the DRAM bank, by timing (`--address-map`). Absent when not
+    /// measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_map: Option<AddressMap>,
     /// What could not be measured, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<String, String>,

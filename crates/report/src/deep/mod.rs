@@ -1,10 +1,11 @@
 //! The findings of `quell doctor --deep` as text: for every block a sentence of what it means and
 //! what to do, with the figures below. `docs/doctor.md` explains each.
 
+mod address_map;
 mod memory;
 mod sharing;
 
-use quell_plan::deep::{CounterCheck, Deep, Sharing, Spread, Tail, Wakeup};
+use quell_plan::deep::{AddressMap, CounterCheck, Deep, Sharing, Spread, Tail, Wakeup};
 use quell_plan::inventory::Measured;
 
 use crate::text::{Style, Table, TableCell, Tone, number, percent};
@@ -23,7 +24,21 @@ struct Block {
     figures: String,
 }
 
+impl Block {
+    fn text(&self, style: Style) -> String {
+        let mut out = style.paint(Tone::Title, self.title) + "\n";
+        out.push_str(&style.wrap("  ", "  ", &self.meaning));
+        for line in self.figures.lines() {
+            out.push_str("    ");
+            out.push_str(line);
+            out.push('\n');
+        }
+        out + "\n"
+    }
+}
+
 const RATES: &str = "Rates";
+const ADDRESS_MAP: &str = "Address map";
 
 /// On fewer columns, tables leave out what is not essential.
 const NARROW: usize = 64;
@@ -81,6 +96,17 @@ fn blocks(measured: &Measured, deep: Option<&Deep>, style: Style) -> Vec<Block> 
                 wakeups_table(&deep.wakeups, style),
             );
         }
+        if let Some(seen) = &deep.address_map {
+            let keep = match seen.map() {
+                Some(_) => " Keep it as this machine's map with `quell colours map recovered`.",
+                None => "",
+            };
+            add(
+                (ADDRESS_MAP, "address map"),
+                address_map::meaning(seen) + keep,
+                address_map::table(seen, style),
+            );
+        }
         add(
             ("Counters", "counters"),
             counters_mean(measured, deep),
@@ -108,20 +134,24 @@ pub(crate) fn short(
     out + "\n"
 }
 
+/// What timing says of an address map, as a block of its own.
+#[must_use]
+pub fn address_map_text(seen: &AddressMap, style: Style) -> String {
+    let block = Block {
+        title: ADDRESS_MAP,
+        label: "",
+        meaning: address_map::meaning(seen),
+        figures: address_map::table(seen, style),
+    };
+    block.text(style)
+}
+
 /// Every block with its figures.
 pub(crate) fn full(measured: &Measured, style: Style) -> String {
     let deep = measured.deep.as_deref();
     let mut out = String::new();
     for block in blocks(measured, deep, style) {
-        out.push_str(&style.paint(Tone::Title, block.title));
-        out.push('\n');
-        out.push_str(&style.wrap("  ", "  ", &block.meaning));
-        for line in block.figures.lines() {
-            out.push_str("    ");
-            out.push_str(line);
-            out.push('\n');
-        }
-        out.push('\n');
+        out.push_str(&block.text(style));
     }
     if let Some(deep) = deep {
         for (what, why) in &deep.skipped {

@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use quell_plan::deep::{
-    CacheSteps, Case, Control, CounterCheck, CpuRate, Deep, Loaded, LoadedPoint, OperationRates,
-    PageCost, Pair, Sharing, SizePoint, Spread, Tail, Wakeup, knee, levels,
+    AddressMap, CacheSteps, Case, Control, CounterCheck, CpuRate, Deep, Loaded, LoadedPoint,
+    OperationRates, PageCost, Pair, Sharing, SizePoint, Spread, Tail, Wakeup, knee, levels,
 };
 use quell_plan::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, DemandSource, Identity, Inventory, Lack,
     Means, Measured, MemoryMeans, MeterKind, Node,
 };
+use quell_types::address::recovery::{Figures, Recovery, Tally, Verdict};
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::partition::Partitions;
+use quell_types::partition::{Mask, Partitions};
 use quell_types::units::{Bytes, Rate};
 
 use super::cpus;
@@ -198,11 +199,42 @@ pub(crate) fn measured_machine() -> Inventory {
                 wakeup(0, true, 4.0),
                 wakeup(1, true, 5.0),
             ],
+            address_map: Some(address_map()),
             page_faults: CounterCheck::of("number of pages touched", &[(2048, 2048)]),
             skipped: BTreeMap::from([("something".to_owned(), "it was not to be had".to_owned())]),
         }));
     }
     machine
+}
+
+/// Two functions, of which one lies within a page of 64 KiB.
+fn address_map() -> AddressMap {
+    let tally = |right, of| Tally { right, of };
+    AddressMap {
+        pool: Bytes(256 << 20),
+        took_s: 3.25,
+        found: Recovery {
+            verdict: Verdict::Map {
+                functions: vec![Mask(1 << 14), Mask(1 << 16 | 1 << 20)],
+                confidence: 0.9625,
+            },
+            figures: Figures {
+                pages: 65_536,
+                pairs: 2_900,
+                times: 17_000,
+                usual_ns: 181.5,
+                spread_ns: 3.5,
+                p99_ns: 260.0,
+                slower: 500,
+                slow_lines: 2,
+                conflict_ns: Some(229.0),
+                explained: tally(50, 51),
+                again: tally(51, 51),
+                together: tally(95, 96),
+                apart: tally(96, 96),
+            },
+        },
+    }
 }
 
 /// Two CPUs that claim a cache and do not share it.

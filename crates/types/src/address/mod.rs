@@ -14,6 +14,7 @@
 
 pub mod gf2;
 pub mod published;
+pub mod recovery;
 
 mod colour;
 mod function;

@@ -2,6 +2,7 @@
 //! each. Their time is bounded: [`Depth`] has every number of rounds and every span.
 //! `quell_plan::deep` evaluates them.
 
+mod banks;
 mod canary;
 mod loaded;
 mod pages;
@@ -21,6 +22,7 @@ use quell_types::units::Bytes;
 use crate::latency::List;
 use crate::{Error, clock, measure, procfs};
 
+pub use banks::address_map;
 pub use canary::sharing;
 pub use throttled::{Class, curve as throttled};
 
