@@ -259,10 +259,9 @@ fn processes_come_fork_execute_and_end() {
         .map(Program::pid)
         .chain([late.pid(), forks.pid()])
     {
-        let mut best = 0.0_f64;
+        // On a busy machine it is little: the shell waits for its children. A frozen one has none.
         eventually("the others go on", || {
-            best = best.max(cpu_share(pid, Duration::from_millis(500)));
-            best > 0.02
+            cpu_share(pid, Duration::from_millis(500)) > 0.0
         });
     }
     run.signal(Signal::TERM);
