@@ -14,17 +14,13 @@ mod kills;
 use std::time::{Duration, Instant};
 
 use common::{
-    Machine, Program, Running, busy, cpu_share, eventually, is_held, machine, quell, run,
+    Machine, Program, Running, busy, cpu_share, eventually, is_held, machine, quell, run, soak,
     throttles, watchdog_of,
 };
 use rustix::process::Signal;
 
 /// Long enough for a share of a CPU to be told from a fifth of it, on a busy machine too.
 const SPAN: Duration = Duration::from_millis(400);
-
-fn soak() -> bool {
-    std::env::var_os("QUELL_SOAK").is_some()
-}
 
 /// A busy best-effort program, partitioned from a critical one and regulated.
 struct Regulated {

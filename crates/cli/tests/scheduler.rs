@@ -12,7 +12,9 @@ mod common;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use common::{Machine, Program, Running, cpu_share, eventually, in_group, machine, quell};
+use common::{
+    Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell, soak,
+};
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::root::Files;
 use quell_kernel::{freezer, procfs};
@@ -90,12 +92,7 @@ fn held(policy: &str, pids: &[u32]) -> Running {
 
 /// The process id of the dispatcher. One that has ended may wait for init to collect it.
 fn dispatcher() -> Option<u32> {
-    let processes = std::fs::read_dir("/proc").unwrap();
-    let mut pids = processes.filter_map(|p| p.unwrap().file_name().to_str()?.parse().ok());
-    pids.find(|pid| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.contains("(quell/turns) ") && !stat.contains(") Z ")
-    })
+    process_named("quell/turns")
 }
 
 /// The CPUs that a process may run on.
@@ -316,11 +313,7 @@ fn after_a_kill_everything_runs_again() {
     quell_kernel::affinity::set(loops.pids()[0], &CpuSet::one(0)).unwrap();
     machine.remember();
     let policy = policy(&machine, &loops.matching(), "");
-    let kills = if std::env::var_os("QUELL_SOAK").is_some() {
-        200
-    } else {
-        6
-    };
+    let kills = if soak() { 200 } else { 6 };
     for kill in 0..kills {
         let run = held(&policy, &loops.pids());
         // At another place of the quantum each time.

@@ -18,7 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Machine, Running, eventually, machine, quell, send, status_of};
+use common::{Machine, Running, eventually, machine, quell, send, soak, status_of};
 use quell_kernel::{trace, uffd};
 use rustix::process::Signal;
 
@@ -367,8 +367,7 @@ fn a_program_that_forks_stays_intact() {
 
 /// How far apart the points of death are. The long run has every one.
 fn stride(usual: usize) -> usize {
-    let soak = std::env::var_os("QUELL_SOAK").is_some();
-    if soak { 1 } else { usual }
+    if soak() { 1 } else { usual }
 }
 
 #[test]

@@ -14,7 +14,10 @@ mod witness;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Machine, Program, Running, cpu_share, eventually, in_group, machine, quell, run};
+use common::{
+    Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell, run,
+    soak,
+};
 use quell_types::units::Nanos;
 use rustix::process::Signal;
 use witness::{Span, quantile};
@@ -194,12 +197,7 @@ impl Matched {
 
 /// The process id of the dispatcher of CPU 1. One that has ended may wait for init to collect it.
 fn dispatcher() -> Option<u32> {
-    let processes = std::fs::read_dir("/proc").unwrap();
-    let mut pids = processes.filter_map(|p| p.unwrap().file_name().to_str()?.parse().ok());
-    pids.find(|pid| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.contains("(quell/w1) ") && !stat.contains(") Z ")
-    })
+    process_named("quell/w1")
 }
 
 #[test]
@@ -208,11 +206,7 @@ fn after_a_kill_everything_runs_again() {
         return;
     };
     let matched = Matched::new(&mut machine);
-    let kills = if std::env::var_os("QUELL_SOAK").is_some() {
-        200
-    } else {
-        6
-    };
+    let kills = if soak() { 200 } else { 6 };
     for kill in 0..kills {
         let run = matched.held();
         // At another place of the frame each time.

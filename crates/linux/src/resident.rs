@@ -212,10 +212,39 @@ pub fn keep(files: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The main process's handle of a keeper. Dropping it ends the keeper.
+/// The process of a keeper. Dropping it ends the keeper.
+#[derive(Debug)]
+pub(crate) struct KeeperProcess(pub Child);
+
+impl KeeperProcess {
+    /// Its exit status as text, or the error of asking for it. `None` while it runs.
+    pub fn ended(&mut self) -> Option<String> {
+        match self.0.try_wait() {
+            Ok(None) => None,
+            Ok(Some(status)) => Some(status.to_string()),
+            Err(e) => Some(e.to_string()),
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for KeeperProcess {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // It has nothing to save, and its cgroup is about to be removed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The main process's handle of a keeper of files. Dropping it ends the keeper.
 #[derive(Debug)]
 pub struct Keeper {
-    child: Child,
+    process: KeeperProcess,
     /// The sum of the sizes of the locked files. One that is named twice counts twice.
     pub bytes: Bytes,
 }
@@ -233,9 +262,9 @@ impl Keeper {
         cgroups: &[String],
         heartbeat: &mut dyn FnMut(),
     ) -> Result<Self> {
-        let child = command.start(files, cgroups)?;
+        let process = KeeperProcess(command.start(files, cgroups)?);
         let mut keeper = Self {
-            child,
+            process,
             bytes: Bytes(0),
         };
         keeper.bytes = keeper.wait(heartbeat)?;
@@ -244,7 +273,7 @@ impl Keeper {
 
     fn wait(&mut self, heartbeat: &mut dyn FnMut()) -> Result<Bytes> {
         let none = || Error::refused("the keeper has no output");
-        let output = self.child.stdout.take().ok_or_else(none)?;
+        let output = self.process.0.stdout.take().ok_or_else(none)?;
         wait_for_output(&output, heartbeat)?;
         let mut line = String::new();
         let _ = BufReader::new(output).read_line(&mut line);
@@ -255,31 +284,18 @@ impl Keeper {
         {
             return Ok(Bytes(bytes));
         }
-        Err(last_words(&mut self.child, "locks the group's files"))
+        Err(last_words(&mut self.process.0, "locks the group's files"))
     }
 
     /// Its exit status as text, or the error of asking for it. `None` while it runs. After its end
     /// nothing is locked any more.
     pub fn ended(&mut self) -> Option<String> {
-        match self.child.try_wait() {
-            Ok(None) => None,
-            Ok(Some(status)) => Some(status.to_string()),
-            Err(e) => Some(e.to_string()),
-        }
+        self.process.ended()
     }
 
     /// Process id of the keeper.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        // It has nothing to save, and its cgroup is about to be removed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.pid()
     }
 }

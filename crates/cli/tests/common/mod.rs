@@ -32,6 +32,22 @@ pub fn quell() -> Command {
     Command::new(env!("CARGO_BIN_EXE_quell"))
 }
 
+/// Whether this is the long run.
+pub fn soak() -> bool {
+    std::env::var_os("QUELL_SOAK").is_some()
+}
+
+/// The process with this name, if there is one.
+pub fn process_named(name: &str) -> Option<u32> {
+    let name = format!("({name}) ");
+    let processes = std::fs::read_dir("/proc").unwrap();
+    let mut pids = processes.filter_map(|p| p.unwrap().file_name().to_str()?.parse().ok());
+    pids.find(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.contains(&name) && !stat.contains(") Z ")
+    })
+}
+
 /// What stands behind `key:` in a process's status.
 pub fn status_of(pid: u32, key: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

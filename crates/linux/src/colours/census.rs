@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use quell_control::settling::RightFrames;
 use quell_kernel::error::Result;
 use quell_kernel::node_memory;
 use quell_kernel::pagemap::{Flags, PageFlags, Usage};
 use quell_kernel::root::Files;
-use quell_types::address::Functions;
 use quell_types::cpuset::CpuSet;
 use quell_types::partition::Colouring;
 use quell_types::units::Bytes;
@@ -43,8 +43,8 @@ impl Census {
     }
 }
 
-/// Counts the frames of some colours. `None` where the kernel does not show what frames are used
-/// for. It reads 2 MiB for each GiB of memory.
+/// Counts the frames of some colours. `None` where there are no such colours, or the kernel does
+/// not show what frames are used for. It reads 2 MiB for each GiB of memory.
 ///
 /// # Errors
 /// [`quell_kernel::error::Error::File`], [`quell_kernel::error::Error::Malformed`].
@@ -52,15 +52,10 @@ pub fn of(files: &dyn Files, colouring: &Colouring, colours: &CpuSet) -> Result<
     let Some(flags) = PageFlags::open(files)? else {
         return Ok(None);
     };
-    let masks = colouring.functions.iter().map(|mask| mask.0).collect();
-    let (colour, page) = (Functions::new(masks), colouring.page.0.max(1));
-    let wanted: Vec<bool> = (0..colouring.count())
-        .map(|c| colours.contains(c))
-        .collect();
-    let is_wanted = |frame: u64| {
-        let at = usize::try_from(colour.of(frame.saturating_mul(page)));
-        at.is_ok_and(|at| wanted.get(at).copied() == Some(true))
+    let Some(wanted) = RightFrames::new(colouring, colours) else {
+        return Ok(None);
     };
+    let page = colouring.page.0.max(1);
     let mut frames = BTreeMap::new();
     let mut room = Vec::new();
     for ranges in node_memory::ranges(files, page)?.values() {
@@ -72,7 +67,7 @@ pub fn of(files: &dyn Files, colouring: &Colouring, colours: &CpuSet) -> Result<
                 room.resize(count, Flags::default());
                 let read = flags.read(first, &mut room)?;
                 for (frame, flags) in (first..).zip(&room[..read]) {
-                    if is_wanted(frame) && flags.usage() != Usage::Never {
+                    if wanted.has(frame) && flags.usage() != Usage::Never {
                         *frames.entry(flags.usage()).or_insert(0) += 1;
                     }
                 }

@@ -9,7 +9,6 @@
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
-use std::process::Child;
 
 use quell_kernel::error::{Error, Result};
 use quell_types::cpuset::{CpuId, CpuSet};
@@ -17,7 +16,7 @@ use quell_types::units::{Bytes, Nanos, Share};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::resident::{KeeperCommand, last_words, wait_for_output};
+use crate::resident::{KeeperCommand, KeeperProcess, last_words, wait_for_output};
 
 pub use quell_control::hoard::{Round, Rules};
 
@@ -171,7 +170,7 @@ fn mib(bytes: Bytes) -> String {
 /// The main process's handle of a hoard. Dropping it ends the keeper and frees its frames.
 #[derive(Debug)]
 pub struct Hoard {
-    child: Child,
+    process: KeeperProcess,
     output: File,
     buffer: Vec<u8>,
     kept: Bytes,
@@ -194,11 +193,11 @@ impl Hoard {
             return Err(Error::refused(why));
         }
         let rules = serde_json::to_string(rules).map_err(|e| Error::refused(e.to_string()))?;
-        let mut child = command.start(&[rules], cgroups)?;
-        let output = child.stdout.take();
+        let mut process = KeeperProcess(command.start(&[rules], cgroups)?);
+        let output = process.0.stdout.take();
         let output = output.ok_or_else(|| Error::refused("the keeper has no output"))?;
         let mut hoard = Self {
-            child,
+            process,
             output: File::from(OwnedFd::from(output)),
             buffer: Vec::new(),
             kept: Bytes(0),
@@ -208,7 +207,7 @@ impl Hoard {
         loop {
             wait_for_output(&hoard.output, heartbeat)?;
             if hoard.drain()? {
-                return Err(last_words(&mut hoard.child, "holds page frames"));
+                return Err(last_words(&mut hoard.process.0, "holds page frames"));
             }
             if let Some(first) = hoard.next()? {
                 hoard.kept = first.kept;
@@ -241,7 +240,7 @@ impl Hoard {
         };
         let line = serde_json::to_string(command).map_err(|e| ended(e.into()))?;
         let gone = || Error::refused("the keeper of the hoard has no input");
-        let input = self.child.stdin.as_mut().ok_or_else(gone)?;
+        let input = self.process.0.stdin.as_mut().ok_or_else(gone)?;
         input
             .write_all(format!("{line}\n").as_bytes())
             .map_err(ended)
@@ -256,17 +255,13 @@ impl Hoard {
     /// Its exit status as text, or the error of asking for it. `None` while it runs. After its end
     /// any program may get the frames.
     pub fn ended(&mut self) -> Option<String> {
-        match self.child.try_wait() {
-            Ok(None) => None,
-            Ok(Some(status)) => Some(status.to_string()),
-            Err(e) => Some(e.to_string()),
-        }
+        self.process.ended()
     }
 
     /// Process id of the keeper.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     /// Reads what is there. Whether the output has ended.
@@ -289,14 +284,5 @@ impl Hoard {
         };
         let line: Vec<u8> = self.buffer.drain(..=end).collect();
         Report::parse(String::from_utf8_lossy(&line).trim()).map(Some)
-    }
-}
-
-impl Drop for Hoard {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        // It has nothing to save.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

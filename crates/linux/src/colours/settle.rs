@@ -10,7 +10,7 @@ use std::time::Duration;
 use quell_control::settling::{MOST_PAGES, Pace, Pacer, PageState, RightFrames, chunk};
 use quell_kernel::cgroup::Cgroups;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::pagemap::{Page, PageFlags, Pagemap};
+use quell_kernel::pagemap::{Page, Pagemap};
 use quell_kernel::paging::{self, Mapping};
 use quell_kernel::root::Files;
 use quell_kernel::traceable::{self, Obstacle};
@@ -393,26 +393,18 @@ impl Settling {
             Err(_) if !procfs::alive(files, self.task) => 0,
             Err(e) => return Err(e),
         };
-        let flags = PageFlags::open(files)?;
         let state = |(page, entry): (u64, &Page)| {
+            // The page of zeroes, which many mappings have, is never exclusive.
             let own = entry.is_present() && entry.is_exclusive() && !entry.is_of_file();
             if !own || entry.frame() == 0 || self.refused.contains(&page) {
-                return Ok(PageState::Fixed);
+                return PageState::Fixed;
             }
-            if self.right.has(entry.frame()) {
-                return Ok(PageState::Right);
+            match self.right.has(entry.frame()) {
+                true => PageState::Right,
+                false => PageState::Wrong,
             }
-            let zeroes = match &flags {
-                Some(flags) => flags.of(entry.frame())?.is_zero_page(),
-                None => false,
-            };
-            Ok(if zeroes {
-                PageState::Fixed
-            } else {
-                PageState::Wrong
-            })
         };
-        (first..).zip(&entries[..read]).map(state).collect()
+        Ok((first..).zip(&entries[..read]).map(state).collect())
     }
 
     /// Moves one chunk. Returns whether all of it was handled.
