@@ -24,8 +24,8 @@ const PAGE: usize = 4096;
 /// The address bit by which colours differ: the highest of the index of the third level.
 const BIT: u64 = 18;
 
-/// Emulated, stopping a thread alone takes milliseconds. The list is of 3.5 MiB, the cache of 8 MiB,
-/// half of which has each colour.
+/// Emulated, stopping a thread alone takes milliseconds. The list is of 3.5 MiB, the cache of
+/// 8 MiB, half of which has each colour.
 const SCRIPT: &str = r#"
 export QUELL_STATE_DIR=/tmp/state
 cat /sys/devices/system/cpu/cpu0/cache/index3/size
@@ -78,8 +78,8 @@ fn right(memory: &Memory, size: usize) -> f64 {
     right.count() as f64 / (size / PAGE) as f64
 }
 
-/// As `guest::list`. If it is to be `coloured`, it waits for 15 minutes at most until its memory has
-/// frames of colour 1.
+/// As `guest::list`. If it is to be `coloured`, it waits until its memory has frames of colour 1,
+/// for 15 minutes at most.
 fn list(size: usize, times: usize, beside: bool, coloured: bool) {
     const CACHE_MISSES: u64 = 3;
     let memory = Memory::new(size);
