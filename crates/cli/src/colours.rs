@@ -125,7 +125,13 @@ fn known(named: Option<&str>, files: &Kernel) -> Result<(KnownMap, Offer)> {
     };
     let shape = topology::read(files, None).map_err(failed)?;
     let page = Bytes(rustix::param::page_size() as u64);
-    let offer = colours::offer(files, Some(&map), &shape.caches, &shape.nodes, page);
+    let around = colours::Around {
+        caches: &shape.caches,
+        nodes: &shape.nodes,
+        page,
+        frames: Ok(()),
+    };
+    let offer = colours::offer(files, Some(&map), around);
     let offer = offer.map_err(failed)?;
     let known = offer.known.clone();
     Ok((

@@ -12,6 +12,7 @@ use quell_kernel::resctrl::Group;
 use quell_kernel::root::Kernel;
 use quell_kernel::tasks::{Matcher, assign};
 use quell_linux::backend::{Linux, Tools};
+use quell_linux::colours::settler::SettlerCommand;
 use quell_linux::resident::KeeperCommand;
 use quell_linux::session::WatchdogCommand;
 use quell_plan::deep::{AddressMap, Fingerprint, MbaCurve};
@@ -103,6 +104,14 @@ pub fn confined() -> Result<Inventory> {
     Ok(found()?.1)
 }
 
+/// The command that starts a settler.
+pub fn settler() -> SettlerCommand {
+    SettlerCommand {
+        program: "/proc/self/exe".into(),
+        arguments: vec!["__settle".into()],
+    }
+}
+
 /// As [`linux`]; and why what is kept of the machine does not hold.
 fn found() -> Result<(Linux, Inventory, Vec<String>)> {
     let tools = Tools {
@@ -119,6 +128,7 @@ fn found() -> Result<(Linux, Inventory, Vec<String>)> {
             program: "/proc/self/exe".into(),
             arguments: vec!["__hoard".into()],
         },
+        settler: settler(),
     };
     let mut backend = Linux::new(Path::new(RUN_ROOT), tools).map_err(failed)?;
     let machine = backend.inventory(Probe::Fast).map_err(failed)?;

@@ -18,6 +18,7 @@ use quell_control::config::Meter;
 use quell_control::config::Regulation;
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_linux::backend::{Linux, Tools};
+use quell_linux::colours::settler::SettlerCommand;
 use quell_linux::lock::RUN_ROOT;
 use quell_linux::resident::KeeperCommand;
 use quell_linux::session::WatchdogCommand;
@@ -265,6 +266,10 @@ fn live(test: &str) -> Option<Live> {
         hoard: KeeperCommand {
             program: env!("CARGO_BIN_EXE_quell").into(),
             arguments: vec!["__hoard".into()],
+        },
+        settler: SettlerCommand {
+            program: env!("CARGO_BIN_EXE_quell").into(),
+            arguments: vec!["__settle".into()],
         },
     };
     Some(Live {

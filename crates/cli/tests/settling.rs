@@ -498,3 +498,93 @@ fn what_cannot_be_settled_is_refused_with_the_reason() {
     is_refused(&machine, ended.id(), &["zombie"]);
     ended.wait().unwrap();
 }
+
+/// The pages of the program that have frames of the reserved colours, and all of them.
+fn share(pid: u32) -> (u64, u64) {
+    let found = counted(pid);
+    (found[2] + found[3], found.iter().sum())
+}
+
+/// `quell run` of a policy that reserves two of eight colours for the program. The hoard has at
+/// most 256 MiB, so it holds off no neighbour.
+fn run_of_colours(machine: &Machine, pid: u32) -> Command {
+    let policy = format!(
+        "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 'any'\nmatch = [{{ pid = {pid} }}]\n\
+        reserve.banks = '2-3'\n[hoard]\nlimit = '256MiB'\nreserve = '1GiB'\npace = '100%'\n\
+        longest-stop = '100ms'\n"
+    );
+    let state = machine.path("state");
+    let map = machine.file("map.txt", MAP);
+    let mut declared = quell();
+    declared.args(["colours", "map", &map]);
+    let done = Running::start(declared.env("QUELL_STATE_DIR", &state)).wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    let mut command = quell();
+    let policy = machine.file("colours.toml", &policy);
+    command.args(["run", &policy]).env("QUELL_STATE_DIR", state);
+    command
+}
+
+#[test]
+fn a_policy_moves_pages_into_colours_that_it_holds() {
+    let Some(mut machine) = able("a policy") else {
+        return;
+    };
+    let program = Checked::start(&machine, 16, false);
+    machine.remember();
+    let record = machine.path("record");
+    let mut command = run_of_colours(&machine, program.pid());
+    let run = Running::start(command.arg("--out").arg(&record));
+    let compaction = || fs::read_to_string("/proc/sys/vm/compact_unevictable_allowed").unwrap();
+    eventually("frames are held", || compaction().trim() == "0");
+    eventually("its pages have its colours", || {
+        let (right, all) = share(program.pid());
+        right * 100 >= all * 95
+    });
+    let recorded = || {
+        let mut runs = fs::read_dir(&record).ok()?;
+        let events = runs.next()?.ok()?.path().join("events.jsonl");
+        fs::read_to_string(events).ok()
+    };
+    eventually("it is recorded", || {
+        recorded().is_some_and(|text| text.contains("\"coloured\""))
+    });
+    send(run.pid(), Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(
+        done.err.contains("of reserved colours are held"),
+        "{done:?}"
+    );
+    assert!(done.err.contains("had its colours at last"), "{done:?}");
+    program.is_intact();
+    machine.unchanged("after the run");
+}
+
+#[test]
+fn a_killed_run_of_colours_leaves_nothing() {
+    let Some(mut machine) = able("a killed run") else {
+        return;
+    };
+    let program = Checked::start(&machine, 16, false);
+    machine.remember();
+    for round in 0..3 {
+        let run = Running::start(&mut run_of_colours(&machine, program.pid()));
+        let (before, _) = share(program.pid());
+        // In the middle of moving; then while frames are taken; then once all is done.
+        let when = |right: u64, all: u64| match round {
+            0 => right > before + 200,
+            1 => true,
+            _ => right * 100 >= all * 95,
+        };
+        eventually("the moment has come", || {
+            let (right, all) = share(program.pid());
+            when(right, all)
+        });
+        send(run.pid(), Signal::KILL);
+        assert_eq!(run.wait().code, 137);
+        machine.undone_or_restored();
+        program.is_intact();
+    }
+    machine.unchanged("after three deaths");
+}

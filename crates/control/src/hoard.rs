@@ -292,10 +292,14 @@ impl Slots {
         }
     }
 
-    /// Gives up pages of reserved colours: of the colours of which most are kept first, so that all
-    /// last equally long. Returns the slots whose frames are to be released, in runs.
-    pub fn give_up(&mut self, pages: u64) -> Vec<Range<usize>> {
-        let mut left = shares(&self.kept, pages);
+    /// Gives up pages of reserved colours, or of these among them: of the colours of which most are
+    /// kept first, so that all last equally long. Returns the slots whose frames are to be
+    /// released, in runs.
+    pub fn give_up(&mut self, pages: u64, of: Option<&CpuSet>) -> Vec<Range<usize>> {
+        let given = |colour: u32| of.is_none_or(|of| of.contains(colour));
+        let kept = (0..).zip(&self.kept);
+        let kept: Vec<u64> = kept.map(|(c, n)| if given(c) { *n } else { 0 }).collect();
+        let mut left = shares(&kept, pages);
         let mut open: u64 = left.iter().sum();
         let mut given = Vec::new();
         for (at, slot) in self.slots.iter_mut().enumerate().rev() {

@@ -172,7 +172,7 @@ proptest! {
         let short = machine.memory().available < rules.reserve;
         let near = machine.memory().available.0 < rules.reserve.0 * 2;
         let pages = slots.pressed(machine.memory(), Share::percent(stalled));
-        let runs = slots.give_up(pages);
+        let runs = slots.give_up(pages, None);
         prop_assert_eq!(runs.iter().map(|r| r.len() as u64).sum::<u64>(), pages);
         machine.empty(&runs);
         only_reserved(&slots, &machine, &rules);

@@ -164,6 +164,11 @@ impl Pacer {
         self.pages
     }
 
+    /// Changes the share of time that the program may be stopped.
+    pub const fn pace(&mut self, share: Share) {
+        self.pace.share = share;
+    }
+
     /// To be called after a stop that moved so many pages and took so long. Returns how long the
     /// program runs before the next stop, at least.
     pub fn after(&mut self, pages: u64, lasted: Nanos) -> Nanos {

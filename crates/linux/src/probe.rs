@@ -92,7 +92,19 @@ pub fn probe(
     let registers = trials.registers(files);
     let page = trials.page();
     let declared = before.address_map.as_ref();
-    let colours = colours::offer(files, declared, &shape.caches, &shape.nodes, page)?;
+    // Without a map nothing is moved. Without root the reason would be another one.
+    let settling = (declared.is_some() && root).then(|| trials.settling());
+    let frames = settling
+        .clone()
+        .unwrap_or(Ok(()))
+        .and_then(|()| lock.clone());
+    let around = colours::Around {
+        caches: &shape.caches,
+        nodes: &shape.nodes,
+        page,
+        frames,
+    };
+    let colours = colours::offer(files, declared, around)?;
     let tried = Tried {
         immunity_refused: immunity.clone().err(),
         lock_refused: lock.clone().err(),
@@ -101,6 +113,7 @@ pub fn probe(
         cgroup_clock_refused: time.clone().err(),
         divides,
         registers: Some(registers.clone()),
+        settling,
         counters,
         page: Some(page).filter(|page| *page != SMALL_PAGE),
     };
@@ -124,6 +137,7 @@ pub fn probe(
         partitions: Partitions {
             sets: colours.sets,
             banks: colours.banks,
+            hoarded: colours.hoarded,
             address_map: colours.known,
             ..offer.map(|o| o.partitions).unwrap_or_default()
         },

@@ -16,7 +16,7 @@ use quell_control::config::Allows;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::{CpuWeight, PageSize};
-use quell_types::partition::{ColourChoice, Mask};
+use quell_types::partition::{ColourChoice, Colouring, Divides, Mask};
 use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 
@@ -177,6 +177,37 @@ pub enum Setting {
         /// What happens when these colours are used up: others are taken and reported, or the
         /// allocation fails.
         spill: bool,
+    },
+    /// Hold the free page frames of these colours, so that no program gets them but the groups that
+    /// reserve them.
+    Hoard {
+        /// How frames have colours.
+        colouring: Colouring,
+        /// The colours that some group reserves.
+        colours: CpuSet,
+        /// What is held at most, at any time. Absent: what is free.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        limit: Option<Bytes>,
+        /// Memory that stays free for other programs.
+        reserve: Bytes,
+        /// What the groups need at least, by their reserves of memory.
+        least: Bytes,
+    },
+    /// Move pages of the group into frames of these colours, which a hoard releases for it.
+    Settle {
+        /// What the colours divide.
+        divides: Divides,
+        /// How frames have colours.
+        colouring: Colouring,
+        /// The group's colours.
+        colours: CpuSet,
+        /// What happens when the hoard has no frames left: pages stay where they are and that is
+        /// reported, or the run ends.
+        spill: bool,
+        /// The share of time that a process that runs already may be stopped.
+        pace: Share,
+        /// The longest stop that is aimed at.
+        longest: Nanos,
     },
     /// Pseudo-lock the first bytes of the group's memory in the caches of a level: others fill
     /// other ways, and what is locked is not evicted.

@@ -9,7 +9,7 @@ use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::Level;
 use quell_types::units::{LINE_BYTES, Nanos};
 
-use crate::events::{Event, Paged, Phase};
+use crate::events::{ColouredPages, Event, Paged, Phase};
 use crate::quanta::Turns;
 use crate::standing::{Standing, Worth};
 use crate::windows::Kept;
@@ -34,6 +34,8 @@ pub struct Account {
     pub turns: Option<Turns>,
     /// Group → the pages of its memory at first and at last.
     pub paged: BTreeMap<GroupId, (Paged, Paged)>,
+    /// Group and process → its program, and the colours of its pages at last.
+    pub coloured: BTreeMap<(GroupId, u32), (String, ColouredPages)>,
 }
 
 /// What the tasks of one group got during the hold.
@@ -115,6 +117,7 @@ impl Account {
             windows: None,
             turns: None,
             paged: BTreeMap::new(),
+            coloured: BTreeMap::new(),
         }
     }
 
@@ -169,6 +172,15 @@ impl Account {
             }
             Event::Windows { kept } => self.windows = Some(kept.clone()),
             Event::Turns { turns } => self.turns = Some(turns.clone()),
+            Event::Coloured {
+                group,
+                pid,
+                program,
+                pages,
+            } => {
+                let of = (group.clone(), *pid);
+                self.coloured.insert(of, (program.clone(), *pages));
+            }
             Event::Paged { group, pages } => {
                 let (_, last) = self.paged.entry(group.clone()).or_insert((*pages, *pages));
                 *last = *pages;

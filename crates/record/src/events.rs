@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::about::About;
+pub use crate::pages::{ColouredPages, Paged};
 use crate::quanta::Turns;
 use crate::result::CompareResult;
 use crate::standing::Cause;
@@ -102,6 +103,18 @@ pub enum Event {
         /// The sizes, summed over its processes.
         #[serde(flatten)]
         pages: Paged,
+    },
+    /// Where the pages of a process lie that are moved into frames of its group's colours.
+    Coloured {
+        /// The group of the process.
+        group: GroupId,
+        /// Number of the process.
+        pid: u32,
+        /// The program's name, as the kernel has it.
+        program: String,
+        /// Pages, and the stops that moving them took.
+        #[serde(flatten)]
+        pages: ColouredPages,
     },
     /// Units of work of an observed group since the last such event.
     Units {
@@ -305,24 +318,6 @@ impl std::fmt::Display for Declared {
             .collect();
         f.write_str(&said.join(", "))
     }
-}
-
-/// Memory of processes by what it lies in, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Paged {
-    /// Number of processes.
-    pub processes: u32,
-    /// Bytes of anonymous memory that are in memory.
-    pub anonymous_bytes: u64,
-    /// Bytes of these that lie in large pages.
-    pub large_bytes: u64,
-    /// Bytes of mappings that are locked, whether they are in memory yet or not.
-    pub locked_bytes: u64,
-    /// Page faults without input or output since each process began. Memory that the kernel fills
-    /// ahead counts, too.
-    pub minor_faults: u64,
-    /// Page faults that needed input or output, counted in the same way.
-    pub major_faults: u64,
 }
 
 /// What was done about a group's memory.

@@ -78,6 +78,20 @@ pub enum Cause {
     },
     /// All processes of the group have their memory locked again.
     Locked,
+    /// Frames of the group's colours are not kept from other programs any more.
+    Unheld {
+        /// Why, in a sentence without its end.
+        why: String,
+    },
+    /// Pages of a process do not get the group's colours.
+    Unsettled {
+        /// Number of the process.
+        pid: u32,
+        /// Why, in a sentence without its end.
+        why: String,
+    },
+    /// Pages of all processes of the group that can be moved get its colours again.
+    Settled,
     /// Memory of the group that should lie in large pages lies in small ones.
     SmallPages {
         /// How many bytes.
@@ -141,6 +155,14 @@ impl fmt::Display for Cause {
                 write!(f, "the memory of process {pid} is not locked: {why}")
             }
             Self::Locked => f.write_str("the memory of all its processes is locked again"),
+            Self::Unheld { why } => write!(
+                f,
+                "frames of its colours are not kept from other programs any more: {why}"
+            ),
+            Self::Unsettled { pid, why } => {
+                write!(f, "pages of process {pid} have other colours: {why}")
+            }
+            Self::Settled => f.write_str("its pages have its colours again"),
             Self::SmallPages { bytes, why } => {
                 write!(
                     f,

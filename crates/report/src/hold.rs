@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use quell_plan::{Held, Plan};
 use quell_record::account::{Account, Neighbour, Share};
 use quell_record::backend::Undone;
-use quell_record::events::Paged;
+use quell_record::events::{ColouredPages, Paged};
 use quell_types::ids::GroupId;
 use quell_types::mechanism::Level;
 use quell_types::units::Nanos;
@@ -201,6 +201,10 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
             .iter()
             .map(|(group, (first, last))| paged(group, *first, *last)),
     );
+    let processes = account.coloured.iter();
+    lines.extend(
+        processes.map(|((group, pid), (program, pages))| coloured(group, *pid, program, *pages)),
+    );
     if !revoked || undone.restored > 0 {
         let changes = counted(u64::from(undone.restored));
         let s = if undone.restored == 1 { "" } else { "s" };
@@ -226,6 +230,22 @@ pub(crate) fn paged(group: &str, first: Paged, last: Paged) -> String {
         mib(first.locked_bytes),
         counted(minor),
         counted(major),
+    )
+}
+
+/// The colours of a process's pages, and the stops that they took.
+pub(crate) fn coloured(group: &str, pid: u32, program: &str, pages: ColouredPages) -> String {
+    let all = pages.right + pages.wrong;
+    let share = pages.right as f64 * 100.0 / all.max(1) as f64;
+    let ms = |ns: u64| ns as f64 / 1e6;
+    format!(
+        "{group}: {share:.1} % of {} pages of process {pid} ({program}) had its colours at last; {} moved in {} stops of all its threads, 99 % within {:.1} ms, longest {:.1} ms; {:.1} MiB were held for its group",
+        counted(all),
+        counted(pages.moved),
+        counted(pages.stops),
+        ms(pages.p99_ns),
+        ms(pages.longest_ns),
+        pages.held_bytes as f64 / f64::from(1 << 20),
     )
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use quell_record::events::{Declared, Event, Paged, Record, Spent};
+use quell_record::events::{ColouredPages, Declared, Event, Paged, Record, Spent};
 
 use crate::hold;
 use crate::memory::memory;
@@ -50,6 +50,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     said.extend(memory(record));
     said.extend(spent(record));
     said.extend(paged(record));
+    said.extend(coloured(record));
     for event in &record.events {
         if let Event::Exit { group, status } = &event.event {
             said.push(format!("{group} ended with status {status}."));
@@ -205,6 +206,25 @@ fn paged(record: &Record) -> Vec<String> {
     }
     let said = groups.iter();
     said.map(|(group, (first, last))| hold::paged(group, *first, *last) + ".")
+        .collect()
+}
+
+/// The colours of the pages of each process at last.
+fn coloured(record: &Record) -> Vec<String> {
+    let mut last: BTreeMap<(&str, u32), (&str, ColouredPages)> = BTreeMap::new();
+    for stamped in &record.events {
+        if let Event::Coloured {
+            group,
+            pid,
+            program,
+            pages,
+        } = &stamped.event
+        {
+            last.insert((group, *pid), (program, *pages));
+        }
+    }
+    let said = last.iter();
+    said.map(|((group, pid), (program, pages))| hold::coloured(group, *pid, program, *pages) + ".")
         .collect()
 }
 

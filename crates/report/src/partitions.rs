@@ -251,6 +251,23 @@ pub(crate) fn described(set: &Setting) -> String {
             )
         }
         Setting::Colour { choices, spill } => coloured(choices, *spill),
+        Setting::Hoard {
+            colours, reserve, ..
+        } => format!(
+            "hold the free page frames of {}; {reserve} stay free",
+            numbered(colours)
+        ),
+        Setting::Settle {
+            divides,
+            colours,
+            pace,
+            longest,
+            ..
+        } => format!(
+            "move its pages into frames of {} of {}: stopped for {pace} of the time, about {longest} each",
+            numbered(colours),
+            divides.of()
+        ),
         Setting::Lock { level, mask, size } => {
             format!("lock {size} of its memory in L{level}, in ways {mask}")
         }
@@ -258,13 +275,17 @@ pub(crate) fn described(set: &Setting) -> String {
     }
 }
 
+/// `colours 4-7`
+fn numbered(colours: &CpuSet) -> String {
+    let s = if colours.len() == 1 { "" } else { "s" };
+    format!("colour{s} {}", colours.brief())
+}
+
 /// Page frames in words.
 fn coloured(choices: &[ColourChoice], spill: bool) -> String {
-    let each = choices.iter().map(|choice| {
-        let s = if choice.colours.len() == 1 { "" } else { "s" };
-        let (colours, of) = (choice.colours.brief(), choice.divides.of());
-        format!("colour{s} {colours} of {of}")
-    });
+    let each = choices
+        .iter()
+        .map(|choice| format!("{} of {}", numbered(&choice.colours), choice.divides.of()));
     let each: Vec<String> = each.collect();
     let nodes = choices.iter().map(|choice| &choice.nodes);
     let nodes = nodes.fold(CpuSet::new(), |all, nodes| all.union(nodes));

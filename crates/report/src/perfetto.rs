@@ -203,6 +203,7 @@ fn instant(event: &Event) -> Option<(String, Value)> {
         | Event::Throttle { .. }
         | Event::Windows { .. }
         | Event::Turns { .. }
+        | Event::Coloured { .. }
         | Event::Paged { .. }
         | Event::Spent { .. } => return None,
         Event::Resized {

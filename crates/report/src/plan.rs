@@ -219,6 +219,8 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             describe(&step.set)
         }
         Setting::SteerMemory { .. }
+        | Setting::Hoard { .. }
+        | Setting::Settle { .. }
         | Setting::Swappiness { .. }
         | Setting::BoundMemory { .. }
         | Setting::Sysctls { .. }
@@ -315,6 +317,8 @@ pub(crate) fn describe(set: &Setting) -> String {
         | Setting::WaysCpus { .. }
         | Setting::WayRegisters { .. }
         | Setting::Colour { .. }
+        | Setting::Hoard { .. }
+        | Setting::Settle { .. }
         | Setting::Lock { .. } => partitions::described(set),
         Setting::OomImmune => "make it immune from the kernel's killing for memory".to_owned(),
         Setting::ProtectMemory { size: Some(size) } => {

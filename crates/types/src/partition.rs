@@ -96,6 +96,10 @@ pub struct Partitions {
     /// together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub joint: Option<Colouring>,
+    /// Colours are given to a group page by page of a running kernel: a hoard keeps the frames of
+    /// its colours from other programs, and its pages are moved into them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub hoarded: bool,
     /// Pseudo-locking: the cache level whose ways can be locked; a level of `ways`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lock: Option<u32>,

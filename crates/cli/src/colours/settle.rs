@@ -7,7 +7,6 @@ use quell_kernel::root::Kernel;
 use quell_kernel::{oom, procfs, signals, topology};
 use quell_linux::colours::placement;
 use quell_linux::colours::settle::{self, Hold, Settled, Wanted};
-use quell_linux::colours::settler::SettlerCommand;
 use quell_linux::session::Session;
 use quell_types::cpuset::CpuSet;
 use quell_types::partition::Colouring;
@@ -126,11 +125,7 @@ pub fn run(args: &Settle) -> Result {
         hold: args.hold,
     };
     let settled = held(&files, |hold| {
-        let command = SettlerCommand {
-            program: "/proc/self/exe".into(),
-            arguments: vec!["__settle".into()],
-        };
-        settle::settle(hold, task.id, &wanted, &command).map_err(failed)
+        settle::settle(hold, task.id, &wanted, &machine::settler()).map_err(failed)
     })?;
     let after = match procfs::alive(&files, task.id) {
         true => right(args, &files, &colouring)?,

@@ -50,6 +50,11 @@ impl Memory {
         }
     }
 
+    /// Where it begins.
+    pub fn address(&self) -> usize {
+        self.start.addr()
+    }
+
     pub fn read(&self) {
         (0..self.size).step_by(LINE).for_each(|at| self.load(at));
     }

@@ -105,6 +105,7 @@ impl Linux {
         self.enforcers.windows.release(&mut self.host);
         self.enforcers.scheduler.release(&mut self.host);
         self.enforcers.pressure.release(&mut self.host);
+        self.enforcers.colours.release(&mut self.host);
         // Waiting for a program that hangs takes longer than the lease lasts. The heartbeat goes
         // on, so that the watchdog does not take the run away meanwhile.
         self.programs.stop(&mut self.host.heart());

@@ -103,6 +103,9 @@ impl Linux {
                 self.next_look = rt::now().plus(LOOK);
                 self.check(seen);
             }
+            if self.host.session.is_some() && !self.revoked {
+                self.enforcers.colours.turn(&mut self.host, seen);
+            }
             if !seen.is_empty() || rt::now() >= until {
                 if seen
                     .iter()
@@ -123,6 +126,7 @@ impl Linux {
             } else {
                 until
             };
+            let next = next.min(self.enforcers.colours.next);
             self.poll(next.min(self.programs.next_call))?;
         }
     }

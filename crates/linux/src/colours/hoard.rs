@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 
 use quell_kernel::error::{Error, Result};
-use quell_types::cpuset::CpuId;
+use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::{Bytes, Nanos, Share};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,9 @@ pub enum Command {
         /// The CPU on which they are released. The kernel hands them out there first. Absent: any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cpu: Option<CpuId>,
+        /// Their colours. Absent: those of which most are held.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        colours: Option<CpuSet>,
     },
 }
 

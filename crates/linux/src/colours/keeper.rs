@@ -66,7 +66,11 @@ pub fn keep(rules: &str) -> Result<()> {
     loop {
         match keeper.input.next(TICK)? {
             Asked::For(Command::Sieve) => keeper.sieve()?,
-            Asked::For(Command::Release { pages, cpu }) => keeper.release_asked(pages, cpu)?,
+            Asked::For(Command::Release {
+                pages,
+                cpu,
+                colours,
+            }) => keeper.release_asked(pages, cpu, colours.as_ref())?,
             Asked::Nothing => {}
             Asked::ToEnd => return Ok(()),
         }
@@ -407,12 +411,17 @@ impl<'a> Keeper<'a> {
     }
 
     /// Releases frames of reserved colours for a program that runs on this CPU.
-    fn release_asked(&mut self, pages: u64, cpu: Option<CpuId>) -> Result<()> {
+    fn release_asked(
+        &mut self,
+        pages: u64,
+        cpu: Option<CpuId>,
+        colours: Option<&CpuSet>,
+    ) -> Result<()> {
         if let Some(cpu) = cpu {
             // Elsewhere they are free, too, and the kernel hands out others first.
             let _ = rt::pin(cpu);
         }
-        let runs = self.slots.give_up(pages);
+        let runs = self.slots.give_up(pages, colours);
         let pages = runs.iter().map(|run| run.len() as u64).sum();
         for run in runs {
             self.release(run)?;
@@ -429,7 +438,7 @@ impl<'a> Keeper<'a> {
         if pages == 0 {
             return Ok(());
         }
-        let runs = self.slots.give_up(pages);
+        let runs = self.slots.give_up(pages, None);
         self.free(runs)?;
         self.stalls.forget();
         self.report(What::GaveUp {

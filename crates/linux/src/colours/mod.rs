@@ -53,10 +53,22 @@ pub struct Offer {
     pub banks: Option<Colouring>,
     /// Colours of the cache sets that memory nodes have.
     pub sets: Option<Colouring>,
-    /// Why no colours are offered by nodes, where there is a map.
+    /// Whether nodes have all colours, so that a hoard keeps the frames of a group's.
+    pub hoarded: bool,
+    /// Why no colours are offered, where there is a map.
     why: String,
-    /// Whether what is missing is not built yet.
-    not_built: bool,
+}
+
+/// What is around the map.
+pub struct Around<'a> {
+    /// The machine's caches.
+    pub caches: &'a [Cache],
+    /// Its memory nodes.
+    pub nodes: &'a [Node],
+    /// The size of its small pages.
+    pub page: Bytes,
+    /// Whether page frames can be held, and pages be moved into them. The error is the reason.
+    pub frames: std::result::Result<(), String>,
 }
 
 /// log2 of the size of a large page: what one table of page-table entries maps.
@@ -72,17 +84,17 @@ fn index(caches: &[Cache]) -> Vec<u64> {
     sets.map_or_else(Vec::new, |(line, sets)| of_index(line, sets))
 }
 
-/// What a machine offers by this map. `page` is the size of its small pages.
+/// What a machine offers by this map.
 ///
 /// # Errors
 /// Files of the kernel that cannot be read or make no sense.
-pub fn offer(
-    files: &dyn Files,
-    declared: Option<&Declared>,
-    caches: &[Cache],
-    nodes: &[Node],
-    page: Bytes,
-) -> Result<Offer> {
+pub fn offer(files: &dyn Files, declared: Option<&Declared>, around: Around<'_>) -> Result<Offer> {
+    let Around {
+        caches,
+        nodes,
+        page,
+        frames,
+    } = around;
     let Some(declared) = declared else {
         return Ok(Offer::default());
     };
@@ -118,14 +130,27 @@ pub fn offer(
         known: Some(known),
         ..Offer::default()
     };
-    if let Err((why, not_built)) = by_nodes(&mut offer, [&banks, &sets], &memory, nodes, page) {
-        (offer.why, offer.not_built) = (why, not_built);
+    match (
+        by_nodes(&mut offer, [&banks, &sets], &memory, nodes, page),
+        frames,
+    ) {
+        (Ok(()), _) => {}
+        (Err((_, true)), Ok(())) => {
+            offer.hoarded = true;
+            offer.banks = offer.known.as_ref().and_then(|map| map.banks.clone());
+            offer.sets = offer.known.as_ref().and_then(|map| map.sets.clone());
+            offer.why = "pages of this kernel leave no colours of this kind".to_owned();
+        }
+        (Err((why, true)), Err(no)) => {
+            offer.why = format!("{why}, and a hoard cannot be had: {no}")
+        }
+        (Err((why, false)), _) => offer.why = why,
     }
     Ok(offer)
 }
 
-/// Adds colours that whole memory nodes have. The error says why there are none, and whether Quell
-/// lacks the other way.
+/// Adds colours that whole memory nodes have. The error says why there are none, and whether they
+/// have all colours, so that a hoard is the other way.
 fn by_nodes(
     offer: &mut Offer,
     [banks, sets]: [&Space; 2],
@@ -138,7 +163,7 @@ fn by_nodes(
         return Err((why.to_owned(), false));
     }
     if memory.len() < 2 {
-        let why = "there is one memory node, which has all colours; choosing page frames one by one is not built for Linux yet";
+        let why = "there is one memory node, which has all colours";
         return Err((why.to_owned(), true));
     }
     // Memory of another socket is further away: a program that is moved there becomes slower.
@@ -160,10 +185,7 @@ fn by_nodes(
     }
     match (&offer.banks, &offer.sets) {
         (None, None) => Err((
-            format!(
-                "the {} memory nodes have all colours each; choosing page frames one by one is not built for Linux yet",
-                memory.len()
-            ),
+            format!("the {} memory nodes have all colours each", memory.len()),
             true,
         )),
         _ => Ok(()),
@@ -239,18 +261,19 @@ impl Offer {
                 Lack::Machine,
                 None,
             ),
-            (Some(_), None) => {
-                let lack = match self.not_built {
-                    true => Lack::NotBuilt,
-                    false => Lack::Machine,
-                };
-                no(self.why.clone(), lack, None)
-            }
+            (Some(_), None) => no(self.why.clone(), Lack::Machine, None),
             (Some(_), Some(_)) if !root => no(
                 "changing the machine needs root (CAP_SYS_ADMIN), outside of a container".to_owned(),
                 Lack::Rights,
                 Some("run as root on the host"),
             ),
+            (Some(_), Some(colours)) if self.hoarded => Availability::Yes {
+                best: Level::Regulated,
+                how: format!(
+                    "a hoard holds the free page frames of a group's colours, of {}, and its pages are moved into them",
+                    colours.count()
+                ),
+            },
             (Some(_), Some(_)) if cpuset == CpusetKind::AffinityOnly => no(
                 "memory nodes have one colour each, but no cpuset controller is mounted that could give them to groups".to_owned(),
                 Lack::Machine,

@@ -15,7 +15,7 @@ use quell_kernel::paging::{self, Mapping};
 use quell_kernel::root::Files;
 use quell_kernel::traceable::{self, Obstacle};
 use quell_kernel::{procfs, rt, trace, uffd, vm};
-use quell_types::cpuset::CpuSet;
+use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::journal::Undo;
 use quell_types::pages::{PageRun, SideArea, total};
 use quell_types::partition::Colouring;
@@ -28,6 +28,8 @@ use crate::{fault, unsettle};
 
 /// Pages of a mapping that are read at once.
 const WINDOW: u64 = 4096;
+/// What is read at most in one turn: so many mappings or windows.
+const WINDOWS: u32 = 256;
 /// Chunks in a row that may fail because threads do not stop.
 const TRIES: u32 = 50;
 /// Settlers that may die in a row.
@@ -71,6 +73,17 @@ pub struct Settled {
     pub kept: Option<String>,
     /// Why it ended before all pages were tried. `None`: it did not.
     pub ended: Option<String>,
+}
+
+/// Whether pages of programs can be moved on this machine. The error is the reason.
+///
+/// # Errors
+/// The reason in words.
+pub fn movable() -> std::result::Result<(), String> {
+    match trace::is_built() {
+        true => uffd::support(),
+        false => Err("no thread can be made to do a call on this architecture".to_owned()),
+    }
 }
 
 /// Whether pages of this process can be moved here.
@@ -173,33 +186,22 @@ pub fn settle(
     command: &SettlerCommand,
 ) -> Result<Settled> {
     possible(hold.files, task.pid)?;
-    let none = || Error::refused("there are no such colours");
-    let right = RightFrames::new(&wanted.colouring, &wanted.colours).ok_or_else(none)?;
-    let mut settling = Settling {
-        task,
-        page: wanted.colouring.page.0,
-        longest: wanted.longest,
-        pacer: Pacer::new(Pace {
-            longest: wanted.longest,
-            share: wanted.pace,
-        }),
-        job: Job {
-            task,
-            colouring: wanted.colouring.clone(),
-            colours: wanted.colours.clone(),
-            hold: wanted.hold,
-        },
-        right,
-        command,
-        settler: None,
-        failures: 0,
-        died: 0,
-        refused: BTreeSet::new(),
-        done: Settled::default(),
-    };
+    let mut settling = Settling::new(task, wanted, command)?;
     for _ in 0..PASSES {
         let before = settling.done.moved;
-        settling.pass(hold)?;
+        while settling.done.ended.is_none() {
+            match settling.turn(hold.files, hold.session, None, &mut |_| Ok(()))? {
+                Turn::Rest(rest) => {
+                    if !hold.pause(rest)? {
+                        settling.end("it was asked to end");
+                    }
+                }
+                Turn::NoFrames(held) => settling.end(&format!(
+                    "too few frames of these colours were found among {held} of free memory; allow more (--hold), or free memory"
+                )),
+                Turn::Through(_) => break,
+            }
+        }
         if settling.done.ended.is_some() || settling.done.moved == before {
             break;
         }
@@ -208,15 +210,49 @@ pub fn settle(
     Ok(settling.done)
 }
 
-struct Settling<'a> {
+/// Pages of a process that can be moved, by whether they have a right frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Those that have one.
+    pub right: u64,
+    /// Those that have not, before anything was moved.
+    pub wrong: u64,
+}
+
+/// What a turn came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// There is more to do, once the program has run for so long.
+    Rest(Nanos),
+    /// Too few frames were found in so much memory, which is free again.
+    NoFrames(Bytes),
+    /// All memory was gone through.
+    Through(Counted),
+}
+
+/// Provides so many frames before they are looked for.
+pub type Provide<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
+
+/// One pass over the memory of a process.
+struct Walk {
+    all: Vec<Mapping>,
+    /// Number of the mapping, and of the next page in it. `None`: its first.
+    mapping: usize,
+    page: Option<u64>,
+    counted: Counted,
+}
+
+/// Moves the pages of one process, chunk by chunk.
+pub struct Settling {
     task: TaskId,
     page: u64,
     longest: Nanos,
     right: RightFrames,
     pacer: Pacer,
     job: Job,
-    command: &'a SettlerCommand,
+    command: SettlerCommand,
     settler: Option<Settler>,
+    walk: Option<Walk>,
     /// Chunks that failed in a row.
     failures: u32,
     /// Settlers that died in a row.
@@ -226,31 +262,125 @@ struct Settling<'a> {
     done: Settled,
 }
 
-impl Settling<'_> {
-    /// Goes through all memory once.
-    fn pass(&mut self, hold: &mut Hold<'_>) -> Result<()> {
-        let all = paging::mappings_of(hold.files, self.task.pid)?;
-        let movable = |m: &&Mapping| m.anonymous && !m.executable && m.resident > Bytes(0);
-        for mapping in all.iter().filter(movable) {
+impl Settling {
+    /// Moves nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where there are no such colours.
+    pub fn new(task: TaskId, wanted: &Wanted, command: &SettlerCommand) -> Result<Self> {
+        let none = || Error::refused("there are no such colours");
+        let right = RightFrames::new(&wanted.colouring, &wanted.colours).ok_or_else(none)?;
+        Ok(Self {
+            task,
+            page: wanted.colouring.page.0,
+            longest: wanted.longest,
+            pacer: Pacer::new(Pace {
+                longest: wanted.longest,
+                share: wanted.pace,
+            }),
+            job: Job {
+                task,
+                colouring: wanted.colouring.clone(),
+                colours: wanted.colours.clone(),
+                hold: wanted.hold,
+            },
+            right,
+            command: command.clone(),
+            settler: None,
+            walk: None,
+            failures: 0,
+            died: 0,
+            refused: BTreeSet::new(),
+            done: Settled::default(),
+        })
+    }
+
+    /// How it came out so far.
+    #[must_use]
+    pub const fn done(&self) -> &Settled {
+        &self.done
+    }
+
+    /// Changes the share of time that the program may be stopped.
+    pub fn pace(&mut self, share: Share) {
+        self.pacer.pace(share);
+    }
+
+    /// Tries again what failed before: pages that are shared after a fork may be its own by now.
+    pub fn forget(&mut self) {
+        self.refused.clear();
+        self.done.ended = None;
+        (self.failures, self.died) = (0, 0);
+    }
+
+    /// Process id of the settler, while there is one.
+    #[must_use]
+    pub fn settler(&self) -> Option<u32> {
+        self.settler.as_ref().map(Settler::pid)
+    }
+
+    fn end(&mut self, why: &str) {
+        self.done.ended.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// Goes on through the memory until a chunk was tried. `cpu` is where `provide` makes frames
+    /// free, and where they are looked for.
+    ///
+    /// # Errors
+    /// What the journal and the settler say.
+    pub fn turn(
+        &mut self,
+        files: &dyn Files,
+        session: &mut Session,
+        cpu: Option<CpuId>,
+        provide: Provide<'_>,
+    ) -> Result<Turn> {
+        let mut walk = match self.walk.take() {
+            Some(walk) => walk,
+            None => Walk {
+                all: paging::mappings_of(files, self.task.pid)?,
+                mapping: 0,
+                page: None,
+                counted: Counted::default(),
+            },
+        };
+        for _ in 0..WINDOWS {
+            let Some(mapping) = walk.all.get(walk.mapping).cloned() else {
+                self.settler = None;
+                return Ok(Turn::Through(walk.counted));
+            };
             let end = mapping.range.end / self.page;
-            let mut at = mapping.range.start / self.page;
-            while at < end {
-                let states = self.states(hold.files, at, end)?;
-                // Going through a large mapping takes long.
-                let _ = hold.session.still_held();
-                let Some(chunk) = chunk(at, &states, self.pacer.pages()) else {
-                    at += WINDOW;
-                    continue;
-                };
-                let handled = self.chunk(hold, &all, mapping, chunk.runs)?;
-                if self.done.ended.is_some() {
-                    return Ok(());
-                }
-                // What there was no time for is tried again.
-                at = if handled { chunk.next } else { at };
+            let at = walk.page.unwrap_or(mapping.range.start / self.page);
+            let movable = mapping.anonymous && !mapping.executable && mapping.resident > Bytes(0);
+            if !movable || at >= end {
+                (walk.mapping, walk.page) = (walk.mapping + 1, None);
+                continue;
             }
+            let states = self.states(files, at, end)?;
+            // Going through a large mapping takes long.
+            let _ = session.still_held();
+            let Some(chunk) = chunk(at, &states, self.pacer.pages()) else {
+                walk.count(&states);
+                walk.page = Some(at + WINDOW);
+                continue;
+            };
+            let considered = usize::try_from(chunk.next - at).unwrap_or(usize::MAX);
+            let place = Place {
+                mapping: &mapping,
+                all: &walk.all,
+                cpu,
+            };
+            let (turn, handled) = self.chunk(files, session, &place, chunk.runs, provide)?;
+            if handled {
+                walk.count(states.get(..considered).unwrap_or(&states));
+            }
+            // What there was no time for is tried again.
+            walk.page = Some(if handled { chunk.next } else { at });
+            self.walk = Some(walk);
+            return Ok(turn);
         }
-        Ok(())
+        self.walk = Some(walk);
+        Ok(Turn::Rest(Nanos(0)))
     }
 
     /// What the pages from `first` on are to settling.
@@ -277,18 +407,18 @@ impl Settling<'_> {
         Ok((first..).zip(&entries[..read]).map(state).collect())
     }
 
-    /// Moves one chunk, and lets the program run for as long as its pace asks for. Returns whether
-    /// all of the chunk was handled.
+    /// Moves one chunk. Returns whether all of it was handled.
     fn chunk(
         &mut self,
-        hold: &mut Hold<'_>,
-        all: &[Mapping],
-        mapping: &Mapping,
+        files: &dyn Files,
+        session: &mut Session,
+        place: &Place<'_>,
         runs: Vec<PageRun>,
-    ) -> Result<bool> {
-        if let Some(why) = self.obstacle(hold.files)? {
-            self.done.ended = Some(why);
-            return Ok(false);
+        provide: Provide<'_>,
+    ) -> Result<(Turn, bool)> {
+        if let Some(why) = self.obstacle(files)? {
+            self.end(&why);
+            return Ok((Turn::Rest(Nanos(0)), false));
         }
         let mut side = SideArea {
             task: self.task,
@@ -297,25 +427,25 @@ impl Settling<'_> {
             page: self.page,
             runs,
         };
-        let Some(at) = gap(all, side.length()) else {
-            self.done.ended =
-                Some("there is no room for a side area among its mappings".to_owned());
-            return Ok(false);
+        let Some(at) = gap(place.all, side.length()) else {
+            self.end("there is no room for a side area among its mappings");
+            return Ok((Turn::Rest(Nanos(0)), false));
         };
         side.at = at;
+        provide(total(&side.runs))?;
         let entry = Undo::Settle { side: side.clone() };
-        hold.session.journal().record(&entry)?;
-        let answer = self.ask(hold.session, &side, mapping)?;
+        session.journal().record(&entry)?;
+        let answer = self.ask(session, &side, place)?;
         fault::boundary();
         let answer = match answer {
             Some(answer) if !matches!(answer.trouble, Some(Trouble::Away(_))) => answer,
             // The settler has died, or could not put pages back.
             _ => {
-                let session = &*hold.session;
+                let held = &*session;
                 let alive = || {
-                    let _ = session.still_held();
+                    let _ = held.still_held();
                 };
-                unsettle::finish(hold.files, &side, &alive).map_err(Error::refused)?;
+                unsettle::finish(files, &side, &alive).map_err(Error::refused)?;
                 self.settler = None;
                 self.died += 1;
                 Answer {
@@ -324,8 +454,8 @@ impl Settling<'_> {
                 }
             }
         };
-        hold.session.journal().retract_last(&entry)?;
-        self.account(hold, &side, answer)
+        session.journal().retract_last(&entry)?;
+        Ok(self.account(&side, answer))
     }
 
     /// What keeps the program from being settled any more.
@@ -347,16 +477,17 @@ impl Settling<'_> {
         &mut self,
         session: &Session,
         side: &SideArea,
-        mapping: &Mapping,
+        place: &Place<'_>,
     ) -> Result<Option<Answer>> {
         let settler = match &mut self.settler {
             Some(settler) => settler,
-            none => none.insert(Settler::start(self.command, &self.job)?),
+            none => none.insert(Settler::start(&self.command, &self.job)?),
         };
         let ask = Ask {
             side: side.clone(),
-            locked: mapping.locked,
+            locked: place.mapping.locked,
             longest: self.longest,
+            cpu: place.cpu,
         };
         let answer = settler.ask(&ask, &mut || {
             let _ = session.still_held();
@@ -364,8 +495,8 @@ impl Settling<'_> {
         answer.map_err(|e| Error::refused(format!("the settler: {e}")))
     }
 
-    /// Takes note of an answer, and waits. Returns whether all of the chunk was handled.
-    fn account(&mut self, hold: &mut Hold<'_>, side: &SideArea, answer: Answer) -> Result<bool> {
+    /// Takes note of an answer. Returns whether all of the chunk was handled.
+    fn account(&mut self, side: &SideArea, answer: Answer) -> (Turn, bool) {
         if answer.lasted > Nanos(0) {
             self.done.stops.push(answer.lasted);
         }
@@ -390,18 +521,15 @@ impl Settling<'_> {
                 false
             }
             Some(Trouble::NoFrames) => {
-                self.done.ended = Some(format!(
-                    "too few frames of these colours were found among {} of free memory; allow more (--hold), or free memory",
-                    answer.held
-                ));
-                true
+                self.settler = None;
+                return (Turn::NoFrames(answer.held), false);
             }
             Some(Trouble::Gone) => {
-                self.done.ended = Some("the process has ended".to_owned());
+                self.end("the process has ended");
                 true
             }
             Some(Trouble::Refused(why) | Trouble::Away(why)) => {
-                self.done.ended = Some(why);
+                self.end(&why);
                 true
             }
         };
@@ -421,10 +549,24 @@ impl Settling<'_> {
                 died => format!("the process that moves pages died {died} times"),
             });
         }
-        if !hold.pause(rest)? && self.done.ended.is_none() {
-            self.done.ended = Some("it was asked to end".to_owned());
-        }
-        Ok(all && !busy)
+        (Turn::Rest(rest), all && !busy)
+    }
+}
+
+/// Where a chunk lies.
+struct Place<'a> {
+    mapping: &'a Mapping,
+    /// All mappings of the process.
+    all: &'a [Mapping],
+    /// The CPU on which frames are looked for.
+    cpu: Option<CpuId>,
+}
+
+impl Walk {
+    fn count(&mut self, states: &[PageState]) {
+        let of = |wanted| states.iter().filter(|state| **state == wanted).count() as u64;
+        self.counted.right += of(PageState::Right);
+        self.counted.wrong += of(PageState::Wrong);
     }
 }
 

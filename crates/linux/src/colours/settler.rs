@@ -12,7 +12,7 @@ use quell_kernel::oom;
 use quell_kernel::relocate::{Manner, Outcome, Process, Step};
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::{affinity, rt};
-use quell_types::cpuset::CpuSet;
+use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::pages::{SideArea, total};
 use quell_types::partition::Colouring;
 use quell_types::task::TaskId;
@@ -57,6 +57,8 @@ pub(super) struct Ask {
     pub locked: bool,
     /// How long the threads may be stopped.
     pub longest: Nanos,
+    /// The CPU on which frames were released for it. Absent: any.
+    pub cpu: Option<CpuId>,
 }
 
 /// How a chunk came out: a line of output.
@@ -165,7 +167,12 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
     };
     // A frame that is released comes back on the same CPU.
     let allowed = files.affinity(0);
-    let _ = affinity::set(0, &CpuSet::from_iter([rt::current_cpu()]));
+    let pinned = ask
+        .cpu
+        .is_some_and(|cpu| affinity::set(0, &CpuSet::from_iter([cpu])).is_ok());
+    if !pinned {
+        let _ = affinity::set(0, &CpuSet::from_iter([rt::current_cpu()]));
+    }
     let wanted = usize::try_from(total(&ask.side.runs)).unwrap_or(usize::MAX);
     let found = sieve.fill(wanted);
     let done = match found {
@@ -297,6 +304,13 @@ impl Settler {
             }
         }
         next(&mut self.output)
+    }
+}
+
+impl Settler {
+    /// Process id of the settler.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
     }
 }
 

@@ -17,6 +17,7 @@ pub mod affinity;
 mod brakes;
 pub mod cache;
 mod classes;
+pub mod colours;
 pub mod cores;
 pub mod cpumax;
 mod dispatching;
@@ -89,6 +90,7 @@ pub(crate) struct Launch<'a> {
 pub(crate) struct Enforcers {
     pub brakes: brakes::Brakes,
     pub classes: classes::Classes,
+    pub colours: colours::Colours,
     pub pressure: pressure::Pressure,
     pub scheduler: scheduler::Scheduler,
     pub windows: windows::Windows,
@@ -101,6 +103,7 @@ impl Enforcers {
         Self {
             brakes: brakes::Brakes::default(),
             classes: classes::Classes::default(),
+            colours: colours::Colours::default(),
             pressure: pressure::Pressure::default(),
             scheduler: scheduler::Scheduler::default(),
             windows: windows::Windows::default(),
@@ -125,7 +128,8 @@ impl Enforcers {
 
     pub fn each(&mut self) -> impl Iterator<Item = &mut (dyn Enforcer + 'static)> {
         let others = self.others.iter_mut().map(|e| &mut **e);
-        let first: [&mut (dyn Enforcer + 'static); 2] = [&mut self.brakes, &mut self.windows];
+        let first: [&mut (dyn Enforcer + 'static); 3] =
+            [&mut self.brakes, &mut self.windows, &mut self.colours];
         let last: [&mut (dyn Enforcer + 'static); 3] =
             [&mut self.classes, &mut self.pressure, &mut self.scheduler];
         first.into_iter().chain(others).chain(last)

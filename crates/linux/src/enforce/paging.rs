@@ -16,7 +16,7 @@ use quell_kernel::paging::{self, Movable};
 use quell_kernel::root::Files;
 use quell_kernel::stat::Stat;
 use quell_kernel::trace::Call;
-use quell_kernel::{cgroup_tree, procfs, rt, vm};
+use quell_kernel::{rt, vm};
 use quell_plan::Setting;
 use quell_record::about::About;
 use quell_record::backend::{Action, Observation, Seen};
@@ -79,29 +79,10 @@ fn sizes_pages(set: &Setting) -> bool {
     matches!(set, Setting::PageSize { .. })
 }
 
-/// The processes of a group that run.
-fn processes(host: &Host, group: &str) -> Result<Vec<Stat>> {
-    let Some(group) = host.groups.of.get(group) else {
-        return Ok(Vec::new());
-    };
-    let mut inside = BTreeSet::new();
-    for dir in group.cgroups.tasks_dirs() {
-        cgroup_tree::processes(&host.files, &dir, |pid| {
-            inside.insert(pid);
-        });
-    }
-    let mut found = Vec::new();
-    for pid in inside {
-        let stat = procfs::stat(&host.files, pid)?;
-        found.extend(stat.filter(|s| !s.leaving() && !s.kernel_thread()));
-    }
-    Ok(found)
-}
-
 /// The sizes of a group's memory, summed over its processes.
 fn measured(host: &Host, group: &str) -> Result<Paged> {
     let mut sum = Paged::default();
-    for stat in processes(host, group)? {
+    for stat in host.processes(group)? {
         let Some(sizes) = paging::sizes(&host.files, stat.id.pid)? else {
             continue;
         };
@@ -168,7 +149,7 @@ impl Wanted {
     /// Makes the processes lock that are there when the step is applied. Refuses before anything is
     /// changed where one cannot.
     fn lock_present(&mut self, host: &mut Host, group: &str, filled: bool) -> Applied {
-        let present = processes(host, group)?;
+        let present = host.processes(group)?;
         let room = if filled { room(host, group)? } else { None };
         for stat in &present {
             if let Some(why) = memory_lock::refusal(&host.files, stat.id.pid, filled, room)? {
@@ -198,7 +179,7 @@ impl Wanted {
         let Some(filled) = self.lock else {
             return Ok(());
         };
-        let present = processes(host, group)?;
+        let present = host.processes(group)?;
         for stat in &present {
             if let Locked::Not(why) = self.lock(host, group, stat, filled)?
                 && self.failed.insert(stat.id)
@@ -229,7 +210,7 @@ impl Wanted {
         let size = PageSize::Huge.bytes();
         let (begun, mut heart) = (rt::now(), host.heart());
         let (mut left, mut because) = (0, String::new());
-        for stat in processes(host, group)? {
+        for stat in host.processes(group)? {
             let Some(movable) = Movable::find(&host.files, stat.id.pid, size)? else {
                 continue;
             };
@@ -363,7 +344,7 @@ impl Enforcer for Paging {
         if let Some(wanted) = self.of.get(launch.group) {
             launch.paging = FirstPages {
                 lock: wanted.lock.map(Call::lock_memory),
-                small: wanted.pages == Some(PageSize::Base),
+                small: launch.paging.small || wanted.pages == Some(PageSize::Base),
             };
         }
         Ok(())
@@ -376,7 +357,7 @@ impl Enforcer for Paging {
         };
         let own = host.files.lock_limit(std::process::id(), None);
         let own = own.map_err(|e| Error::refused(format!("RLIMIT_MEMLOCK: {e}")))?;
-        for stat in processes(host, group)? {
+        for stat in host.processes(group)? {
             let locked = paging::locked(&host.files, stat.id.pid)?;
             if locked.is_some_and(|l| l > Bytes(0)) && wanted.locked.insert(stat.id) {
                 memory_lock::launched(&mut host.writer()?, stat.id, own)?;

@@ -12,7 +12,8 @@ use quell_kernel::cgroup::Cgroups;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::pmu::{Counting, Traffic};
 use quell_kernel::root::Kernel;
-use quell_kernel::{oom, pmu, rt};
+use quell_kernel::stat::Stat;
+use quell_kernel::{cgroup_tree, oom, pmu, procfs, rt};
 use quell_plan::Plan;
 use quell_plan::inventory::{Inventory, Measured};
 use quell_policy::workload::{Caches, Workload};
@@ -21,6 +22,7 @@ use quell_types::units::Bytes;
 
 use crate::change::JournaledWriter;
 use crate::colours::Declared;
+use crate::colours::settler::SettlerCommand;
 use crate::probe::{self, Before};
 use crate::resident::KeeperCommand;
 use crate::session::{Session, WatchdogCommand};
@@ -46,6 +48,8 @@ pub struct Tools {
     pub keeper: KeeperCommand,
     /// The command that starts the keeper of page frames.
     pub hoard: KeeperCommand,
+    /// The command that starts a settler.
+    pub settler: SettlerCommand,
 }
 
 /// What is known of the machine so far.
@@ -204,6 +208,25 @@ impl Host {
     pub fn of(&mut self, group: &str) -> Result<(JournaledWriter<'_>, &Cgroups, &mut Group)> {
         let (writer, cgroups, groups) = self.changes()?;
         Ok((writer, cgroups, groups.one_mut(group)?))
+    }
+
+    /// The processes of a group that run.
+    pub fn processes(&self, group: &str) -> Result<Vec<Stat>> {
+        let Some(group) = self.groups.of.get(group) else {
+            return Ok(Vec::new());
+        };
+        let mut inside = BTreeSet::new();
+        for dir in group.cgroups.tasks_dirs() {
+            cgroup_tree::processes(&self.files, &dir, |pid| {
+                inside.insert(pid);
+            });
+        }
+        let mut found = Vec::new();
+        for pid in inside {
+            let stat = procfs::stat(&self.files, pid)?;
+            found.extend(stat.filter(|s| !s.leaving() && !s.kernel_thread()));
+        }
+        Ok(found)
     }
 
     /// Whether the run still holds the machine, asked during slow work. If so, renews the

@@ -12,6 +12,7 @@ use quell_types::units::Bytes;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::colours::settle;
 use crate::resident;
 
 /// What no file says and has to be tried. Answered by the machine that Quell runs on ([`Live`]) or
@@ -32,6 +33,8 @@ pub trait Trials {
     fn divides(&self, files: &dyn Files) -> Option<Partitions>;
     /// What registers divide while resctrl is not mounted. The error is the reason, and what to do.
     fn registers(&self, files: &dyn Files) -> Result<Vec<WayPartition>, String>;
+    /// Whether pages of running programs can be moved. The error is the reason.
+    fn settling(&self) -> Result<(), String>;
     /// The size of the kernel's small pages.
     fn page(&self) -> Bytes;
 }
@@ -62,6 +65,10 @@ pub struct Tried {
     /// What registers divide, or why they divide nothing. `None` in captures of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registers: Option<Result<Vec<WayPartition>, String>>,
+    /// Whether pages of running programs can be moved, or why not. `None` in captures of older
+    /// versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settling: Option<Result<(), String>>,
     /// Events that were seen to count, as `pmu/event`.
     #[serde(default)]
     pub counters: Vec<String>,
@@ -111,6 +118,11 @@ impl Trials for Tried {
         self.registers.clone().unwrap_or_else(unknown_registers)
     }
 
+    fn settling(&self) -> Result<(), String> {
+        let unknown = || Err("it was not tried whether pages can be moved".to_owned());
+        self.settling.clone().unwrap_or_else(unknown)
+    }
+
     fn page(&self) -> Bytes {
         self.page.unwrap_or(SMALL_PAGE)
     }
@@ -154,6 +166,10 @@ impl Trials for Live {
 
     fn registers(&self, files: &dyn Files) -> Result<Vec<WayPartition>, String> {
         resctrl::offer::by_registers(files).map_err(|e| e.to_string())
+    }
+
+    fn settling(&self) -> Result<(), String> {
+        settle::movable()
     }
 
     fn page(&self) -> Bytes {

@@ -39,6 +39,7 @@ mod deadline;
 mod directions;
 mod division;
 mod draft;
+mod hoard;
 mod io;
 mod locking;
 mod mba;

@@ -154,14 +154,15 @@ fn undivided(draft: &Draft<'_>, name: &str) -> Option<(Divides, Colouring)> {
         .steps
         .iter()
         .filter(|s| s.group.as_deref() == Some(name));
-    let choices = own.filter_map(|step| match &step.set {
-        Setting::Colour { choices, .. } => Some(choices),
-        _ => None,
+    let mut divided = own.flat_map(|step| match &step.set {
+        Setting::Colour { choices, .. } => choices.iter().map(|choice| choice.divides).collect(),
+        Setting::Settle { divides, .. } => vec![*divides],
+        _ => Vec::new(),
     });
-    choices.flatten().find_map(|choice| {
-        let colouring = colouring(&draft.machine.partitions, choice.divides)?;
+    divided.find_map(|divides| {
+        let colouring = colouring(&draft.machine.partitions, divides)?;
         let lost = colouring.count_large() < colouring.count();
-        lost.then(|| (choice.divides, colouring.clone()))
+        lost.then(|| (divides, colouring.clone()))
     })
 }
 

@@ -23,7 +23,7 @@ use super::division::{Claim, Claims, Divided, Kind, colouring, domains, ways_of_
 use super::draft::Draft;
 use super::wanted::Worth;
 use super::words::{division as words, one_or};
-use super::{adaptive_ways, codedata, locking, nodes};
+use super::{adaptive_ways, codedata, hoard, locking, nodes};
 
 /// Adds the steps, promises and notes about parts.
 pub(super) fn plan(draft: &mut Draft<'_>) {
@@ -43,6 +43,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         }
     }
     confine(draft, REST, None, &mut divided);
+    hoard::plan(draft, &mut divided);
     locking::plan(draft, &mut divided);
     adaptive_ways::plan(draft, &divided);
     for one in &divided {
@@ -147,6 +148,8 @@ fn confine(draft: &mut Draft<'_>, name: &str, group: Option<&Group>, divided: &m
                 let id = draft.step(Some(name), Mechanism::Ways, set, because);
                 one.steps.push(id);
             }
+            // Nobody but the owners is confined.
+            Kind::Colours(_) if hoard::is_used(draft) => {}
             Kind::Colours(divides) => {
                 let Some(whole) = colouring(&draft.machine.partitions, divides) else {
                     continue;
@@ -229,6 +232,9 @@ fn devices(draft: &Draft<'_>, kind: Kind, part: &CpuSet) -> Option<String> {
 
 /// What the promise of a part is worth.
 fn worth(draft: &Draft<'_>, kind: Kind, claim: &Claim) -> Worth {
+    if matches!(kind, Kind::Colours(_)) && hoard::is_used(draft) {
+        return hoard::worth(draft);
+    }
     if let Some((exempt, _)) = draft.policy.with_role(Role::Exempt).next() {
         return Worth::of(Level::None, words::exempt_uses_all(exempt, &kind.name()));
     }
@@ -273,6 +279,9 @@ fn notes(draft: &mut Draft<'_>, one: &Divided) {
             let Some(colours) = colouring(partitions, divides) else {
                 return;
             };
+            if hoard::is_used(draft) {
+                return;
+            }
             if !colours.nodes.is_empty() {
                 let notes = nodes::notes(draft, one, colours);
                 draft.notes.extend(notes);

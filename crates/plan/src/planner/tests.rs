@@ -15,6 +15,7 @@ mod codedata;
 mod deadline;
 mod directions;
 mod division;
+mod hoard;
 mod mba;
 mod measured;
 mod memory;

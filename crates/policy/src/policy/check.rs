@@ -7,7 +7,7 @@ use quell_types::task;
 use quell_types::text::{Complaint, Path};
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 
-use super::sections::{Pressure, RegulatorKeys, Target};
+use super::sections::{HoardKeys, Pressure, RegulatorKeys, Target};
 use super::values::{
     Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable,
 };
@@ -21,6 +21,8 @@ const LONGEST_NAME: usize = 64;
 const PERIOD: (Nanos, Nanos) = (Nanos::micros(100), Nanos::secs(1));
 /// The shortest interval of a slow controller.
 const SHORTEST_INTERVAL: Nanos = Nanos::millis(10);
+/// The shortest stop of a program whose pages are moved: stopping its threads alone takes as long.
+const SHORTEST_STOP: Nanos = Nanos::micros(100);
 /// The units of a time read from a program's output.
 const TIME_UNITS: [&str; 4] = ["ns", "us", "ms", "s"];
 
@@ -66,6 +68,9 @@ pub(super) fn check(policy: &Policy, shape: Shape) -> Vec<Complaint> {
     regulator(&mut found, &policy.regulator);
     if let Some(pressure) = &policy.pressure {
         pressure_of(&mut found, pressure);
+    }
+    if let Some(hoard) = &policy.hoard {
+        hoard_of(&mut found, hoard);
     }
     windows::check(&mut found, policy);
     scheduler::check(&mut found, policy);
@@ -460,6 +465,24 @@ fn regulator(found: &mut Found, keys: &RegulatorKeys) {
             "a machine without bandwidth cannot be shared",
             None,
         );
+    }
+}
+
+fn hoard_of(found: &mut Found, keys: &HoardKeys) {
+    let at = Path::of(&["hoard"]);
+    if keys.pace == Share(0) || keys.pace > Share::WHOLE {
+        let why = format!("{} is no share of time to move pages in", keys.pace);
+        found.say(at.key("pace"), why, Some("more than 0%, at most 100%"));
+    }
+    if keys.longest_stop < SHORTEST_STOP {
+        let why = format!("stopping threads alone takes {}", keys.longest_stop);
+        found.say(at.key("longest-stop"), why, Some("at least 100us"));
+    }
+    for (key, size) in [("limit", keys.limit), ("reserve", keys.reserve)] {
+        if size == Some(Bytes(0)) {
+            let why = "nothing could be held, or nothing would stay for other programs";
+            found.say(at.key(key), why, Some("leave it out, or give a size"));
+        }
     }
 }
 

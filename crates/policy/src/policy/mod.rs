@@ -28,8 +28,8 @@ pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
 pub use reference::{policy_reference, policy_schema};
 pub use scheduler::{DemandKeys, SchedulerKeys};
 pub use sections::{
-    Adapt, BandwidthMechanism, Bounds, CacheMechanism, Limit, Mechanisms, MeterWanted, Paging,
-    Pressure, RegulatorKeys, Reserve, Target, WaysKept,
+    Adapt, BandwidthMechanism, Bounds, CacheMechanism, HoardKeys, Limit, Mechanisms, MeterWanted,
+    Paging, Pressure, RegulatorKeys, Reserve, Target, WaysKept,
 };
 pub use values::{
     Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable, WindowWays,
@@ -70,6 +70,10 @@ pub struct Policy {
     /// reserves memory, as the defaults of the section say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pressure: Option<Pressure>,
+    /// How page colours are carried out where no memory node has them. Absent: as the defaults of
+    /// the section say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hoard: Option<HoardKeys>,
     /// Which processes run together. Absent: the kernel decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<SchedulerKeys>,
@@ -111,6 +115,7 @@ impl Policy {
             mechanisms: Mechanisms::default(),
             regulator: RegulatorKeys::default(),
             pressure: None,
+            hoard: None,
             scheduler: None,
             windows: None,
             bounds: Bounds::default(),

@@ -21,7 +21,7 @@ const REMOVED: [(&[&str], &str); 2] = [
 ];
 
 /// The top-level keys of a policy that a configuration of an experiment may have.
-pub(crate) const FRAGMENT_KEYS: [&str; 9] = [
+pub(crate) const FRAGMENT_KEYS: [&str; 10] = [
     "require",
     "on-drift",
     "group",
@@ -29,6 +29,7 @@ pub(crate) const FRAGMENT_KEYS: [&str; 9] = [
     "mechanisms",
     "regulator",
     "pressure",
+    "hoard",
     "scheduler",
     "windows",
 ];

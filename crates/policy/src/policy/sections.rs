@@ -343,6 +343,37 @@ impl Default for RegulatorKeys {
     }
 }
 
+/// How page colours are carried out where no memory node has them: a hoard holds the free page
+/// frames of reserved colours, and pages of the groups that reserve them are moved into these.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct HoardKeys {
+    /// What the hoard holds at most, at any time. Absent: all memory that is free but `reserve`.
+    /// With less than all, programs still get frames of reserved colours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Bytes>,
+    /// Memory that stays free for other programs, of all colours. Absent: an eighth of the
+    /// machine's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<Bytes>,
+    /// The share of time that a process that runs already may be stopped to move its pages. Younger
+    /// ones are stopped more until their pages are moved.
+    pub pace: Share,
+    /// The longest stop that is aimed at.
+    pub longest_stop: Nanos,
+}
+
+impl Default for HoardKeys {
+    fn default() -> Self {
+        Self {
+            limit: None,
+            reserve: None,
+            pace: Share(3_000),
+            longest_stop: Nanos::millis(2),
+        }
+    }
+}
+
 /// How pressure on memory is controlled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]

@@ -225,6 +225,7 @@ fn partitions(profile: &Profile) -> Partitions {
     let span = |colours: &Colours| Space::spanned(colours.functions().iter().copied());
     let shared = span(&sets).intersection(&span(&banks));
     Partitions {
+        hoarded: false,
         lock: has(Mechanism::PseudoLock)
             .then(|| ways.first().map(|ways| ways.level))
             .flatten(),

@@ -17,6 +17,7 @@ pub mod cores;
 pub mod deadline;
 pub mod directions;
 pub mod division;
+pub mod hoard;
 pub mod mba;
 pub mod memory;
 pub mod paging;

@@ -1,0 +1,176 @@
+//! Colours by a hoard under a real kernel, in the lab: a list and an ordinary stream, both started
+//! by `quell run`, next to each other on an emulated processor with a cache of its own. Read by the
+//! guest's perf counter and by a reader of `pagemap` that shares no code with the program.
+//!
+//! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use guest::touch::{LINE, Memory, count, counter};
+use quell_policy::lab::Guest;
+use quell_types::units::Bytes;
+
+mod guest;
+
+const PAGE: usize = 4096;
+/// The address bit by which colours differ: the highest of the index of the third level.
+const BIT: u64 = 18;
+
+/// Emulated, stopping a thread alone takes milliseconds. The list is of 3.5 MiB, the cache of
+/// 8 MiB, half of which has each colour.
+const SCRIPT: &str = r#"
+export QUELL_STATE_DIR=/tmp/state
+cat /sys/devices/system/cpu/cpu0/cache/index3/size
+printf '18\n' >/tmp/map.txt
+quell colours map /tmp/map.txt >/dev/null 2>&1
+# policy BANKS BESIDE: a list and a stream, both started by the run
+policy() {
+    cat <<END
+quell = 1
+[group.victim]
+role = "critical"
+cpus = "any"
+command = ["env", "QUELL_LAB_ROLE=list 3670016 3 $2", "$EXE", "guest", "--exact", "--ignored", "--nocapture"]
+$1
+[group.noise]
+role = "best-effort"
+cpus = "any"
+cpu-weight = 100
+command = ["env", "QUELL_LAB_ROLE=sweep 25165824", "$EXE", "guest", "--exact", "--ignored", "--nocapture"]
+[hoard]
+reserve = "64MiB"
+pace = "50%"
+longest-stop = "100ms"
+END
+}
+echo 0 >/tmp/passes
+echo alone $(role list 3670016 3 0)
+policy '' 2 >/tmp/none.toml
+quell run /tmp/none.toml >/tmp/out 2>/tmp/log; echo none $(grep -h ^misses /tmp/out)
+said
+policy 'reserve.banks = "1"' 1 >/tmp/step.toml
+quell run /tmp/step.toml --out /tmp/rec >/tmp/out 2>/tmp/log; echo step $(grep -h ^misses /tmp/out)
+said
+grep -h '"event":"\(coloured\|promise\)' /tmp/rec/*/events.jsonl | tail -5
+echo setting $(cat /proc/sys/vm/compact_unevictable_allowed)
+echo left $(pidof quell | wc -w)
+"#;
+
+/// The share of the pages of some memory in frames of colour 1.
+fn right(memory: &Memory, size: usize) -> f64 {
+    let file = File::open("/proc/self/pagemap").unwrap();
+    let mut bytes = vec![0; size / PAGE * 8];
+    let first = memory.address() / PAGE * 8;
+    file.read_exact_at(&mut bytes, first as u64).unwrap();
+    let right = bytes.chunks_exact(8).filter(|entry| {
+        let entry = u64::from_le_bytes((*entry).try_into().unwrap());
+        let frame = entry & 0x7f_ffff_ffff_ffff;
+        entry >> 63 == 1 && frame >> (BIT - 12) & 1 == 1
+    });
+    right.count() as f64 / (size / PAGE) as f64
+}
+
+/// As `guest::list`. If it is to be `coloured`, it waits until its memory has frames of colour 1,
+/// for 15 minutes at most.
+fn list(size: usize, times: usize, beside: bool, coloured: bool) {
+    const CACHE_MISSES: u64 = 3;
+    let memory = Memory::new(size);
+    let begun = Instant::now();
+    let mut share = right(&memory, size);
+    while coloured && share < 0.995 && begun.elapsed() < Duration::from_secs(900) {
+        std::thread::sleep(Duration::from_millis(100));
+        share = right(&memory, size);
+    }
+    let lines = size / LINE;
+    let mut counter = counter(CACHE_MISSES, 0);
+    let mut misses = 0;
+    for time in 0..=times {
+        if beside {
+            guest::swept();
+        }
+        let before = count(&mut counter);
+        for n in 0..lines {
+            // A prime that does not divide the number of lines visits each of them.
+            memory.load(n.wrapping_mul(0x9e37_79b1) % lines * LINE);
+        }
+        if time > 0 {
+            misses += count(&mut counter) - before;
+        }
+    }
+    println!(
+        "\nmisses {} right {share} waited {}",
+        misses as f64 / (times * lines) as f64,
+        begun.elapsed().as_secs_f64()
+    );
+    if beside {
+        // The stream ends with it.
+        fs::write("/tmp/over", "").unwrap();
+    }
+}
+
+/// Writes so many bytes again and again, until the list has ended.
+fn sweep(size: usize) {
+    let mut memory = Memory::new(size);
+    let _ = fs::remove_file("/tmp/over");
+    let mut passes = 0u64;
+    while fs::metadata("/tmp/over").is_err() {
+        memory.write();
+        passes += 1;
+        fs::write("/tmp/passes", passes.to_string()).unwrap();
+    }
+}
+
+fn colours_hold_off_an_ordinary_stream(kernel: &str) {
+    if !guest::soak() {
+        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
+        return;
+    }
+    let machine = Guest {
+        kernel: kernel.to_owned(),
+        profile: Some("icelake".to_owned()),
+        memory: Bytes(512 << 20),
+        ..Guest::default()
+    };
+    let Some(said) = guest::says_on(machine, SCRIPT, Duration::from_secs(1800)) else {
+        return;
+    };
+    let misses = |key: &str| guest::figure(said.one(key), "misses");
+    let [alone, none, step] = ["alone", "none", "step"].map(misses);
+    println!("{kernel}: misses per access {alone} alone, {none} without, {step} with colours");
+    assert!(none > alone + 0.3, "the stream does not hurt: {none}");
+    assert!(
+        (step - alone).abs() < 0.05,
+        "{alone} alone, {step} with colours"
+    );
+    assert!(guest::figure(said.one("step"), "right") > 0.99);
+    assert_eq!((said.one("setting"), said.one("left")), ("1", "0"));
+}
+
+#[test]
+fn colours_hold_off_an_ordinary_stream_under_7_2() {
+    colours_hold_off_an_ordinary_stream("7.2");
+}
+
+#[test]
+fn colours_hold_off_an_ordinary_stream_under_6_12() {
+    colours_hold_off_an_ordinary_stream("6.12");
+}
+
+#[test]
+#[ignore = "no test: the program that the tests above run inside the virtual machine"]
+fn guest() {
+    let (role, numbers) = guest::role();
+    match &*role {
+        "list" => list(numbers[0], numbers[1], numbers[2] > 0, numbers[2] == 1),
+        "sweep" => sweep(numbers[0]),
+        other => panic!("role {other}"),
+    }
+}

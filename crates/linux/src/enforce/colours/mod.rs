@@ -1,0 +1,465 @@
+//! Colours where memory nodes have all of them: a hoard holds the free page frames of the groups'
+//! colours, and pages of the groups' processes are moved into frames that it releases.
+//!
+//! - The hoard is filled before a process is settled. A program with fewer colours that keeps its
+//!   neighbours is worse off than with all colours.
+//! - Processes are found in the groups' cgroups every second, and right after a launch. Their
+//!   memory is gone through again and again, chunk by chunk, between other duties of the run. Where
+//!   nothing is to be moved, that takes at most one in [`REST`] parts of the time.
+//! - Frames are released on a CPU of the group. What is left over there, its programs get first.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_control::hoard::Rules;
+use quell_kernel::error::{Error, Result};
+use quell_kernel::{paging, procfs, rt, vm};
+use quell_plan::Setting;
+use quell_record::about::About;
+use quell_record::backend::{Observation, Seen};
+use quell_record::events::Event;
+use quell_record::standing::Cause;
+use quell_types::cpuset::CpuSet;
+use quell_types::mechanism::{Level, Mechanism};
+use quell_types::task::TaskId;
+use quell_types::units::{Bytes, Nanos};
+
+use super::{Applied, Enforcer};
+use crate::colours::hoard::{Command, Report, What};
+use crate::colours::settle::{self, Counted, Wanted};
+use crate::host::{Host, finding};
+
+mod held;
+mod process;
+
+use held::{Held, ended};
+use process::{PASS, Process, Wanting};
+
+pub(crate) use held::begin;
+
+const NEVER: Nanos = Nanos(u64::MAX);
+/// Going through memory in which nothing is to be moved, and sieving again, take at most one in so
+/// many parts of the time each.
+const REST: u64 = 200;
+/// How long a process is young.
+const YOUTH: Nanos = Nanos::secs(10);
+/// How long to wait after something failed.
+const AGAIN: Nanos = Nanos::secs(10);
+/// The most memory that a settler holds to find frames.
+const HOLD: Bytes = Bytes(256 << 20);
+/// A loss of less than one in so many bytes is no loss: compaction moves some pages.
+const LOSS: u64 = 100;
+
+/// The hoard, and the groups whose pages are moved.
+pub(crate) struct Colours {
+    held: Option<Held>,
+    groups: BTreeMap<String, Group>,
+    /// When [`Colours::turn`] has something to do.
+    pub next: Nanos,
+}
+
+impl Default for Colours {
+    fn default() -> Self {
+        Self {
+            held: None,
+            groups: BTreeMap::new(),
+            next: NEVER,
+        }
+    }
+}
+
+/// A group whose pages are moved.
+struct Group {
+    wanting: Wanting,
+    spill: bool,
+    processes: BTreeMap<TaskId, Process>,
+    /// Processes whose pages are not moved.
+    failed: BTreeSet<TaskId>,
+    /// Whether the hoard was found empty.
+    spilled: bool,
+}
+
+fn settles(set: &Setting) -> bool {
+    matches!(set, Setting::Settle { .. })
+}
+
+impl Group {
+    /// Reports what becomes of the promise after a turn of a process.
+    fn judge(
+        &mut self,
+        host: &Host,
+        name: &str,
+        task: TaskId,
+        counted: Option<Counted>,
+        ended: Option<String>,
+        seen: &mut Observation,
+    ) {
+        if let Some(why) = ended {
+            // One that has ended is noticed by the next look at the group.
+            let stat = procfs::stat(&host.files, task.pid).ok().flatten();
+            let runs = stat.is_some_and(|stat| stat.id == task && !stat.leaving());
+            if runs && self.failed.insert(task) {
+                let because = Cause::Unsettled { pid: task.pid, why };
+                seen.extend(host.worth(name, &settles, Level::None, &because));
+            }
+            return;
+        }
+        let Some(counted) = counted else { return };
+        let few = counted.wrong.saturating_mul(LOSS) <= counted.right;
+        let found = self.spilled && few;
+        self.spilled &= !found;
+        if self.failed.remove(&task) || found {
+            self.restored(host, name, seen);
+        }
+    }
+
+    /// Reports that the promise holds again, if all of the group's processes are settled.
+    fn restored(&self, host: &Host, name: &str, seen: &mut Observation) {
+        if self.failed.is_empty() && !self.spilled {
+            seen.extend(host.worth(name, &settles, Level::Enforced, &Cause::Settled));
+        }
+    }
+}
+
+impl Colours {
+    /// Moves a chunk of the process whose turn it is, if it is time.
+    pub fn turn(&mut self, host: &mut Host, seen: &mut Observation) {
+        if rt::now() < self.next {
+            return;
+        }
+        if let Err(e) = self.one(host, seen) {
+            self.unheld(host, &e.to_string(), seen);
+            self.held = None;
+        }
+        let sieving = self.held.as_ref().is_some_and(|held| held.sieving);
+        let all = self.groups.values().flat_map(|g| g.processes.values());
+        self.next = match all.map(|process| process.next).min() {
+            Some(_) if sieving => rt::now().plus(PASS),
+            Some(next) if self.held.is_some() => next,
+            _ => NEVER,
+        };
+    }
+
+    fn one(&mut self, host: &mut Host, seen: &mut Observation) -> Result<()> {
+        let now = rt::now();
+        let Some(held) = self.held.as_mut().filter(|held| !held.sieving) else {
+            return Ok(());
+        };
+        let due = self.groups.iter_mut().flat_map(|(name, group)| {
+            let processes = group.processes.iter();
+            let next = processes.min_by_key(|(_, process)| process.next);
+            next.map(|(task, process)| (process.next, *task, name.clone()))
+        });
+        let Some((_, task, name)) = due.min().filter(|(next, ..)| *next <= now) else {
+            return Ok(());
+        };
+        let Some(group) = self.groups.get_mut(&name) else {
+            return Ok(());
+        };
+        let Some(process) = group.processes.get_mut(&task) else {
+            return Ok(());
+        };
+        let came = process.turn(host, held, &group.wanting)?;
+        if let Some(counted) = came.counted {
+            let pages = process.pages(counted, held.hoard.kept());
+            if process.reported.replace(pages) != Some(pages) {
+                seen.push(Seen::Event(Event::Coloured {
+                    group: name.clone(),
+                    pid: task.pid,
+                    program: process.comm.clone(),
+                    pages,
+                }));
+            }
+        }
+        let ended = process.settling.done().ended.clone().or(came.failed);
+        if ended.is_some() {
+            process.next = rt::now().plus(PASS);
+            process.settling.forget();
+        }
+        let program = process.comm.clone();
+        group.judge(host, &name, task, came.counted, ended, seen);
+        if came.empty {
+            self.used_up(host, &name, program, seen);
+        }
+        self.heard(host, came.reports, seen);
+        Ok(())
+    }
+
+    /// The hoard has no frames of a group's colours left.
+    fn used_up(&mut self, host: &Host, name: &str, program: String, seen: &mut Observation) {
+        let Some(group) = self.groups.get_mut(name) else {
+            return;
+        };
+        if let Some(held) = &mut self.held {
+            held.freed = true;
+        }
+        if std::mem::replace(&mut group.spilled, true) {
+            return;
+        }
+        let all = group.processes.values().filter_map(|p| p.reported);
+        let pages = all.map(|pages| pages.wrong).sum();
+        let because = Cause::Spilled { pages, program };
+        seen.extend(host.worth(name, &settles, Level::None, &because));
+        if !group.spill {
+            let what = format!(
+                "group {name}: no frames of its colours are held any more, and it is to fail then (coloured = \"fail\")"
+            );
+            seen.push(finding(about(), what, Some(name)));
+            seen.push(Seen::Stop(0));
+        }
+    }
+
+    /// Takes note of what the keeper reports.
+    fn heard(&mut self, host: &Host, reports: Vec<Report>, seen: &mut Observation) {
+        let mut lost = None;
+        for report in reports {
+            let Some(held) = &mut self.held else { return };
+            if let What::Sieved { cpu, .. } = &report.what {
+                held.sieving = false;
+                held.next_sieve = rt::now().plus(Nanos(cpu.0.saturating_mul(REST)).max(AGAIN));
+                self.next = rt::now();
+            }
+            let moved_few = match &report.what {
+                What::Moved { pages } => {
+                    let bytes = pages.saturating_mul(held.rules.colouring.page.0);
+                    bytes.saturating_mul(LOSS) < report.kept.0
+                }
+                _ => false,
+            };
+            if report.is_loss() {
+                seen.push(finding(about(), report.words(), None));
+            }
+            if report.is_loss() && !moved_few {
+                lost = Some(report.words());
+            }
+        }
+        if let Some(why) = lost {
+            self.unheld(host, &why, seen);
+        }
+    }
+
+    /// Any program may get frames of the groups' colours from now on.
+    fn unheld(&self, host: &Host, why: &str, seen: &mut Observation) {
+        let because = Cause::Unheld {
+            why: why.to_owned(),
+        };
+        for name in self.groups.keys() {
+            seen.extend(host.worth(name, &settles, Level::None, &because));
+        }
+    }
+
+    /// Looks for processes of a group that are new, and forgets those that have ended.
+    fn find(
+        &mut self,
+        host: &mut Host,
+        name: &str,
+        young: bool,
+        seen: &mut Observation,
+    ) -> Result<()> {
+        let Some(group) = self.groups.get_mut(name) else {
+            return Ok(());
+        };
+        let present = host.processes(name)?;
+        let tasks: BTreeSet<TaskId> = present.iter().map(|stat| stat.id).collect();
+        let before = group.processes.len();
+        group.processes.retain(|task, _| tasks.contains(task));
+        if let Some(held) = self
+            .held
+            .as_mut()
+            .filter(|_| group.processes.len() < before)
+        {
+            held.freed = true;
+        }
+        let failures = group.failed.len();
+        group.failed.retain(|task| tasks.contains(task));
+        if failures > group.failed.len() {
+            group.restored(host, name, seen);
+        }
+        for stat in present {
+            if group.processes.contains_key(&stat.id) {
+                continue;
+            }
+            if let Err(e) = settle::possible(&host.files, stat.id.pid) {
+                if group.failed.insert(stat.id) {
+                    let (pid, why) = (stat.id.pid, e.to_string());
+                    let because = Cause::Unsettled { pid, why };
+                    seen.extend(host.worth(name, &settles, Level::None, &because));
+                }
+                continue;
+            }
+            let until = if young {
+                rt::now().plus(YOUTH)
+            } else {
+                Nanos(0)
+            };
+            let process = Process::new(&stat.comm, stat.id, &group.wanting, until, host)?;
+            group.processes.insert(stat.id, process);
+            self.next = Nanos(0);
+        }
+        Ok(())
+    }
+
+    /// Fills the hoard.
+    fn hold(&mut self, host: &mut Host, set: &Setting) -> Applied {
+        let Setting::Hoard {
+            colouring,
+            colours,
+            limit,
+            reserve,
+            least,
+        } = set
+        else {
+            return Ok(None);
+        };
+        let memory = vm::memory(&host.files)?.unwrap_or_default();
+        let rules = Rules {
+            colouring: colouring.clone(),
+            colours: colours.clone(),
+            limit: limit.unwrap_or(memory.total),
+            reserve: *reserve,
+        };
+        let (hoard, mut notes) = begin(host, &rules)?;
+        let mut held = Held {
+            hoard,
+            rules,
+            sieving: false,
+            freed: false,
+            next_sieve: rt::now().plus(AGAIN),
+        };
+        let is_it = |what: &What| matches!(what, What::Sieved { .. });
+        let (reports, _) = held.until(&mut host.heart(), NEVER, &is_it)?;
+        notes.extend(reports.last().map(Report::words));
+        let kept = held.hoard.kept();
+        if kept < *least || kept < colouring.page {
+            return Err(Error::refused_with(
+                format!(
+                    "{kept} of free memory have colours {}, and the groups that reserve them need {least}: with fewer colours and all neighbours they would be worse off than now",
+                    colours.brief()
+                ),
+                "free memory (end programs, drop pages of files that are not used), or reserve more colours",
+            ));
+        }
+        host.brakes.insert(held.hoard.pid());
+        self.held = Some(held);
+        Ok(Some(notes))
+    }
+
+    /// Begins to move a group's pages.
+    fn settle(&mut self, host: &mut Host, name: &str, set: &Setting) -> Applied {
+        let Setting::Settle {
+            colouring,
+            colours,
+            spill,
+            pace,
+            longest,
+            ..
+        } = set
+        else {
+            return Ok(None);
+        };
+        let Some(held) = &self.held else {
+            return Err(Error::refused(format!("group {name}: no frames are held")));
+        };
+        let kept = held.hoard.kept();
+        let mut needed = 0u64;
+        for stat in host.processes(name)? {
+            settle::possible(&host.files, stat.id.pid)?;
+            let sizes = paging::sizes(&host.files, stat.id.pid)?;
+            needed = needed.saturating_add(sizes.map_or(0, |sizes| sizes.anonymous.0));
+        }
+        if kept.0 < needed {
+            return Err(Error::refused_with(
+                format!(
+                    "group {name}: its processes have {} of memory of their own, and {kept} of its colours are held: a part of it would keep its neighbours",
+                    Bytes(needed)
+                ),
+                "reserve more colours, or free memory",
+            ));
+        }
+        let group = Group {
+            wanting: Wanting {
+                wanted: Wanted {
+                    colouring: colouring.clone(),
+                    colours: colours.clone(),
+                    longest: *longest,
+                    pace: *pace,
+                    hold: HOLD.min(Bytes(held.rules.reserve.0 / 2)),
+                },
+                cpu: host.groups.one(name)?.cpus.first(),
+            },
+            spill: *spill,
+            processes: BTreeMap::new(),
+            failed: BTreeSet::new(),
+            spilled: false,
+        };
+        self.groups.insert(name.to_owned(), group);
+        let mut seen = Observation::new();
+        self.find(host, name, false, &mut seen)?;
+        Ok(Some(Vec::new()))
+    }
+
+    /// Reads what the keeper reports, and has it sieve again where frames came free.
+    fn tend(&mut self, host: &mut Host, seen: &mut Observation) -> Result<()> {
+        let Some(held) = &mut self.held else {
+            return Ok(());
+        };
+        host.brakes.insert(held.hoard.pid());
+        let reports = held.hoard.reports()?;
+        if let Some(how) = held.hoard.ended().filter(|_| reports.is_empty()) {
+            return Err(ended(&how));
+        }
+        if held.freed && !held.sieving && rt::now() >= held.next_sieve {
+            held.hoard.ask(&Command::Sieve)?;
+            (held.freed, held.sieving) = (false, true);
+        }
+        self.heard(host, reports, seen);
+        Ok(())
+    }
+}
+
+fn about() -> About {
+    About::Mechanism {
+        mechanism: Mechanism::Banks,
+    }
+}
+
+impl Enforcer for Colours {
+    fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
+        match set {
+            Setting::Hoard { .. } => self.hold(host, set),
+            Setting::Settle { .. } => self.settle(host, group, set),
+            _ => Ok(None),
+        }
+    }
+
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
+        if let Err(e) = self.tend(host, seen) {
+            self.unheld(host, &e.to_string(), seen);
+            self.held = None;
+        }
+        if self.held.is_none() {
+            return;
+        }
+        let names: Vec<String> = self.groups.keys().cloned().collect();
+        for name in names {
+            // A process that is found here was born since the last look.
+            if let Err(e) = self.find(host, &name, true, seen) {
+                seen.push(finding(about(), format!("group {name}: {e}"), Some(&name)));
+            }
+        }
+    }
+
+    /// The program executes soon. Its pages are moved from the first turn on.
+    fn launched(&mut self, host: &mut Host, group: &str, _: Option<&CpuSet>) -> Result<()> {
+        self.find(host, group, true, &mut Observation::new())
+    }
+
+    fn launch(&mut self, launch: &mut super::Launch<'_>) -> Result<()> {
+        // The kernel would put its pages together into large ones, of all colours.
+        launch.paging.small |= self.groups.contains_key(launch.group);
+        Ok(())
+    }
+
+    fn release(&mut self, _: &mut Host) {
+        *self = Self::default();
+    }
+}

@@ -1,0 +1,199 @@
+//! A process whose pages are moved, and when its turns are.
+
+use quell_kernel::error::{Error, Result};
+use quell_kernel::rt;
+use quell_record::events::ColouredPages;
+use quell_types::cpuset::CpuId;
+use quell_types::task::TaskId;
+use quell_types::units::{Bytes, Nanos, Share};
+
+use super::held::Held;
+use super::{AGAIN, REST};
+use crate::colours::hoard::Report;
+use crate::colours::settle::{Counted, Settled, Settling, Turn, Wanted};
+use crate::host::Host;
+
+/// Frames that are released beyond those of a chunk. The settler cannot use the newest ones.
+const BEYOND: u64 = 64;
+/// The shortest time between two passes over the memory of a process.
+pub(super) const PASS: Nanos = Nanos::secs(1);
+/// The share of time that a young process may be stopped, until its pages are moved.
+const YOUNG: Share = Share::percent(50);
+/// The time between two passes over its memory.
+const YOUNG_PASS: Nanos = Nanos::millis(50);
+/// How often in a row a settler may find too few frames, although they were released: other
+/// programs on that CPU took them.
+const MISSES: u32 = 20;
+
+/// What a group wants.
+pub(super) struct Wanting {
+    pub wanted: Wanted,
+    /// The CPU on which frames are released.
+    pub cpu: Option<CpuId>,
+}
+
+/// What a turn came to.
+#[derive(Default)]
+pub(super) struct Came {
+    /// Whether the hoard had too few frames.
+    pub empty: bool,
+    /// Where the pages lie, at the end of a pass.
+    pub counted: Option<Counted>,
+    /// Why pages of the process could not be moved.
+    pub failed: Option<String>,
+    /// What else the keeper reported.
+    pub reports: Vec<Report>,
+}
+
+/// A process of a group.
+pub(super) struct Process {
+    pub comm: String,
+    pub settling: Settling,
+    /// When its next turn is.
+    pub next: Nanos,
+    /// Until when it may be stopped more than others.
+    young: Nanos,
+    /// Time that was spent in this pass without a stop.
+    spent: Nanos,
+    /// Pages moved before this pass.
+    moved: u64,
+    /// Frames that were released for the settler that runs, and not used by it yet.
+    stock: u64,
+    /// How often in a row too few frames were found although enough had been released.
+    missed: u32,
+    pub reported: Option<ColouredPages>,
+}
+
+impl Process {
+    pub fn new(
+        comm: &str,
+        task: TaskId,
+        group: &Wanting,
+        young: Nanos,
+        host: &Host,
+    ) -> Result<Self> {
+        let mut settling = Settling::new(task, &group.wanted, &host.tools.settler)?;
+        if rt::now() < young {
+            settling.pace(YOUNG);
+        }
+        Ok(Self {
+            comm: comm.to_owned(),
+            settling,
+            next: Nanos(0),
+            young,
+            spent: Nanos(0),
+            moved: 0,
+            stock: 0,
+            missed: 0,
+            reported: None,
+        })
+    }
+
+    /// Decides when the next pass begins. Returns where the pages lie.
+    fn through(&mut self, counted: Counted, pace: Share) -> Counted {
+        let now = rt::now();
+        let moved = self.settling.done().moved - self.moved;
+        // What was wrong when the pass began, and was moved in it.
+        let counted = Counted {
+            right: counted.right + moved.min(counted.wrong),
+            wrong: counted.wrong - moved.min(counted.wrong),
+        };
+        if now >= self.young {
+            self.settling.pace(pace);
+        }
+        let rest = match moved {
+            _ if now < self.young => YOUNG_PASS,
+            0 => PASS.max(Nanos(self.spent.0.saturating_mul(REST))),
+            _ => PASS,
+        };
+        self.next = now.plus(rest);
+        self.moved = self.settling.done().moved;
+        self.spent = Nanos(0);
+        counted
+    }
+
+    pub fn pages(&self, counted: Counted, held: Bytes) -> ColouredPages {
+        let Settled { stops, moved, .. } = self.settling.done();
+        let mut sorted = stops.clone();
+        sorted.sort_unstable();
+        let last = sorted.len().saturating_sub(1);
+        let at = |percent: usize| {
+            let one = sorted.get((last * percent).div_ceil(100));
+            one.map_or(0, |stop| stop.0)
+        };
+        ColouredPages {
+            right: counted.right,
+            wrong: counted.wrong,
+            moved: *moved,
+            stops: stops.len() as u64,
+            p99_ns: at(99),
+            longest_ns: at(100),
+            held_bytes: held.0,
+        }
+    }
+
+    /// Moves a chunk.
+    pub fn turn(&mut self, host: &mut Host, held: &mut Held, group: &Wanting) -> Result<Came> {
+        let begun = rt::now();
+        let mut heart = host.heart();
+        let (mut came, mut stock) = (Came::default(), self.stock);
+        let done = self.settling.done();
+        let (moved, stops) = (done.moved, done.stops.len());
+        let mut broken = None;
+        let mut provide = |pages: u64| {
+            let wanted = pages.saturating_add(BEYOND);
+            if stock < wanted {
+                let colours = &group.wanted.colours;
+                match held.provide(wanted - stock, group.cpu, colours, &mut heart) {
+                    Ok((released, others)) => {
+                        stock += released;
+                        came.empty |= stock < pages;
+                        came.reports.extend(others);
+                    }
+                    Err(e) => broken = Some(e),
+                }
+            }
+            match broken {
+                None => Ok(()),
+                Some(_) => Err(Error::refused("no frames are held")),
+            }
+        };
+        let Some(session) = host.session.as_mut() else {
+            return Ok(came);
+        };
+        let turn = self
+            .settling
+            .turn(&host.files, session, group.cpu, &mut provide);
+        if let Some(e) = broken {
+            return Err(e);
+        }
+        // What fails here is about this process. It may be about to end.
+        let turn = turn.unwrap_or_else(|e| {
+            came.failed = Some(e.to_string());
+            Turn::Rest(YOUNG_PASS)
+        });
+        host.brakes.extend(self.settling.settler());
+        let (end, done) = (rt::now(), self.settling.done());
+        self.stock = match self.settling.settler() {
+            Some(_) => stock.saturating_sub(done.moved - moved),
+            None => 0,
+        };
+        if done.stops.len() == stops {
+            self.spent = Nanos(self.spent.0 + end.since(begun).0);
+        }
+        self.next = end;
+        match turn {
+            Turn::Rest(rest) => self.next = end.plus(rest),
+            Turn::NoFrames(_) if self.missed < MISSES && !came.empty => self.missed += 1,
+            Turn::NoFrames(_) => {
+                self.next = end.plus(AGAIN);
+                (self.missed, came.empty) = (0, true);
+            }
+            Turn::Through(found) => {
+                self.missed = 0;
+                came.counted = Some(self.through(found, group.wanted.pace));
+            }
+        }
+        Ok(came)
+    }
+}
