@@ -149,7 +149,8 @@ fn ways_switch(kernel: &str) {
         .map(|n| n.parse().unwrap())
         .collect();
     assert!(journal[0] > 0 && journal[0] == journal[1], "{journal:?}");
-    assert_eq!(said.one("status"), "0");
+    // On a busy host the guest may stand still for a second. That costs the promise for a while.
+    assert!(["0", "3"].contains(&said.one("status")));
     assert_eq!(said.one("restored"), "restored");
     assert_eq!(said.all("killed"), ["restored"; 3]);
     let at = said.all("at");
