@@ -219,6 +219,7 @@ fn frames_are_released_on_request_on_one_cpu() {
             .ask(&Command::Release {
                 pages,
                 cpu: Some(cpu),
+                colours: None,
             })
             .unwrap();
         let said = until(&mut hoard, |what| matches!(what, What::Released { .. }));
@@ -232,7 +233,13 @@ fn frames_are_released_on_request_on_one_cpu() {
     assert!(most >= PAGES / 4 * 3, "{most}");
     // More than there is.
     let pages = u64::MAX;
-    hoard.ask(&Command::Release { pages, cpu: None }).unwrap();
+    hoard
+        .ask(&Command::Release {
+            pages,
+            cpu: None,
+            colours: None,
+        })
+        .unwrap();
     until(&mut hoard, |what| matches!(what, What::Released { .. }));
     assert_eq!(hoard.kept(), Bytes(0));
     assert_eq!(frames(hoard.pid()), []);

@@ -330,6 +330,7 @@ mod tests {
             sets: colouring(&[1 << 14, 1 << 15], 0),
             banks: colouring(&[1 << 14 | 1 << 17, 1 << 21], 1),
             joint: colouring(&[1 << 14], 0),
+            hoarded: false,
             lock: Some(3),
             mba: Some(MbaBounds {
                 classes: 8,

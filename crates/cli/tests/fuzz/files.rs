@@ -337,7 +337,13 @@ pub fn address_map(input: &[u8]) -> Result<bool, String> {
         if let Ok(map) = stored.on(machine) {
             let (caches, nodes) = (&machine.caches, &machine.nodes);
             let files = quell_kernel::root::Kernel::at("/nowhere");
-            let _ = colours::offer(&files, Some(&map), caches, nodes, Bytes(4096));
+            let around = colours::Around {
+                caches,
+                nodes,
+                page: Bytes(4096),
+                frames: Ok(()),
+            };
+            let _ = colours::offer(&files, Some(&map), around);
         }
         known = true;
     }

@@ -14,7 +14,7 @@ use quell_types::units::Bytes;
 
 use crate::plan::Setting;
 
-use super::division::{Divided, Kind, colouring};
+use super::division::{Claim, Divided, Kind, colouring};
 use super::draft::Draft;
 use super::wanted::Worth;
 use super::words::{division as words, hoard as said};
@@ -32,10 +32,20 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {
     if !is_used(draft) {
         return;
     }
+    let mut first: Option<String> = None;
     for one in divided {
         let Kind::Colours(divides) = one.kind else {
             continue;
         };
+        let Some(key) = one.claims.first().map(Claim::at) else {
+            continue;
+        };
+        if let Some(first) = &first {
+            let remedies = [first.as_str(), key.as_str()].map(Remedy::leave_out);
+            draft.refuse(key.as_str(), said::one_hoard(first), remedies);
+            continue;
+        }
+        first = Some(key);
         let whole = colouring(&draft.machine.partitions, divides).cloned();
         let Some(whole) = whole else { continue };
         let parts = one.allotted.parts.iter();

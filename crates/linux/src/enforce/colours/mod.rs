@@ -48,6 +48,8 @@ const AGAIN: Nanos = Nanos::secs(10);
 const HOLD: Bytes = Bytes(256 << 20);
 /// A loss of less than one in so many bytes is no loss: compaction moves some pages.
 const LOSS: u64 = 100;
+/// Why a process has pages of other colours that are being moved.
+const BEHIND: &str = "they are moved at the pace that the policy allows (hoard.pace)";
 
 /// The hoard, and the groups whose pages are moved.
 pub(crate) struct Colours {
@@ -72,7 +74,7 @@ struct Group {
     wanting: Wanting,
     spill: bool,
     processes: BTreeMap<TaskId, Process>,
-    /// Processes whose pages are not moved.
+    /// Processes whose pages are not moved, or not yet.
     failed: BTreeSet<TaskId>,
     /// Whether the hoard was found empty.
     spilled: bool,
@@ -103,12 +105,18 @@ impl Group {
             }
             return;
         }
-        let Some(counted) = counted else { return };
-        let few = counted.wrong.saturating_mul(LOSS) <= counted.right;
-        let found = self.spilled && few;
-        self.spilled &= !found;
-        if self.failed.remove(&task) || found {
-            self.restored(host, name, seen);
+        let Some(process) = self.processes.get_mut(&task) else {
+            return;
+        };
+        if process.is_settled(counted) {
+            let found = std::mem::take(&mut self.spilled);
+            if self.failed.remove(&task) || found {
+                self.restored(host, name, seen);
+            }
+        } else if process.is_behind() && self.failed.insert(task) {
+            let (pid, why) = (task.pid, BEHIND.to_owned());
+            let because = Cause::Unsettled { pid, why };
+            seen.extend(host.worth(name, &settles, Level::None, &because));
         }
     }
 

@@ -8,7 +8,7 @@ use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
 use super::held::Held;
-use super::{AGAIN, REST};
+use super::{AGAIN, LOSS, REST};
 use crate::colours::hoard::Report;
 use crate::colours::settle::{Counted, Settled, Settling, Turn, Wanted};
 use crate::host::Host;
@@ -21,6 +21,8 @@ pub(super) const PASS: Nanos = Nanos::secs(1);
 const YOUNG: Share = Share::percent(50);
 /// The time between two passes over its memory.
 const YOUNG_PASS: Nanos = Nanos::millis(50);
+/// How long more than a hundredth of its pages may have other colours.
+const LAG: Nanos = Nanos::secs(10);
 /// How often in a row a settler may find too few frames, although they were released: other
 /// programs on that CPU took them.
 const MISSES: u32 = 20;
@@ -62,6 +64,8 @@ pub(super) struct Process {
     /// How often in a row too few frames were found although enough had been released.
     missed: u32,
     pub reported: Option<ColouredPages>,
+    /// Since when more than a hundredth of its pages have other colours.
+    behind: Option<Nanos>,
 }
 
 impl Process {
@@ -86,6 +90,7 @@ impl Process {
             stock: 0,
             missed: 0,
             reported: None,
+            behind: Some(rt::now()),
         })
     }
 
@@ -110,6 +115,24 @@ impl Process {
         self.moved = self.settling.done().moved;
         self.spent = Nanos(0);
         counted
+    }
+
+    /// Takes note of where its pages lie, if a pass has just told. Returns whether they all but have
+    /// its colours then.
+    pub fn is_settled(&mut self, counted: Option<Counted>) -> bool {
+        let Some(counted) = counted else { return false };
+        let settled = counted.wrong.saturating_mul(LOSS) <= counted.right;
+        self.behind = match settled {
+            true => None,
+            false => Some(self.behind.unwrap_or_else(rt::now)),
+        };
+        settled
+    }
+
+    /// Whether its pages have had other colours for so long that nothing can be promised of them.
+    pub fn is_behind(&self) -> bool {
+        self.behind
+            .is_some_and(|since| rt::now() >= since.plus(LAG))
     }
 
     pub fn pages(&self, counted: Counted, held: Bytes) -> ColouredPages {

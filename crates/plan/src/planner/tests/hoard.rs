@@ -134,3 +134,19 @@ fn a_hoard_that_is_too_small_is_refused_with_numbers() {
     let why = refused(&denied, &machine);
     assert!(why.contains("the policy denies banks"), "{why}");
 }
+
+#[test]
+fn banks_and_sets_of_two_groups_are_not_held_together() {
+    let mut machine = hoarding();
+    let regulated = machine.mechanisms[&Mechanism::Banks].clone();
+    machine.mechanisms.insert(Mechanism::Sets, regulated);
+    machine.partitions.sets = Some(Colouring::of_pages([1 << 17, 1 << 18], 0));
+    let policy = RESERVE.replace(
+        "role='best-effort'\ncommand=['y']",
+        "role='critical'\ncommand=['y']\ncpus=1\nreserve.cache={ colours='0' }",
+    );
+    let why = refused(&policy, &machine);
+    for part in ["one hoard holds frames at a time", "group.a.reserve.banks"] {
+        assert!(why.contains(part), "{why}");
+    }
+}

@@ -14,6 +14,8 @@ sentences! {
         "{key}: its pages are moved into frames that are held for it, while its threads are stopped";
     nothing_is_left(reserve: Bytes, memory: Bytes)
         "{reserve} of {memory} are to stay free for other programs: nothing is left to hold";
+    one_hoard(other: &str)
+        "one hoard holds frames at a time, and that of {other} does already";
     holds_too_little(own: usize, all: u32, most: Bytes, least: Bytes)
         "{own} of the {all} colours come to {most} outside of the reserve and within the limit, and the group needs {least}";
     at_most(most: Bytes, own: usize, all: u32)
