@@ -591,11 +591,3 @@ fn an_exempt_group_is_not_said_to_run_on_critical_cpus() {
     );
     assert!(told(&plan, "stays off CPU 1"), "{:?}", plan.notes);
 }
-
-#[test]
-fn percentages_of_an_unmeasured_machine_are_refused() {
-    let mut unmeasured = machine(2, 1);
-    unmeasured.measured = None;
-    let text = refused(&format!("{PAIR}limit.bandwidth = '20%'\n"), &unmeasured);
-    assert!(text.contains("quell doctor --deep"), "{text}");
-}

@@ -117,8 +117,8 @@ impl Process {
         counted
     }
 
-    /// Takes note of where its pages lie, if a pass has just told. Returns whether they all but have
-    /// its colours then.
+    /// Takes note of where its pages lie, if a pass has just told. Returns whether at least 99 in a
+    /// hundred of them have its colours.
     pub fn is_settled(&mut self, counted: Option<Counted>) -> bool {
         let Some(counted) = counted else { return false };
         let settled = counted.wrong.saturating_mul(LOSS) <= counted.right;

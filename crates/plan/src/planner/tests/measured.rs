@@ -104,3 +104,11 @@ fn a_reserve_that_only_some_operations_sustain_is_not_promised() {
     );
     assert_eq!(planned(&stated, &machine).level(), Level::Regulated);
 }
+
+#[test]
+fn percentages_of_an_unmeasured_machine_are_refused() {
+    let mut unmeasured = machine(2, 1);
+    unmeasured.measured = None;
+    let text = refused(&format!("{PAIR}limit.bandwidth = '20%'\n"), &unmeasured);
+    assert!(text.contains("quell doctor --deep"), "{text}");
+}
