@@ -19,8 +19,10 @@ use super::draft::Draft;
 use super::wanted::Worth;
 use super::words::{division as words, hoard as said};
 
-/// The part of memory that stays free for other programs, where the policy does not say.
+/// The part of memory that stays free for other programs, where the policy does not say, in whole
+/// MiB.
 const RESERVE: u64 = 8;
+const MIB: u64 = 1 << 20;
 
 /// Whether colours are carried out by a hoard here.
 pub(super) fn is_used(draft: &Draft<'_>) -> bool {
@@ -72,7 +74,9 @@ fn sizes(draft: &Draft<'_>, one: &Divided, whole: &Colouring, colours: &CpuSet) 
     let nodes = draft.machine.nodes.iter();
     let memory = nodes.map(|node| node.memory.0).fold(0, u64::saturating_add);
     let keys = draft.policy.hoard.clone().unwrap_or_default();
-    let reserve = keys.reserve.map_or(memory / RESERVE, |reserve| reserve.0);
+    let reserve = keys
+        .reserve
+        .map_or(memory / RESERVE / MIB * MIB, |reserve| reserve.0);
     let part = |bytes: u64| {
         let part = u128::from(bytes) * colours.len() as u128 / u128::from(whole.count().max(1));
         u64::try_from(part).unwrap_or(u64::MAX)
