@@ -7,7 +7,7 @@
 //! the kernel has all of them.
 //!
 //! 1. Random pairs give the two levels of time ([`timing`]).
-//! 2. Pairs in conflict are collected until their differences explain each other ([`decode`]).
+//! 2. Pairs in conflict are collected until their differences explain each other (`decode`).
 //! 3. New pairs, which the functions predict, are timed: some within a bank, some one function
 //!    apart. The share that was right is the confidence.
 //!
