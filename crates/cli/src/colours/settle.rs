@@ -179,15 +179,8 @@ fn right(args: &Settle, files: &Kernel, colouring: &Colouring) -> Result<Right> 
 }
 
 fn report(pid: u32, before: Right, after: Right, settled: Settled) -> Report {
-    let mut stops = settled.stops;
-    stops.sort_unstable();
-    let at = |percent: usize| {
-        let last = stops.len().saturating_sub(1);
-        stops
-            .get((last * percent).div_ceil(100))
-            .copied()
-            .unwrap_or_default()
-    };
+    let [p50, p99, longest] = settled.stopped([50, 99, 100]);
+    let stops = settled.stops;
     Report {
         pid,
         before,
@@ -198,9 +191,9 @@ fn report(pid: u32, before: Right, after: Right, settled: Settled) -> Report {
         held: settled.held,
         stops: Stops {
             count: stops.len(),
-            p50: at(50),
-            p99: at(99),
-            longest: at(100),
+            p50,
+            p99,
+            longest,
             total: Nanos(stops.iter().map(|stop| stop.0).sum()),
         },
         kept: settled.kept,

@@ -6,6 +6,7 @@ pub mod hoard;
 pub mod keeper;
 pub mod placement;
 pub mod settle;
+mod settled;
 pub mod settler;
 mod sieve;
 pub mod stored;

@@ -22,6 +22,7 @@ use quell_types::partition::Colouring;
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
+pub use super::settled::Settled;
 use super::settler::{Answer, Ask, Job, Settler, SettlerCommand, Trouble};
 use crate::session::Session;
 use crate::{fault, unsettle};
@@ -54,25 +55,6 @@ pub struct Wanted {
     pub pace: Share,
     /// The most memory that is held to find frames.
     pub hold: Bytes,
-}
-
-/// How it came out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settled {
-    /// How long all threads were stopped, each time.
-    pub stops: Vec<Nanos>,
-    /// Pages that were moved. One that was moved twice counts twice.
-    pub moved: u64,
-    /// Pages that the kernel refused to move.
-    pub refused: u64,
-    /// Chunks that were not begun because a thread did not stop in time, or none could do a call.
-    pub busy: u64,
-    /// The most memory that was held to find frames.
-    pub held: Bytes,
-    /// Why the kernel does not move some pages at all.
-    pub kept: Option<String>,
-    /// Why it ended before all pages were tried. `None`: it did not.
-    pub ended: Option<String>,
 }
 
 /// Whether pages of programs can be moved on this machine. The error is the reason.

@@ -108,7 +108,7 @@ impl Group {
         let Some(process) = self.processes.get_mut(&task) else {
             return;
         };
-        if process.is_settled(counted) {
+        if process.note(counted) {
             let found = std::mem::take(&mut self.spilled);
             if self.failed.remove(&task) || found {
                 self.restored(host, name, seen);

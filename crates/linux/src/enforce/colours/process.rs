@@ -10,7 +10,7 @@ use quell_types::units::{Bytes, Nanos, Share};
 use super::held::Held;
 use super::{AGAIN, LOSS, REST};
 use crate::colours::hoard::Report;
-use crate::colours::settle::{Counted, Settled, Settling, Turn, Wanted};
+use crate::colours::settle::{Counted, Settling, Turn, Wanted};
 use crate::host::Host;
 
 /// Frames that are released beyond those of a chunk. The settler cannot use the newest ones.
@@ -119,7 +119,7 @@ impl Process {
 
     /// Takes note of where its pages lie, if a pass has just told. Returns whether at least 99 in a
     /// hundred of them have its colours.
-    pub fn is_settled(&mut self, counted: Option<Counted>) -> bool {
+    pub fn note(&mut self, counted: Option<Counted>) -> bool {
         let Some(counted) = counted else { return false };
         let settled = counted.wrong.saturating_mul(LOSS) <= counted.right;
         self.behind = match settled {
@@ -136,21 +136,15 @@ impl Process {
     }
 
     pub fn pages(&self, counted: Counted, held: Bytes) -> ColouredPages {
-        let Settled { stops, moved, .. } = self.settling.done();
-        let mut sorted = stops.clone();
-        sorted.sort_unstable();
-        let last = sorted.len().saturating_sub(1);
-        let at = |percent: usize| {
-            let one = sorted.get((last * percent).div_ceil(100));
-            one.map_or(0, |stop| stop.0)
-        };
+        let done = self.settling.done();
+        let [p99, longest] = done.stopped([99, 100]);
         ColouredPages {
             right: counted.right,
             wrong: counted.wrong,
-            moved: *moved,
-            stops: stops.len() as u64,
-            p99_ns: at(99),
-            longest_ns: at(100),
+            moved: done.moved,
+            stops: done.stops.len() as u64,
+            p99_ns: p99.0,
+            longest_ns: longest.0,
             held_bytes: held.0,
         }
     }
