@@ -45,13 +45,13 @@ pub struct Access {
 }
 
 impl Access {
-    /// Takes `cycles` of what is computed before it. Returns the instructions of that time.
+    /// Takes `cycles` of what is computed before it. Returns the instructions of that time: as many
+    /// in each cycle, that of the access included.
     #[inline]
     pub fn compute(&mut self, cycles: u32) -> u32 {
         let cycles = cycles.min(self.compute);
         let all = self.instructions.unwrap_or(self.compute.saturating_add(1));
-        let before = u64::from(all.saturating_sub(1));
-        let part = before * u64::from(cycles) / u64::from(self.compute.max(1));
+        let part = u64::from(all) * u64::from(cycles) / (u64::from(self.compute) + 1);
         let part = u32::try_from(part).unwrap_or(u32::MAX);
         self.compute -= cycles;
         self.instructions = Some(all - part);

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use indexmap::IndexMap;
-use quell_types::units::Bytes;
+use quell_types::units::{Bytes, LINE_BYTES};
 use serde::Deserialize;
 
 /// The programs that come with Quell.
@@ -14,51 +14,133 @@ const SYNTHETIC: &str = include_str!("../../../experiments/smt/synthetic.toml");
 /// The two caches of a core for which misses are given.
 const PRIVATE: [f64; 2] = [32768.0, 262_144.0];
 
-/// How often an access misses caches of growing sizes, per instruction.
+/// Halvings of the smallest size that is given. A curve has a point at each.
+const BELOW: i32 = 6;
+/// Points of a curve between two that are given.
+const BETWEEN: u32 = 4;
+/// Misses per instruction below which a program is taken to touch nothing new.
+const LEAST: f64 = 1e-9;
+
+/// How often an access misses caches of growing sizes, per instruction, and how long a program
+/// takes to touch as many bytes. One follows from the other: an LRU cache that is `bytes` large
+/// grows by the line of each miss.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// What a cache of no size misses.
-    accesses: f64,
-    /// Sizes in bytes, ascending, each with the misses of such a cache.
+    /// Ascending, the first at size 0. On straight lines between them.
     points: Vec<Point>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
     bytes: f64,
+    /// Misses per instruction of a cache of this size.
     misses: f64,
+    /// Instructions in which so many bytes are touched.
+    instructions: f64,
+}
+
+impl Point {
+    /// Instructions until the cache has grown by so many bytes, where misses change by `slope` per
+    /// byte.
+    fn until(self, bytes: f64, slope: f64) -> f64 {
+        let before = self.misses.max(LEAST);
+        let after = (self.misses + slope * bytes).max(LEAST);
+        let lines = bytes / LINE_BYTES as f64;
+        // The mean of 1 / misses.
+        match (before - after) / before > 1e-6 {
+            true => lines * (before / after).ln() / (before - after),
+            false => lines / before,
+        }
+    }
+
+    /// By how many bytes the cache has grown after so many instructions.
+    fn after(self, instructions: f64, slope: f64) -> f64 {
+        let before = self.misses.max(LEAST);
+        let lines = LINE_BYTES as f64;
+        let power = -slope * lines * instructions;
+        match power > 1e-9 {
+            true => before * (1.0 - (-power).exp()) / -slope,
+            false => before * lines * instructions,
+        }
+    }
 }
 
 impl Curve {
-    /// From misses per instruction at growing sizes. A larger cache never has more misses: where
-    /// figures say so, those of the smaller one count.
-    pub(crate) fn new(accesses: f64, points: impl Iterator<Item = (f64, f64)>) -> Self {
+    /// From misses per instruction at growing sizes, on a straight line over the logarithm of the
+    /// size. Below the smallest size the slope of the first two goes on. A larger cache never has
+    /// more misses: where figures say so, those of the smaller one count.
+    pub(crate) fn new(accesses: f64, given: impl Iterator<Item = (f64, f64)>) -> Self {
         let mut least = accesses;
-        let points = points.map(|(bytes, misses)| {
-            least = misses.clamp(0.0, least);
-            Point {
-                bytes,
-                misses: least,
+        let given: Vec<(f64, f64)> = given
+            .map(|(bytes, misses)| {
+                least = misses.clamp(0.0, least);
+                (bytes, least)
+            })
+            .collect();
+        let mut sizes = vec![(0.0, accesses)];
+        if let [(small, most), (large, fewest), ..] = given.as_slice() {
+            let slope = (most - fewest) / (large / small).log2();
+            for halvings in (1..=BELOW).rev() {
+                let misses = most + slope * f64::from(halvings);
+                sizes.push((small / 2f64.powi(halvings), misses.min(accesses)));
             }
-        });
-        let points = points.collect();
-        Self { accesses, points }
+        }
+        for two in given.windows(2) {
+            let ((small, most), (large, fewest)) = (two[0], two[1]);
+            for n in 0..BETWEEN {
+                let share = f64::from(n) / f64::from(BETWEEN);
+                let bytes = small * (large / small).powf(share);
+                sizes.push((bytes, most + (fewest - most) * share));
+            }
+        }
+        sizes.extend(given.last());
+        let mut points: Vec<Point> = Vec::with_capacity(sizes.len());
+        for (bytes, misses) in sizes {
+            let instructions = points.last().map_or(0.0, |last| {
+                let grown = bytes - last.bytes;
+                last.instructions + last.until(grown, (misses - last.misses) / grown)
+            });
+            points.push(Point {
+                bytes,
+                misses,
+                instructions,
+            });
+        }
+        Self { points }
     }
 
-    /// Misses per instruction of a cache of so many bytes: on a straight line over the logarithm of
-    /// the size. Below the smallest size the slope of the first two goes on.
+    /// The point before the first one that is `beyond`, and by how much misses change per byte
+    /// after it: not at all beyond the last one.
+    fn part(&self, beyond: impl Fn(&Point) -> bool) -> (Point, f64) {
+        let next = self.points.partition_point(|point| !beyond(point)).max(1);
+        let low = self.points[next - 1];
+        let slope = self.points.get(next).map_or(0.0, |high| {
+            (high.misses - low.misses) / (high.bytes - low.bytes)
+        });
+        (low, slope)
+    }
+
+    /// Misses per instruction of a cache of so many bytes.
     #[must_use]
     pub fn misses(&self, bytes: f64) -> f64 {
-        let above = self.points.partition_point(|point| point.bytes <= bytes);
-        let (Some(low), Some(high)) = (
-            self.points.get(above.max(1) - 1),
-            self.points.get(above.max(1)),
-        ) else {
-            return self.points.last().map_or(0.0, |last| last.misses);
-        };
-        let share = (bytes.max(1.0) / low.bytes).ln() / (high.bytes / low.bytes).ln();
-        let misses = low.misses + (high.misses - low.misses) * share;
-        misses.min(self.accesses)
+        let (low, slope) = self.part(|point| point.bytes > bytes);
+        low.misses + slope * (bytes - low.bytes)
+    }
+
+    /// Instructions in which so many bytes are touched.
+    #[must_use]
+    pub fn instructions(&self, bytes: f64) -> f64 {
+        let (low, slope) = self.part(|point| point.bytes > bytes);
+        low.instructions + low.until(bytes - low.bytes, slope)
+    }
+
+    /// Bytes that are touched in so many instructions, and misses per instruction of a cache that
+    /// is so large.
+    #[must_use]
+    pub fn touched(&self, instructions: f64) -> (f64, f64) {
+        let (low, slope) = self.part(|point| point.instructions > instructions);
+        let grown = low.after(instructions - low.instructions, slope);
+        (low.bytes + grown, low.misses + slope * grown)
     }
 }
 

@@ -23,7 +23,9 @@ use crate::board::Board;
 use crate::recorded::{Phase, Program};
 
 /// Steps of the search for a balance.
-const STEPS: usize = 8;
+const STEPS: usize = 6;
+/// How far a step goes towards what it finds, so that two threads do not give way in turn.
+const STRIDE: f64 = 0.7;
 /// Halvings of the interval in which the latency of memory lies.
 const HALVINGS: usize = 18;
 /// What memory can be loaded to at most, as part of its rate.
@@ -38,17 +40,14 @@ pub struct Fit {
     pub queueing: f64,
     /// The load above which latency has no bound, as part of the peak rate.
     pub sustained: f64,
-    /// The part of the latency of the second and third level that a program waits for.
-    pub waits: f64,
 }
 
 impl Fit {
     /// As `docs/results/2026-11-25-smt-coarse.md` found it for xeon-e5645.
     pub const FITTED: Self = Self {
         rows: 1.42,
-        queueing: 0.97,
+        queueing: 0.83,
         sustained: 0.95,
-        waits: 0.89,
     };
 
     /// How many times longer a miss takes at a load, which is a part of the peak rate.
@@ -86,6 +85,77 @@ pub struct Chip {
     fit: Fit,
 }
 
+/// How a thread goes on, from one step of the search to the next.
+#[derive(Clone, Copy)]
+struct Now {
+    /// Instructions per cycle.
+    ipc: f64,
+    /// Misses per instruction of what it has of each level.
+    levels: [f64; 3],
+    /// Misses of memory per instruction, with those of lines that the third level dropped.
+    misses: f64,
+    /// How many times longer its loads, its stores and the rest of its work take than alone.
+    slower: [f64; 3],
+}
+
+impl Now {
+    /// Before the first step, a thread works half of the time and misses nothing.
+    fn first(work: f64) -> Self {
+        Self {
+            ipc: 0.5 / work,
+            levels: [0.0; 3],
+            misses: 0.0,
+            slower: [1.0; 3],
+        }
+    }
+
+    /// Some of the way to what a step has found.
+    fn goes(&mut self, ipc: f64, of: &Use) {
+        let towards = |from: f64, to: f64| from + (to - from) * STRIDE;
+        self.ipc = towards(self.ipc, ipc);
+        self.misses = of.misses[2];
+        self.slower = std::array::from_fn(|n| towards(self.slower[n], of.slower[n]));
+    }
+}
+
+/// For how many cycles a line stays that is not used, in a cache of `size` bytes that the threads
+/// `who` share: until all of them together have touched as much. `age` is what was found for them
+/// before, 0 at first. Keeps what each thread misses in this `level`, from 0.
+fn age_of(
+    threads: &[Thread<'_>],
+    now: &mut [Now],
+    who: &[usize],
+    (level, size): (usize, f64),
+    age: f64,
+) -> f64 {
+    let curve = |n: usize| &threads[n].phase.curve;
+    if let [n] = who {
+        now[*n].levels[level] = curve(*n).misses(size);
+        return curve(*n).instructions(size) / now[*n].ipc;
+    }
+    let (mut age, mut steps) = (age, 1);
+    if age <= 0.0 {
+        let share = size / who.len() as f64;
+        let alone = who
+            .iter()
+            .map(|n| curve(*n).instructions(share) / now[*n].ipc);
+        (age, steps) = (alone.fold(f64::MAX, f64::min), 4);
+    }
+    // Newton's method: the rate at which they touch more is that of their misses.
+    for _ in 0..steps {
+        let (mut held, mut rate) = (0.0, 0.0);
+        for n in who {
+            let now = &mut now[*n];
+            let (bytes, misses) = curve(*n).touched(now.ipc * age);
+            now.levels[level] = misses;
+            held += bytes;
+            rate += misses * LINE_BYTES as f64 * now.ipc;
+        }
+        age = (age + (size - held) / rate.max(1e-9)).clamp(age / 4.0, age * 16.0);
+    }
+    age
+}
+
 /// A program in one of its phases, on a hardware thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Thread<'p> {
@@ -103,6 +173,26 @@ impl Thread<'_> {
     /// Cycles of work per instruction. As in the detailed machine, an access takes a cycle.
     fn work(&self) -> f64 {
         self.cpi.max(self.phase.accesses)
+    }
+
+    /// Bytes that it uses so often that they never leave a cache, while all of a larger one is
+    /// replaced. Lines stay there for so many cycles, in the larger one for `longer`.
+    ///
+    /// Uses come independently. So lines leave at times that are used `n` times on average while a
+    /// line stays, where `n` is below about ln(`longer` / `stays` × `n`). A footprint has the lines
+    /// that are used twice or more: half of those that are used 1.7 times on average.
+    fn hidden(&self, ipc: f64, stays: f64, longer: f64) -> f64 {
+        let ratio = (longer / stays.max(1.0)).max(std::f64::consts::E).ln();
+        let often = (1.7 / (ratio + ratio.ln())).min(1.0);
+        let instructions = ipc * stays * often;
+        let (bytes, misses) = self.phase.curve.touched(instructions);
+        (bytes - misses * instructions * LINE_BYTES as f64).max(0.0)
+    }
+
+    /// Cycles of its work that load, store, and do neither.
+    fn parts(&self) -> [f64; 3] {
+        let (accesses, stores) = (self.phase.accesses, self.phase.stores);
+        [accesses - stores, stores, self.work() - accesses]
     }
 }
 
@@ -128,29 +218,34 @@ pub struct Pace {
 struct Use {
     /// Misses of the three levels.
     misses: [f64; 3],
+    /// How many times longer its loads, its stores and the rest of its work take than alone.
+    slower: [f64; 3],
     /// Cycles of work, as slowed by the other thread.
     slowed: f64,
     /// Cycles for the second and third level.
     near: f64,
-    /// Misses of memory under way together.
+    /// Misses that wait for none before them, on average.
     overlap: f64,
+    /// Miss buffers that the core's other threads leave.
+    buffers: f64,
+    /// Runs of misses that wait for buffers, for each miss.
+    waits: f64,
     /// Lines from and to memory.
     lines: f64,
 }
 
 impl Use {
     /// Cycles per instruction where a miss takes so many.
+    ///
+    /// Misses come in runs that need none before them, of `overlap` on average and geometrically
+    /// distributed. Then one is waited for. A run that is longer than there are buffers waits for
+    /// them, unless its misses are so far apart that earlier ones have come back.
     fn cycles(&self, miss: f64) -> f64 {
-        self.slowed + self.near + self.misses[2] * miss / self.overlap
+        let before = self.slowed + self.near;
+        let apart = before / self.misses[2].max(1e-12);
+        let waited = (miss - self.buffers * apart).max(0.0) * self.waits;
+        before + self.misses[2] * (miss / self.overlap + waited)
     }
-}
-
-/// Misses under way on average, on a core with so many buffers. Misses come in runs that need none
-/// before them, of `overlap` on average and geometrically distributed. A run that is longer than
-/// there are buffers waits.
-fn under_way(overlap: f64, buffers: f64) -> f64 {
-    let longer = (1.0 - 1.0 / overlap).powf(buffers);
-    overlap / (1.0 + longer * overlap / buffers)
 }
 
 impl Chip {
@@ -199,97 +294,113 @@ impl Chip {
     /// How threads fare that run together, at most one on each hardware thread.
     #[must_use]
     pub fn balance(&self, threads: &[Thread<'_>]) -> Vec<Pace> {
-        let mut paces: Vec<Pace> = threads
-            .iter()
-            .map(|thread| Pace {
-                ipc: 1.0 / (2.0 * thread.work()),
-                held: self.sizes[2] / threads.len() as f64,
-                ..Pace::default()
-            })
-            .collect();
+        let mut now: Vec<Now> = threads.iter().map(|of| Now::first(of.work())).collect();
         let mut uses = vec![Use::default(); threads.len()];
+        let all: Vec<usize> = (0..threads.len()).collect();
+        let of_core = |core: usize| {
+            all.iter()
+                .copied()
+                .filter(move |n| threads[*n].core == core)
+        };
+        let cores: Vec<Vec<usize>> = (0..self.cores)
+            .map(|core| of_core(core).collect())
+            .collect();
+        // For how many cycles a line stays without being used: in the private caches of each core,
+        // and in the third level.
+        let mut ages = vec![[0.0; 2]; self.cores];
+        let mut oldest = 0.0;
         let mut miss = self.idle * self.mhz;
         for _ in 0..STEPS {
-            self.share_core(threads, &paces, miss, &mut uses);
-            miss = self.latency(&uses) * self.mhz;
-            self.share_third(threads, &uses, miss, &mut paces);
-        }
-        for ((pace, thread), of) in paces.iter_mut().zip(threads).zip(&uses) {
-            let instructions = pace.ipc * self.mhz;
-            pace.first_level = instructions * thread.phase.accesses;
-            pace.memory = instructions * of.lines;
-            pace.fetched = instructions * of.misses[2];
-            let [first, second, third] = of.misses;
-            pace.hits = [first - second, second - third].map(|hits| hits * instructions);
-        }
-        paces
-    }
-
-    /// What each thread does per instruction, next to the other threads of its core.
-    fn share_core(&self, threads: &[Thread<'_>], paces: &[Pace], miss: f64, uses: &mut [Use]) {
-        for (n, thread) in threads.iter().enumerate() {
-            let curve = &thread.phase.curve;
-            let of = uses[n];
-            let others =
-                || (0..threads.len()).filter(|m| *m != n && threads[*m].core == thread.core);
-            // Before the first step nothing is known of anybody's misses.
-            let fetched = |m: usize, level: usize| {
-                let per_instruction = match level {
-                    0 => threads[m].phase.accesses,
-                    _ => uses[m].misses[0].max(1e-9),
-                };
-                paces[m].ipc * per_instruction
-            };
-            let mut misses = [0.0; 3];
-            for (level, missed) in misses.iter_mut().take(2).enumerate() {
-                let own = fetched(n, level);
-                let all: f64 = own + others().map(|m| fetched(m, level)).sum::<f64>();
-                *missed = curve.misses(self.sizes[level] * own / all);
+            for (core, ages) in cores.iter().zip(&mut ages) {
+                let [first, second] = ages;
+                *first = age_of(threads, &mut now, core, (0, self.sizes[0]), *first);
+                // The second level does not see lines that never leave the first, and drops them.
+                let hidden = core
+                    .iter()
+                    .map(|n| threads[*n].hidden(now[*n].ipc, *first, *second));
+                let seen = self.sizes[1] + hidden.sum::<f64>();
+                *second = age_of(threads, &mut now, core, (1, seen), *second);
             }
-            misses[1] = misses[1].min(misses[0]);
-            misses[2] = curve.misses(paces[n].held).min(misses[1]);
-            let slowed = thread.work() * self.slower(threads, n, paces, uses);
-            let near =
-                (misses[0] - misses[1]) * self.hits[0] + (misses[1] - misses[2]) * self.hits[1];
-            // Both threads of a core have as many misses under way as they wait for.
-            let waits = |m: usize| {
-                let of = &uses[m];
-                let part = of.misses[2] * miss / of.overlap.max(1.0) * paces[m].ipc;
-                part.min(1.0) * threads[m].overlap
-            };
-            let taken: f64 = others().map(waits).sum();
-            let left = (self.misses - taken).max(self.misses / self.threads as f64);
-            uses[n] = Use {
-                misses,
-                slowed: (slowed + if of.slowed > 0.0 { of.slowed } else { slowed }) / 2.0,
-                near: near * self.fit.waits / thread.overlap,
-                overlap: under_way(thread.overlap, left),
-                lines: misses[2] * (1.0 + thread.phase.written),
-            };
+            oldest = age_of(threads, &mut now, &all, (2, self.sizes[2]), oldest);
+            for (n, of) in uses.iter_mut().enumerate() {
+                let core = threads[n].core;
+                let others = cores[core].iter().copied().filter(|m| *m != n);
+                *of = self.uses(&threads[n], &now[n], ages[core][1], oldest);
+                for m in others.clone() {
+                    self.slow(threads, &now, n, m, of);
+                }
+                let work = threads[n].parts().into_iter().zip(of.slower);
+                of.slowed = work.map(|(cycles, slower)| cycles * slower).sum();
+                // Misses under way: as many as begin in the time of one.
+                let taken: f64 = others.map(|m| now[m].misses * miss * now[m].ipc).sum();
+                let left = (self.misses - taken).max(self.misses / self.threads as f64);
+                let goes_on = (1.0 - 1.0 / threads[n].overlap).powf(left);
+                of.buffers = left;
+                of.waits = goes_on / (1.0 - goes_on) / threads[n].overlap;
+            }
+            miss = self.latency(&uses) * self.mhz;
+            for (now, of) in now.iter_mut().zip(&uses) {
+                now.goes(1.0 / of.cycles(miss), of);
+            }
+        }
+        let paces = threads.iter().zip(&uses).zip(&now);
+        let pace = |((thread, of), now): ((&Thread<'_>, &Use), &Now)| {
+            let instructions = now.ipc * self.mhz;
+            let [first, second, third] = of.misses;
+            let (held, _) = thread.phase.curve.touched(now.ipc * oldest);
+            Pace {
+                ipc: now.ipc,
+                first_level: instructions * thread.phase.accesses,
+                memory: instructions * of.lines,
+                fetched: instructions * third,
+                hits: [first - second, second - third].map(|hits| hits.max(0.0) * instructions),
+                held: held.min(self.sizes[2]),
+            }
+        };
+        paces.map(pace).collect()
+    }
+
+    /// What a thread does per instruction, where lines stay in the second and third level for so
+    /// many cycles.
+    fn uses(&self, thread: &Thread<'_>, now: &Now, second: f64, third: f64) -> Use {
+        let mut misses = now.levels;
+        misses[1] = misses[1].min(misses[0]);
+        misses[2] = misses[2].min(misses[1]);
+        // Nor does the third level see what never leaves the private caches. When it drops a line of
+        // that, they lose it, too.
+        let hidden = thread.hidden(now.ipc, second, third) / LINE_BYTES as f64;
+        let dropped = hidden / (now.ipc * third);
+        let near = (misses[0] - misses[1]) * (self.hits[0] - 1.0)
+            + (misses[1] - misses[2]) * (self.hits[1] - 1.0);
+        let fetched = misses[2] + dropped;
+        Use {
+            misses: [misses[0], misses[1], fetched],
+            slower: [1.0; 3],
+            near: near / thread.overlap,
+            overlap: thread.overlap,
+            lines: fetched * (1.0 + thread.phase.written),
+            ..Use::default()
         }
     }
 
-    /// How much longer work of a thread takes next to the other threads of its core.
-    fn slower(&self, threads: &[Thread<'_>], n: usize, paces: &[Pace], uses: &[Use]) -> f64 {
-        let wants = |m: usize| {
-            let thread = &threads[m];
-            let loads = thread.phase.accesses - thread.phase.stores;
-            [1.0, loads, thread.phase.stores].map(|each| each / thread.work())
-        };
-        let own = wants(n);
-        let mut slower = 1.0;
-        for m in (0..threads.len()).filter(|m| *m != n && threads[*m].core == threads[n].core) {
-            let other = wants(m);
-            // The part of its time in which it works.
-            let busy = (paces[m].ipc * uses[m].slowed.max(threads[m].work())).min(1.0);
-            let factors = (0..3).map(|resource| {
-                let there = self.slots[resource];
-                let share = (there - other[resource]).max(there / 2.0).min(there);
-                (own[resource] / share).max(1.0)
-            });
-            slower += busy * (factors.fold(1.0, f64::max) - 1.0);
+    /// Slows work of thread `n` by that of thread `m` of its core. Both want the same port of the
+    /// first level as often as both access it at once. They share slots evenly where they want more
+    /// than there are.
+    fn slow(&self, threads: &[Thread<'_>], now: &[Now], n: usize, m: usize, of: &mut Use) {
+        let [issue, ports @ ..] = self.slots;
+        let wants = |thread: &Thread<'_>| 1.0 / thread.work();
+        let even = (issue - wants(&threads[m])).max(issue / 2.0);
+        let crowded = (wants(&threads[n]) / even).max(1.0);
+        let other = threads[m].parts().into_iter().zip(now[m].slower);
+        for (same, (cycles, slower)) in other.enumerate() {
+            // The part of the time in which the other one does this.
+            let meets = cycles * slower * now[m].ipc;
+            for (kind, own) in of.slower.iter_mut().enumerate() {
+                let port = ports.get(kind).filter(|_| kind == same);
+                let factor = port.map_or(1.0, |there| 2.0 / there).max(crowded);
+                *own += meets * (factor - 1.0);
+            }
         }
-        slower
     }
 
     /// Microseconds of a miss at which what all threads ask of memory is what loads it so.
@@ -312,21 +423,6 @@ impl Chip {
             }
         }
         (low + high) / 2.0
-    }
-
-    /// Divides the third level by what each thread fetches into it.
-    fn share_third(&self, threads: &[Thread<'_>], uses: &[Use], miss: f64, paces: &mut [Pace]) {
-        let third = self.sizes[2];
-        let mut fetched = Vec::with_capacity(threads.len());
-        for (pace, of) in paces.iter_mut().zip(uses) {
-            pace.ipc = 1.0 / of.cycles(miss);
-            // A thread that misses nothing still holds what it works on.
-            fetched.push(pace.ipc * (of.misses[2] + 0.02 * of.misses[1]).max(1e-9));
-        }
-        let all: f64 = fetched.iter().sum();
-        for (pace, fetched) in paces.iter_mut().zip(fetched) {
-            pace.held = (pace.held + third * fetched / all) / 2.0;
-        }
     }
 
     /// How a phase of a program fares where nothing else runs.
