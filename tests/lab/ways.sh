@@ -18,13 +18,44 @@ filled() {
     tries=120
     while [ "$(cat "$R/$1/mon_data/mon_L3_00/llc_occupancy")" -lt "$2" ] && [ $tries -gt 0 ]; do tries=$((tries - 1)); usleep 500000; done
 }
+# steady PID MASK: waits until one of its threads is kept to these CPUs and has run there for a second.
+steady() {
+    tries=240
+    while [ $tries -gt 0 ]; do
+        for task in /proc/"$1"/task/*; do
+            read -r ran _ <"$task/schedstat"
+            case $(taskset -p "${task##*/}") in
+                *": $2") [ "${ran:-0}" -lt 1000000000 ] || return 0 ;;
+            esac
+        done 2>/dev/null
+        tries=$((tries - 1)); usleep 500000
+    done
+}
 class() { mkdir -p "$R/$1"; echo "L3:0=$2" >"$R/$1/schemata"; }
-look() {
+# wrmsr CPU REGISTER BYTES: eight bytes, the lowest first
+wrmsr() {
+    # shellcheck disable=SC2059
+    printf "$3" | dd of="/dev/cpu/$1/msr" bs=8 seek="$(($2))" oflag=seek_bytes conv=notrunc 2>/dev/null
+}
+# watch SCENE OPTION…: one look.
+watch() {
     scene=$1; shift
     quell ways --out "/out/$scene" --json "$@" >"/out/$scene.json" 2>"/out/$scene.log" || cat "/out/$scene.log"
-    # A word for each kind.
+}
+# A word for each kind.
+kinds() {
     # shellcheck disable=SC2046
-    echo "$scene" $(sed -n 's/.*"kind": "\(.*\)".*/\1/p' "/out/$scene.json")
+    echo "$1" $(sed -n 's/.*"kind": "\(.*\)".*/\1/p' "/out/$1.json")
+}
+look() { watch "$@"; kinds "$1"; }
+# stays SCENE SECONDS: a look at what does not change. A busy host takes few samples: then it looks again, for longer.
+stays() {
+    for longer in 1 3 9 27; do
+        rm -rf "/out/$1"
+        watch "$1" --for "$(($2 * longer))s"
+        [ "$(sed -n 's/^quell: \([0-9]*\) samples.*/\1/p' "/out/$1.log")" -lt 15 ] || break
+    done
+    kinds "$1"
 }
 clean() {
     for pid in $pids; do kill -9 "$pid" 2>/dev/null; wait "$pid" 2>/dev/null; done
@@ -33,30 +64,32 @@ clean() {
     echo "L3:0=$(cat $R/info/L3/cbm_mask)" >"$R/schemata"
 }
 
-right() { class rt 000f; class . ff00; list rt 512KiB; stream .; sleep 3; look right --for 3s; }
+right() { class rt 000f; class . ff00; list rt 512KiB; stream .; sleep 3; stays right 3; }
 # The class is that of a CPU, and the program is in the root's.
 right_cpu() {
     class rt 000f; class . ff00; echo 0 >$R/rt/cpus_list
-    list . 512KiB; stream .; sleep 3; look right_cpu --for 3s
+    list . 512KiB; stream .; sleep 3; stays right_cpu 3
 }
 # On a processor whose devices fill the two highest ways.
-devices() { class rt c00; class . 3ff; list rt 512KiB; sleep 1; look devices --for 3s; }
+devices() { class rt c00; class . 3ff; list rt 512KiB; sleep 1; stays devices 3; }
 unused() { look unused --for 3s -- quell bench latency --size 1MiB --duration 2s; }
 # The root kept the ways that were given away.
-overlap() { class rt 0003; list rt 256KiB; stream .; filled rt 200000; filled . 6000000; look overlap --for 6s; }
-small() { class rt 0001; class . fff0; list rt 4MiB; filled rt 400000; look small --for 4s; }
+overlap() { class rt 0003; list rt 256KiB; stream .; filled rt 200000; filled . 6000000; stays overlap 6; }
+small() { class rt 0001; class . fff0; list rt 4MiB; filled rt 400000; stays small 4; }
 # Moved when it has started: what it had filled until then the stream fills.
 large() {
     list . 512KiB; stream .; filled . 7000000
     class rt 00ff; class . ff00; first=${pids# }; echo "${first%% *}" >$R/rt/tasks
-    filled rt 400000; filled . 3500000; sleep 2; look large --for 6s
+    filled rt 400000; filled . 3500000; sleep 2; stays large 6
 }
 # Only the first of two threads is moved.
 escaped() {
     class rt 000f; class . fff0
     in_class . quell bench flush --cpu 0 --stir 1 --duration 10min
+    tries=120
+    while [ ! -e "$(echo /proc/"${pids# }"/task/* | cut -d' ' -f2)" ] && [ $tries -gt 0 ]; do tries=$((tries - 1)); usleep 500000; done
     sleep 2; echo "${pids# }" >$R/rt/tasks
-    look escaped --for 3s
+    stays escaped 3
 }
 # A policy from these masks has the same ways, and plans.
 proposed() {
@@ -66,7 +99,7 @@ proposed() {
     echo proposed $(sed -n 's/.*mask = "\(.*\)", level.*/\1/p' /tmp/proposed.toml) \
         $(quell plan /tmp/proposed.toml | sed -n 's/.*(\(0x.*\)) of L3 to itself/\1/p')
 }
-empty() { class rt 000f; class spare 00f0; class . ff00; list rt 512KiB; sleep 1; look empty --for 3s; }
+empty() { class rt 000f; class spare 00f0; class . ff00; list rt 512KiB; sleep 1; stays empty 3; }
 # Narrowed while its lines are in the cache.
 beyond() {
     class rt 00ff; class . ff00; list rt 3584KiB; sleep 3
@@ -86,6 +119,7 @@ sequence() {
     for name in database batch-job; do ln -s /bin/quell /tmp/$name; done
     in_class . /tmp/database bench latency --size 512KiB --cpu 0 --duration 10min; first=${pids##* }
     in_class . /tmp/batch-job bench bandwidth --size 32MiB --cpu 1 --duration 10min; second=${pids##* }
+    steady "$first" 1; steady "$second" 2
     (
         sleep 2; class db 00ff
         sleep 1; for t in /proc/"$first"/task/*; do echo "${t##*/}" >$R/db/tasks; done
@@ -96,6 +130,34 @@ sequence() {
         echo L3:0=ffc0 >$R/schemata; echo L3:0=0030 >$R/batch/schemata; echo "$second" >$R/batch/tasks
     ) &
     look sequence --for 12s --switches --misses
+}
+# A program that works on its part for a moment in each second, as the machine is idle otherwise.
+briefly() { in_class "$1" quell bench periodic --size 1792KiB --step 64B --period 1s --cpu 1 --duration 90min; }
+idle() { class rt 000f; class . fff0; briefly rt; filled rt 1600000; look idle --for "${IDLE:-60min}"; }
+# The same where CPU 1 has its class by registers alone. A program fills its part before it is watched.
+idle_registers() {
+    umount $R
+    wrmsr 0 0xc91 '\17\0\0\0\0\0\0\0'; wrmsr 0 0xc90 '\360\377\0\0\0\0\0\0'; wrmsr 1 0xc8f '\0\0\0\0\1\0\0\0'
+    quell bench periodic --size 1792KiB --step 64B --period 1s --cpu 1 --duration 90min >/dev/null 2>&1 &
+    pids="$pids $!"
+    sleep 5; look idle_registers --for "${IDLE:-60min}"
+    wrmsr 1 0xc8f '\0\0\0\0\0\0\0\0'; wrmsr 0 0xc90 '\377\377\0\0\0\0\0\0'; wrmsr 0 0xc91 '\377\377\0\0\0\0\0\0'
+    mount -t resctrl resctrl $R
+}
+# CPU 1 goes offline while it is watched, and comes back.
+blink() { sleep 1; echo 0 >/sys/devices/system/cpu/cpu1/online; sleep 1; echo 1 >/sys/devices/system/cpu/cpu1/online; }
+offline() {
+    class rt 000f; class . ff00; list rt 512KiB; stream .; sleep 3
+    blink & look offline --for 5s; wait $!
+}
+offline_registers() {
+    umount $R
+    wrmsr 0 0xc91 '\17\0\0\0\0\0\0\0'; wrmsr 0 0xc90 '\360\377\0\0\0\0\0\0'; wrmsr 0 0xc8f '\0\0\0\0\1\0\0\0'
+    quell bench latency --size 512KiB --cpu 0 --duration 10min >/dev/null 2>&1 &
+    pids="$pids $!"
+    blink & look offline_registers --for 5s; wait $!
+    wrmsr 0 0xc8f '\0\0\0\0\0\0\0\0'; wrmsr 0 0xc90 '\377\377\0\0\0\0\0\0'; wrmsr 0 0xc91 '\377\377\0\0\0\0\0\0'
+    mount -t resctrl resctrl $R
 }
 # Two caches: what the class has is in the first.
 in_first() { class rt 000f; echo 'L3:0=fff0;1=ffff' >$R/schemata; echo 'L3:0=000f;1=ffff' >$R/rt/schemata; }

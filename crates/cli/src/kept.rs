@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use quell_plan::deep::Fingerprint;
 use quell_plan::inventory::Inventory;
-use quell_plan::planner::{Solo, Solos};
+use quell_plan::planner::{Solo, Solos, WaysCurve};
 use quell_policy::{Group, Policy, Target as PolicyTarget};
-use quell_record::demand::{PROFILE_SCHEMA, Profile, Subject};
-use quell_types::units::{Bytes, Nanos};
+use quell_record::demand::{Judged, PROFILE_SCHEMA, Profile, Subject, Swept};
+use quell_types::units::{Bytes, Nanos, Share};
 
 use crate::exit::{Failure, Result, failed, usage};
 use crate::machine;
@@ -73,8 +73,7 @@ pub fn stored(named: &str) -> Result<Profile> {
 }
 
 /// What the profiles tell of the groups whose targets are slowdowns, and of those with a part of a
-/// cache. `launched`: the programs that
-/// the command line names, by group.
+/// cache. `launched`: the programs that the command line names, by group.
 pub fn solos(
     policy: &Policy,
     machine: &Inventory,
@@ -106,6 +105,7 @@ pub fn solos(
         let profile = profile.unwrap_or_else(|| named(&program, &on.name()));
         let stored = of_this_machine(&profile, &now);
         let works_on = stored.as_ref().ok().and_then(works_on);
+        let curve = stored.as_ref().ok().and_then(curve);
         let took = match (stored, target) {
             (Ok(stored), Some(target)) => alone(&profile, &stored, target),
             (Ok(_), None) => Err("it has no target".to_owned()),
@@ -115,6 +115,7 @@ pub fn solos(
             profile,
             took,
             works_on,
+            curve,
         };
         Some((name.clone(), solo))
     };
@@ -125,6 +126,22 @@ pub fn solos(
 fn works_on(stored: &Profile) -> Option<Bytes> {
     let set = stored.working_set.as_ref()?;
     set.cached_bytes.or(set.touched_bytes).map(Bytes)
+}
+
+/// What its sweep of ways says, where it has one.
+fn curve(stored: &Profile) -> Option<WaysCurve> {
+    let sweep = stored.sweeps.iter().find(|s| s.swept == Swept::Ways)?;
+    let ways = |size: u64| u32::try_from(size).ok();
+    let missed = sweep.points.iter().filter(|p| p.judged == Judged::Misses);
+    let share = |part: f64| Share::ratio((part * 1000.0).round() as u64, 1000);
+    Some(WaysCurve {
+        level: sweep.level?,
+        goal: sweep.goal.to_string(),
+        missed: missed
+            .filter_map(|p| Some((ways(p.size)?, share(p.kept?))))
+            .collect(),
+        enough: sweep.needed.enough.and_then(ways),
+    })
 }
 
 /// A profile of a program on this machine, or why there is none.

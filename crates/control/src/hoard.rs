@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 
 /// The most colour bits of a hoard: colours are kept in 16 bits for each slot.
 pub const MOST_BITS: usize = 15;
-/// Pages that are taken before free memory is read again: 4 MiB of small pages.
-const AT_ONCE: u64 = 1024;
+/// Pages that a sieve takes before free memory is read again: 4 MiB of small pages.
+pub const AT_ONCE: u64 = 1024;
 /// A round that gains less than one in so many pages of what is kept is the last one.
 const GAIN: u64 = 100;
 /// Share of a second in which tasks waited for memory, from which on the hoard shrinks.
@@ -204,11 +204,11 @@ impl Slots {
         Bytes(self.kept().saturating_mul(self.page))
     }
 
-    /// Slots that are to get a frame now, in runs. Empty: this round takes no more.
-    pub fn take(&mut self, memory: Memory) -> Vec<Range<usize>> {
+    /// Slots that are to get a frame now, at most so many, in runs. Empty: this round takes no more.
+    pub fn take(&mut self, memory: Memory, most: u64) -> Vec<Range<usize>> {
         let spare = memory.free.min(memory.available).0;
         let spare = spare.saturating_sub(self.reserve.0) / self.page;
-        let mut count = spare.min(self.most - self.held()).min(AT_ONCE);
+        let mut count = spare.min(self.most - self.held()).min(most);
         let mut runs = Vec::new();
         let mut at = self.lowest;
         while count > 0 {

@@ -72,7 +72,7 @@ fn colour(rules: &Rules, frame: u64) -> u32 {
 /// One round. Checks what holds at every moment of it.
 fn round(slots: &mut Slots, machine: &mut Machine, rules: &Rules) -> Round {
     loop {
-        let runs = slots.take(machine.memory());
+        let runs = slots.take(machine.memory(), AT_ONCE);
         if runs.is_empty() {
             break;
         }
@@ -228,10 +228,13 @@ fn a_frame_that_moved_is_released_and_counted() {
     assert_eq!(released, [held[0], held[2]]);
     assert_eq!(slots.kept(), kept - 2);
     // The slots are filled again first.
-    let runs = slots.take(Memory {
-        free: Bytes(3 * PAGE),
-        available: Bytes(3 * PAGE),
-    });
+    let runs = slots.take(
+        Memory {
+            free: Bytes(3 * PAGE),
+            available: Bytes(3 * PAGE),
+        },
+        AT_ONCE,
+    );
     let lowest = runs.first().unwrap().start;
     let still = |at: &usize| held.contains(at) && !released.contains(at);
     assert_eq!(lowest, (0..).find(|at| !still(at)).unwrap());

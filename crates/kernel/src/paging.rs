@@ -151,6 +151,16 @@ pub fn locked(files: &dyn Files, pid: u32) -> Result<Option<Bytes>> {
     Ok(text.and_then(|text| vm::amount(&text, "VmLck:")))
 }
 
+/// How much memory without a file a process has in memory. Far cheaper to read than [`sizes`].
+/// `None` where it has ended.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn anonymous(files: &dyn Files, pid: u32) -> Result<Option<Bytes>> {
+    let text = files.optional(&format!("/proc/{pid}/status"))?;
+    Ok(text.and_then(|text| vm::amount(&text, "RssAnon:")))
+}
+
 /// The size of large pages that memory can be moved into while its program runs.
 ///
 /// # Errors

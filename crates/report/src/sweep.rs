@@ -28,7 +28,7 @@ pub(crate) fn title(sweep: &Sweep) -> String {
     format!(
         "Sweep of {}: {}; {}, {} rounds, ± is half the interval over rounds.",
         what(sweep),
-        goal(sweep),
+        sweep.goal,
         sweep.metric,
         sweep.rounds
     )
@@ -41,16 +41,6 @@ fn what(sweep: &Sweep) -> String {
         Swept::Ways => format!("ways of L{level}"),
         Swept::Colours => format!("page colours of L{level}"),
         Swept::Budgets => "budgets of bandwidth".to_owned(),
-    }
-}
-
-fn goal(sweep: &Sweep) -> String {
-    match sweep.goal {
-        Goal::Keep { share } => format!("keep {share} of its speed alone"),
-        Goal::Within { limit, p99: true } => {
-            format!("the 99th percentile within {limit}")
-        }
-        Goal::Within { limit, p99: false } => format!("the mean within {limit}"),
     }
 }
 
@@ -175,7 +165,7 @@ fn answer(sweep: &Sweep) -> String {
         return format!(
             "No size is sure to {}, not even all of it.{misses} The spread over rounds is too wide: \
              repeat it on a quieter machine, or with more rounds (--rounds).",
-            goal(sweep)
+            sweep.goal
         );
     };
     let least = sweep.least().filter(|_| !needed.exact);

@@ -79,7 +79,7 @@ pub fn hoard(input: &[u8]) -> Result<bool, String> {
         free: all,
         available: all,
     };
-    let runs = slots.take(memory);
+    let runs = slots.take(memory, quell_control::hoard::AT_ONCE);
     slots.sort(0, &[Some(0), None, Some(u64::MAX), Some(1 << 40)]);
     slots.sort(4, &[None; 2000]);
     let released: usize = slots.release().into_iter().map(|run| run.len()).sum();

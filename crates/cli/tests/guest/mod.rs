@@ -17,7 +17,8 @@ use quell_policy::lab::{Accelerator, Guest};
 
 use touch::{LINE, Memory, count, counter};
 
-/// `picture` is of everything that resctrl may show of groups, and of the processes in `$SUBJECTS`.
+/// `picture` is of everything that resctrl may show of groups, of the root's registers, and of the
+/// processes in `$SUBJECTS`. `affinities` is of the CPUs of processes and interrupts.
 const WORDS: &str = r#"
 R=/sys/fs/resctrl
 role() { export QUELL_LAB_ROLE="$*"; exec "$EXE" guest --exact --ignored --nocapture; }
@@ -26,8 +27,16 @@ mask() { sed -n 's/ *L3:0=0*//p' $1/schemata; }
 within() { n=$(($1 * 10)); shift; until "$@" 2>/dev/null; do n=$((n - 1)); [ $n -gt 0 ] || return 1; usleep 100000; done; }
 # Emulated on a busy host a process may be held up for longer than the second that a heartbeat may be late.
 thrice() { "$@" || "$@" || "$@"; }
+# register CPU NUMBER: its bytes, the lowest first
+register() { echo $(dd if=/dev/cpu/$1/msr bs=8 count=1 skip=$(($2)) iflag=skip_bytes 2>/dev/null | od -An -tx1); }
+affinities() {
+    for pid in $SUBJECTS; do taskset -p $pid; done
+    (cd /proc/irq; grep . default_smp_affinity [0-9]*/smp_affinity)
+}
 picture() {
     grep resctrl /proc/mounts
+    for number in 0xc90 0xd10 0xd50; do echo $number $(register 0 $number); done
+    affinities
     for group in $R $R/*; do
         [ -e $group/tasks ] && for file in schemata mode cpus_list; do echo $group/$file $(cat $group/$file); done
     done

@@ -37,6 +37,15 @@ pub enum Command {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         colours: Option<CpuSet>,
     },
+    /// Take back what was released for a program and not used: take and sort frames that the kernel
+    /// hands out on one CPU. Reported as a round.
+    Retake {
+        /// How many. A frame that is taken passes through the caches, so no more than necessary.
+        pages: u64,
+        /// The CPU. Absent: any.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cpu: Option<CpuId>,
+    },
 }
 
 impl Command {

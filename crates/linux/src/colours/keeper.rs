@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use quell_control::hoard::{Memory, Round, Rules, Slots};
+use quell_control::hoard::{self, Memory, Round, Rules, Slots};
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::frames::Frames;
@@ -71,6 +71,7 @@ pub fn keep(rules: &str) -> Result<()> {
                 cpu,
                 colours,
             }) => keeper.release_asked(pages, cpu, colours.as_ref())?,
+            Asked::For(Command::Retake { pages, cpu }) => keeper.retake(pages, cpu)?,
             Asked::Nothing => {}
             Asked::ToEnd => return Ok(()),
         }
@@ -350,7 +351,7 @@ impl<'a> Keeper<'a> {
             if self.input.is_over()? {
                 return Ok(None);
             }
-            let runs = self.slots.take(self.memory()?);
+            let runs = self.slots.take(self.memory()?, hoard::AT_ONCE);
             if runs.is_empty() {
                 break;
             }
@@ -428,6 +429,28 @@ impl<'a> Keeper<'a> {
         }
         self.run_anywhere();
         self.report(What::Released { pages })
+    }
+
+    /// Takes and sorts some frames of this CPU: those that were released there last.
+    fn retake(&mut self, pages: u64, cpu: Option<CpuId>) -> Result<()> {
+        let begun = rt::now();
+        if let Some(cpu) = cpu {
+            let _ = rt::pin(cpu);
+        }
+        for run in self.slots.take(self.memory()?, pages) {
+            self.frames.touch(run);
+        }
+        let moved = self.look()?;
+        for run in self.slots.release() {
+            self.release(run)?;
+        }
+        self.run_anywhere();
+        let round = self.slots.end_round();
+        self.report_moved(moved)?;
+        self.report(What::Round {
+            round,
+            took: rt::now().since(begun),
+        })
     }
 
     /// Gives frames up when other programs need memory.

@@ -283,6 +283,18 @@ impl Settling {
         &self.done
     }
 
+    /// The process.
+    #[must_use]
+    pub const fn task(&self) -> TaskId {
+        self.task
+    }
+
+    /// Whether the next turn begins a pass over its memory.
+    #[must_use]
+    pub const fn is_between(&self) -> bool {
+        self.walk.is_none()
+    }
+
     /// Changes the share of time that the program may be stopped.
     pub fn pace(&mut self, share: Share) {
         self.pacer.pace(share);

@@ -163,6 +163,9 @@ fn divide(writer: &mut JournaledWriter<'_>, resctrl: &Resctrl, info: &Info, vict
         cache::allocate(writer, resctrl, info, &theirs, &part).unwrap();
     }
     cache::set_mode(writer, resctrl, &ours, &Mode::Exclusive).unwrap();
+    let (_, last) = ends(files);
+    let given = cache::give_cpus(writer, resctrl, &ours, &last).unwrap();
+    assert_eq!(given.cpus, last);
     let slow = Schemata::numbers("MB", [0], 30);
     cache::allocate(writer, resctrl, info, &ours, &slow).unwrap();
     let mut find = |files: &dyn Files| Ok(procfs::threads(files, victim)?.into_iter().collect());

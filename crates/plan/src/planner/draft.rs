@@ -7,7 +7,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::{GroupId, StepId};
 use quell_types::mechanism::Mechanism;
 use quell_types::refusal::{Cause, Refusal, Remedy};
-use quell_types::units::{Bytes, Nanos, Rate};
+use quell_types::units::{Bytes, Nanos, Rate, Share};
 
 use crate::inventory::{Availability, Inventory};
 use crate::plan::{GroupPlan, Held, Loops, Promise, Setting, Step};
@@ -25,6 +25,21 @@ pub struct Solo {
     /// Bytes that the program had in the last-level cache, or where that is not known, touched.
     /// `None` where neither is.
     pub works_on: Option<Bytes>,
+    /// How it fared with each number of ways, where that was tried.
+    pub curve: Option<WaysCurve>,
+}
+
+/// What a kept sweep of a cache's ways says of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaysCurve {
+    /// The cache level.
+    pub level: u32,
+    /// The goal, as in "keep 95% of its speed alone".
+    pub goal: String,
+    /// Number of ways that missed the goal → its speed with them ÷ its speed alone.
+    pub missed: BTreeMap<u32, Share>,
+    /// The smallest number of ways with which, and with every larger one, the goal was kept.
+    pub enough: Option<u32>,
 }
 
 /// Group → what is known of its program alone.

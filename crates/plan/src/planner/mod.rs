@@ -75,7 +75,7 @@ use quell_types::units::Nanos;
 use crate::inventory::{CpusetKind, Inventory};
 use crate::plan::{GroupPlan, Loops, Plan, Promise, Setting, Step};
 use draft::Draft;
-pub use draft::{Solo, Solos};
+pub use draft::{Solo, Solos, WaysCurve};
 use wanted::Worth;
 use words::cores;
 

@@ -83,6 +83,16 @@ pub enum Goal {
     },
 }
 
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keep { share } => write!(f, "keep {share} of its speed alone"),
+            Self::Within { limit, p99: true } => write!(f, "the 99th percentile within {limit}"),
+            Self::Within { limit, p99: false } => write!(f, "the mean within {limit}"),
+        }
+    }
+}
+
 /// What the interval of a size says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -1,7 +1,7 @@
 //! A process whose pages are moved, and when its turns are.
 
 use quell_kernel::error::{Error, Result};
-use quell_kernel::rt;
+use quell_kernel::{paging, rt};
 use quell_record::events::ColouredPages;
 use quell_types::cpuset::CpuId;
 use quell_types::task::TaskId;
@@ -9,7 +9,7 @@ use quell_types::units::{Bytes, Nanos, Share};
 
 use super::held::Held;
 use super::{AGAIN, LOSS, REST};
-use crate::colours::hoard::Report;
+use crate::colours::hoard::{Command, Report};
 use crate::colours::settle::{Counted, Settling, Turn, Wanted};
 use crate::host::Host;
 
@@ -19,8 +19,11 @@ const BEYOND: u64 = 64;
 pub(super) const PASS: Nanos = Nanos::secs(1);
 /// The share of time that a young process may be stopped, until its pages are moved.
 const YOUNG: Share = Share::percent(50);
-/// The time between two passes over its memory.
+/// The shortest time between two passes over its memory. Each pass that moves nothing doubles it, up
+/// to [`PASS`].
 const YOUNG_PASS: Nanos = Nanos::millis(50);
+/// How long memory that neither grows nor shrinks by a hundredth is not gone through again.
+const STILL: Nanos = Nanos::secs(10);
 /// How long more than a hundredth of its pages may have other colours.
 const LAG: Nanos = Nanos::secs(10);
 /// How often in a row a settler may find too few frames, although they were released: other
@@ -32,6 +35,11 @@ pub(super) struct Wanting {
     pub wanted: Wanted,
     /// The CPU on which frames are released.
     pub cpu: Option<CpuId>,
+}
+
+/// Whether at least 99 in a hundred pages have right frames.
+fn settled(counted: Counted) -> bool {
+    counted.wrong.saturating_mul(LOSS) <= counted.right
 }
 
 /// What a turn came to.
@@ -59,6 +67,11 @@ pub(super) struct Process {
     spent: Nanos,
     /// Pages moved before this pass.
     moved: u64,
+    /// Passes in a row that moved nothing, and how much memory it had at the last one.
+    idle: u32,
+    had: Option<Bytes>,
+    /// When its memory is gone through again, whatever its size.
+    due: Nanos,
     /// Frames that were released for the settler that runs, and not used by it yet.
     stock: u64,
     /// How often in a row too few frames were found although enough had been released.
@@ -87,6 +100,9 @@ impl Process {
             young,
             spent: Nanos(0),
             moved: 0,
+            idle: 0,
+            had: None,
+            due: Nanos(0),
             stock: 0,
             missed: 0,
             reported: None,
@@ -106,12 +122,15 @@ impl Process {
         if now >= self.young {
             self.settling.pace(pace);
         }
-        let rest = match moved {
-            _ if now < self.young => YOUNG_PASS,
-            0 => PASS.max(Nanos(self.spent.0.saturating_mul(REST))),
-            _ => PASS,
+        self.idle = if moved > 0 { 0 } else { self.idle + 1 };
+        let rest = match self.idle {
+            idle if now < self.young => Nanos(YOUNG_PASS.0 << idle.min(8)).min(PASS),
+            0 => PASS,
+            _ => PASS.max(Nanos(self.spent.0.saturating_mul(REST))),
         };
         self.next = now.plus(rest);
+        let still = self.idle > 0 && settled(counted);
+        self.due = if still { now.plus(STILL) } else { Nanos(0) };
         self.moved = self.settling.done().moved;
         self.spent = Nanos(0);
         counted
@@ -121,12 +140,11 @@ impl Process {
     /// hundred of them have its colours.
     pub fn note(&mut self, counted: Option<Counted>) -> bool {
         let Some(counted) = counted else { return false };
-        let settled = counted.wrong.saturating_mul(LOSS) <= counted.right;
-        self.behind = match settled {
+        self.behind = match settled(counted) {
             true => None,
             false => Some(self.behind.unwrap_or_else(rt::now)),
         };
-        settled
+        settled(counted)
     }
 
     /// Whether its pages have had other colours for so long that nothing can be promised of them.
@@ -149,9 +167,25 @@ impl Process {
         }
     }
 
+    /// Whether a pass would find nothing new, by the size of its memory. Pages change their frames
+    /// without that, too (a fork, compaction), so there is one every [`STILL`] at least.
+    fn is_still(&mut self, host: &Host) -> Result<bool> {
+        let has = paging::anonymous(&host.files, self.settling.task().pid)?;
+        let near = |(had, has): (Bytes, Bytes)| had.0.abs_diff(has.0).saturating_mul(LOSS) < had.0;
+        if rt::now() < self.due && self.had.zip(has).is_some_and(near) {
+            return Ok(true);
+        }
+        self.had = has;
+        Ok(false)
+    }
+
     /// Moves a chunk.
     pub fn turn(&mut self, host: &mut Host, held: &mut Held, group: &Wanting) -> Result<Came> {
         let begun = rt::now();
+        if self.settling.is_between() && self.is_still(host)? {
+            self.next = begun.plus(PASS);
+            return Ok(Came::default());
+        }
         let mut heart = host.heart();
         let (mut came, mut stock) = (Came::default(), self.stock);
         let done = self.settling.done();
@@ -208,6 +242,11 @@ impl Process {
             }
             Turn::Through(found) => {
                 self.missed = 0;
+                if done.moved > self.moved {
+                    // What it left over, other programs would get.
+                    let (pages, cpu) = (stock.saturating_add(BEYOND), group.cpu);
+                    held.hoard.ask(&Command::Retake { pages, cpu })?;
+                }
                 came.counted = Some(self.through(found, group.wanted.pace));
             }
         }

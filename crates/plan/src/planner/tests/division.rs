@@ -45,15 +45,17 @@ fn part_of<'a>(plan: &'a Plan, group: &str) -> &'a Held {
 fn a_part_smaller_than_what_the_program_works_on_is_named() {
     let text = PAIR.replace("cpus = 1\n", "cpus = 1\nreserve.cache = { ways = 2 }\n");
     let machine = icelake_sp();
-    let said = |works_on: Option<Bytes>| {
+    let with = |works_on: Option<Bytes>, curve: Option<WaysCurve>| {
         let solo = Solo {
             profile: "list".to_owned(),
             took: Err("no units".to_owned()),
             works_on,
+            curve,
         };
         let solos = Solos::from([("victim".to_owned(), solo)]);
         plan_beside(&policy(&text), &machine, &solos).unwrap().acts
     };
+    let said = |works_on| with(works_on, None);
     let l3 = machine.caches.iter().find(|c| c.level == 3).unwrap();
     let way = l3.size.0 / u64::from(machine.partitions.ways[0].bits);
     let [part, more] = [2, 3].map(|ways| Bytes(ways * way));
@@ -66,6 +68,26 @@ fn a_part_smaller_than_what_the_program_works_on_is_named() {
     assert_eq!(said(Some(more)).len(), 1);
     for fits in [None, Some(part), Some(Bytes(2 * l3.size.0))] {
         assert!(said(fits).is_empty(), "{fits:?}");
+    }
+    // A sweep that tried two ways goes before that.
+    let curve = |level, missed: &[u32], enough| {
+        let speed = Share::percent(70);
+        Some(WaysCurve {
+            level,
+            goal: "keep 95% of its speed alone".to_owned(),
+            missed: missed.iter().map(|ways| (*ways, speed)).collect(),
+            enough,
+        })
+    };
+    for (enough, end) in [(Some(5), "; 5 ways were enough"), (None, "alone)")] {
+        let found = with(Some(part), curve(3, &[1, 2], enough));
+        assert!(found.len() == 1 && found[0].ends_with(end), "{found:?}");
+        assert!(found[0].contains("with 2 ways its program had 70% of its speed alone"));
+    }
+    assert!(with(Some(more), curve(3, &[1], Some(2))).is_empty());
+    // It left two ways open, or is of another cache.
+    for undecided in [curve(3, &[1], Some(3)), curve(2, &[1, 2], Some(3))] {
+        assert_eq!(with(Some(more), undecided), said(Some(more)));
     }
 }
 

@@ -4,7 +4,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::Mask;
-use quell_types::units::{Bytes, Rate};
+use quell_types::units::{Bytes, Rate, Share};
 
 use super::super::allot::Want;
 use super::one_or;
@@ -47,6 +47,10 @@ sentences! {
     part_is_too_small(group: &str, part: Bytes, needed: Bytes, profile: &str, enough: u64)
         "group {group}: its part of {part} is smaller than the {needed} that its program worked on alone (profile \
         {profile}); {enough} ways would hold that";
+    part_misses_its_goal(group: &str, count: u32, speed: Share, goal: &str, profile: &str, more: &str)
+        "group {group}: with {count} ways its program had {speed} of its speed alone, and the sweep in profile {profile} \
+        asked for more ({goal}){more}";
+    ways_kept_it(enough: u32) "; {enough} ways were enough";
     coloured_changes_nothing(group: &str)
         "group {group}: `coloured` changes nothing, since no page colours are chosen";
     all_are_given_away(count: u32, kind: &str)
