@@ -308,7 +308,7 @@ fn unavailable(missing: &Missing<'_>, style: Style) -> String {
 
 /// What mechanisms are good for, in the words of a user. Several mechanisms may belong to one
 /// purpose.
-const PROMISES: [(&str, &[Mechanism]); 7] = [
+const PROMISES: [(&str, &[Mechanism]); 8] = [
     ("CPUs of its own", &[Mechanism::Cores]),
     ("limits on its neighbours' CPU time", &[Mechanism::CpuMax]),
     (
@@ -319,6 +319,7 @@ const PROMISES: [(&str, &[Mechanism]); 7] = [
         "a part of a cache",
         &[Mechanism::Ways, Mechanism::Sets, Mechanism::PseudoLock],
     ),
+    ("DRAM banks of its own", &[Mechanism::Banks]),
     ("memory that is kept for it", &[Mechanism::Memory]),
     (
         "memory that is locked, or in pages of one size",

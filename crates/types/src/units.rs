@@ -336,6 +336,17 @@ impl Share {
         self.0 as f64 / Self::WHOLE.0 as f64
     }
 
+    /// From a fraction, rounded; less than 0 is 0, and more than 1 is 1.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and a million"
+    )]
+    pub fn of(fraction: f64) -> Self {
+        Self((fraction.clamp(0.0, 1.0) * Self::WHOLE.0 as f64).round() as u64)
+    }
+
     /// `part ÷ whole`, rounded down; zero where `whole` is zero.
     #[must_use]
     pub fn ratio(part: u64, whole: u64) -> Self {

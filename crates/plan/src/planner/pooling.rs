@@ -76,21 +76,11 @@ pub(super) fn pooling(
         reclaim: keys.reclaim,
         after: keys.after,
         idle: keys.idle,
-        predictor: fraction(keys.predictor.unwrap_or(PREDICTOR)),
+        predictor: Share::of(keys.predictor.unwrap_or(PREDICTOR)),
         quantum: given.unwrap_or(usual).max(Lines(1)),
         capped: budget != Budget::Reserve,
         headroom: budget == Budget::Reserve && keys.adapt == Adapt::Deadline,
     })
-}
-
-/// A weight as a share; it was checked to be between 0 and 1.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "between 0 and a million"
-)]
-fn fraction(weight: f64) -> Share {
-    Share((weight.clamp(0.0, 1.0) * Share::WHOLE.0 as f64).round() as u64)
 }
 
 /// The weakest point of a reserve that rests on a pooled budget.
