@@ -79,7 +79,8 @@ small() { class rt 0001; class . fff0; list rt 4MiB; filled rt 400000; stays sma
 # Moved when it has started: what it had filled until then the stream fills.
 large() {
     list . 512KiB; stream .; filled . 7000000
-    class rt 00ff; class . ff00; first=${pids# }; echo "${first%% *}" >$R/rt/tasks
+    first=${pids# }; first=${first%% *}; steady "$first" 1
+    class rt 00ff; class . ff00; echo "$first" >$R/rt/tasks
     filled rt 400000; filled . 3500000; sleep 2; stays large 6
 }
 # Only the first of two threads is moved.
