@@ -204,7 +204,7 @@ impl Slots {
         Bytes(self.kept().saturating_mul(self.page))
     }
 
-    /// Slots that are to get a frame now, at most so many, in runs. Empty: this round takes no more.
+    /// Slots that are to get a frame now, at most so many, in runs. Empty: it takes no more.
     pub fn take(&mut self, memory: Memory, most: u64) -> Vec<Range<usize>> {
         let spare = memory.free.min(memory.available).0;
         let spare = spare.saturating_sub(self.reserve.0) / self.page;

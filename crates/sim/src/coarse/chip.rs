@@ -125,7 +125,8 @@ fn age_of(
     threads: &[Thread<'_>],
     now: &mut [Now],
     who: &[usize],
-    (level, size): (usize, f64),
+    level: usize,
+    size: f64,
     age: f64,
 ) -> f64 {
     let curve = |n: usize| &threads[n].phase.curve;
@@ -313,15 +314,15 @@ impl Chip {
         for _ in 0..STEPS {
             for (core, ages) in cores.iter().zip(&mut ages) {
                 let [first, second] = ages;
-                *first = age_of(threads, &mut now, core, (0, self.sizes[0]), *first);
+                *first = age_of(threads, &mut now, core, 0, self.sizes[0], *first);
                 // The second level does not see lines that never leave the first, and drops them.
                 let hidden = core
                     .iter()
                     .map(|n| threads[*n].hidden(now[*n].ipc, *first, *second));
                 let seen = self.sizes[1] + hidden.sum::<f64>();
-                *second = age_of(threads, &mut now, core, (1, seen), *second);
+                *second = age_of(threads, &mut now, core, 1, seen, *second);
             }
-            oldest = age_of(threads, &mut now, &all, (2, self.sizes[2]), oldest);
+            oldest = age_of(threads, &mut now, &all, 2, self.sizes[2], oldest);
             for (n, of) in uses.iter_mut().enumerate() {
                 let core = threads[n].core;
                 let others = cores[core].iter().copied().filter(|m| *m != n);
@@ -366,8 +367,8 @@ impl Chip {
         let mut misses = now.levels;
         misses[1] = misses[1].min(misses[0]);
         misses[2] = misses[2].min(misses[1]);
-        // Nor does the third level see what never leaves the private caches. When it drops a line of
-        // that, they lose it, too.
+        // Nor does the third level see what never leaves the private caches. When it drops a line
+        // of that, they lose it, too.
         let hidden = thread.hidden(now.ipc, second, third) / LINE_BYTES as f64;
         let dropped = hidden / (now.ipc * third);
         let near = (misses[0] - misses[1]) * (self.hits[0] - 1.0)

@@ -203,7 +203,8 @@ impl Recorded {
         self.owed_instructions -= instructions * PARTS;
         Access {
             address: before + line * LINE,
-            // What leaves the last cache was written as often as recorded, however long it was there.
+            // What leaves the last cache was written as often as recorded, however long it was
+            // there.
             write: match buffer.is_some_and(|buffer| buffer < PRIVATE) {
                 true => self.drawn(self.stores),
                 false => scattered(before / LINE + line) < self.written,

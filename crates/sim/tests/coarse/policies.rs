@@ -155,7 +155,8 @@ fn in_detail(
     description: &Description,
     mix: &[Part<'_>],
     alone: &[Alone],
-    (policy, known): (SchedulerPolicy, Known),
+    policy: SchedulerPolicy,
+    known: Known,
 ) -> Totals {
     let mhz = 1e6 / description.clock as f64;
     let quantum = (QUANTUM * 1e6) as u64;
@@ -194,7 +195,7 @@ fn in_detail(
 }
 
 /// The same on the coarse machine.
-fn coarsely(chip: &Chip, mix: &[Part<'_>], (policy, known): (SchedulerPolicy, Known)) -> Totals {
+fn coarsely(chip: &Chip, mix: &[Part<'_>], policy: SchedulerPolicy, known: Known) -> Totals {
     let mut chip = chip.clone();
     chip.cores = CORES.count;
     let mut world = World::new(chip, named(policy, known), QUANTUM, true);
@@ -243,9 +244,9 @@ fn policies_on_mixes_of_twelve() {
     for (n, mix) in parts.chunks(12).enumerate() {
         let own: Vec<Alone> = each(mix.len(), |n| alone(&board.description, mix[n], chip.mhz));
         let seen = each(POLICIES.len(), |n| {
-            in_detail(&board.description, mix, &own, (POLICIES[n], known))
+            in_detail(&board.description, mix, &own, POLICIES[n], known)
         });
-        let guessed = POLICIES.map(|policy| coarsely(&chip, mix, (policy, known)));
+        let guessed = POLICIES.map(|policy| coarsely(&chip, mix, policy, known));
         for ((policy, seen), guessed) in POLICIES.iter().zip(&seen).zip(&guessed) {
             println!("mix {n}, {}: detailed {seen:.3?}", policy.name());
             println!("mix {n}, {}: coarse {guessed:.3?}", policy.name());

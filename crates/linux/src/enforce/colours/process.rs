@@ -19,8 +19,8 @@ const BEYOND: u64 = 64;
 pub(super) const PASS: Nanos = Nanos::secs(1);
 /// The share of time that a young process may be stopped, until its pages are moved.
 const YOUNG: Share = Share::percent(50);
-/// The shortest time between two passes over its memory. Each pass that moves nothing doubles it, up
-/// to [`PASS`].
+/// The shortest time between two passes over its memory. Each pass that moves nothing doubles it,
+/// up to [`PASS`].
 const YOUNG_PASS: Nanos = Nanos::millis(50);
 /// How long memory that neither grows nor shrinks by a hundredth is not gone through again.
 const STILL: Nanos = Nanos::secs(10);
