@@ -133,15 +133,24 @@ fn curve(stored: &Profile) -> Option<WaysCurve> {
     let sweep = stored.sweeps.iter().find(|s| s.swept == Swept::Ways)?;
     let ways = |size: u64| u32::try_from(size).ok();
     let missed = sweep.points.iter().filter(|p| p.judged == Judged::Misses);
-    let share = |part: f64| Share::ratio((part * 1000.0).round() as u64, 1000);
     Some(WaysCurve {
         level: sweep.level?,
         goal: sweep.goal.to_string(),
         missed: missed
-            .filter_map(|p| Some((ways(p.size)?, share(p.kept?))))
+            .filter_map(|p| Some((ways(p.size)?, thousandths(p.kept?))))
             .collect(),
         enough: sweep.needed.enough.and_then(ways),
     })
+}
+
+/// A speed as a share of the speed alone.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a quotient of two times"
+)]
+fn thousandths(kept: f64) -> Share {
+    Share::ratio((kept * 1000.0).round() as u64, 1000)
 }
 
 /// A profile of a program on this machine, or why there is none.
