@@ -81,6 +81,28 @@ fn a_list_needs_the_ways_that_it_fills() {
         .current_dir(dir.path());
     let plan = Running::start(&mut plan).wait();
     assert_eq!(plan.code, 0, "{plan:?}\n{policy}");
+
+    // A plan that gives the same program fewer ways says what the sweep has of them.
+    let planned = |ways: u32| {
+        let policy = format!(
+            "quell = 1\n[group.latency]\nrole = \"critical\"\n\
+             match = [{{ comm = \"latency\" }}]\nreserve.cache = {{ ways = {ways} }}\n"
+        );
+        std::fs::write(dir.path().join("fewer.toml"), policy).unwrap();
+        let mut plan = quell();
+        plan.args(["plan", "fewer.toml", "--on", "sim:apollolake"])
+            .env("QUELL_STATE_DIR", dir.path())
+            .current_dir(dir.path());
+        let plan = Running::start(&mut plan).wait();
+        assert_eq!(plan.code, 0, "{plan:?}");
+        plan.out
+    };
+    let fewer = planned(2);
+    let fewer: Vec<&str> = fewer.split_whitespace().collect();
+    let fewer = fewer.join(" ");
+    assert!(fewer.contains("with 2 ways its program had"), "{fewer}");
+    assert!(fewer.contains("profile latency@apollolake"), "{fewer}");
+    assert!(!planned(6).contains("its program"));
 }
 
 /// A list of a third of the cache does not fit into a quarter of the sets.
