@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_policy::lab::{Accelerator, Guest};
 use quell_types::units::Nanos;
@@ -21,6 +21,8 @@ mod guest;
 mod witness;
 
 const MS: u64 = 1_000_000;
+/// How long a program in a window runs.
+const LENGTH: Duration = Duration::from_secs(8);
 /// The frame of all policies here. Long, because an emulated CPU may stand still.
 const FRAME: u64 = 200 * MS;
 
@@ -96,6 +98,29 @@ quell run /tmp/policy.toml >/tmp/log 2>&1; echo status $?
 said
 for who in control.1 control.2 batch.1 batch.2; do echo witness $who $(grep outside /tmp/$who); done
 tell restored
+"#;
+
+/// What a group may do in its windows: a fork bomb within a limit of processes, an end, and system
+/// calls that last longer than a frame.
+const HAZARDS: &str = r#"
+role() { printf '%s\n' "QUELL_LAB_ROLE='$1' exec $EXE guest --exact --ignored --nocapture >/tmp/$2" >/tmp/$2.sh; }
+SUBJECTS=
+before
+role 'watch 1 0 120' control
+for hazard in bomb ends calls; do
+    case $hazard in
+    ends) echo 'sleep 1' >/tmp/ends.sh;;
+    *) role $hazard $hazard;;
+    esac
+    policy 'command = ["sh", "/tmp/control.sh"]' "command = [\"sh\", \"/tmp/$hazard.sh\"]" '
+        { group = "control", start = "0ms", length = "120ms" },
+        { group = "batch", start = "120ms", length = "80ms" }' >/tmp/policy.toml
+    quell run /tmp/policy.toml >/tmp/log 2>&1; echo $hazard status $?
+    said
+    echo $hazard $(grep outside /tmp/control)
+    grep -h made /tmp/$hazard
+    tell $hazard
+done
 "#;
 
 fn booted(kernel: &str, profile: Option<&str>, script: &str) -> Option<guest::Said> {
@@ -185,12 +210,87 @@ fn each_group_has_all_windowed_cpus_in_its_windows() {
     }
 }
 
+#[test]
+fn groups_may_misbehave_in_their_windows() {
+    let Some(said) = booted("6.12", None, HAZARDS) else {
+        return;
+    };
+    for hazard in ["bomb", "ends", "calls"] {
+        let [status, control, restored] = said.all(hazard)[..] else {
+            panic!("{hazard}: {:?}", said.all(hazard));
+        };
+        assert_eq!((status, restored), ("status 0", "restored"), "{hazard}");
+        let [outside, used] = ["outside", "used"].map(|word| guest::figure(control, word));
+        // A task of the other group that is in the kernel gets half of the CPU meanwhile.
+        let least = if hazard == "calls" { 0.4 } else { 0.8 };
+        assert!(outside < 0.01 && used > least, "{hazard}: {control}");
+    }
+    let [bomb, calls] = said.all("made")[..] else {
+        panic!("{:?}", said.all("made"));
+    };
+    assert!(guest::figure(bomb, "refused") > 100.0, "{bomb}");
+    // Longer than three windows. It is reported what they took of the other group's windows.
+    assert!(guest::figure(calls, "longest") > 280.0, "{calls}");
+    let of_calls = said.0.split("ends restored").nth(1).unwrap();
+    assert!(of_calls.contains("outside its windows"), "{of_calls}");
+}
+
+/// Forks for 8 s whenever it may, and so does each child. No more than 60 processes.
+fn bomb() {
+    let end = Instant::now() + LENGTH;
+    let limit = libc::rlimit {
+        rlim_cur: 60,
+        rlim_max: 60,
+    };
+    // SAFETY: the limit is read, and the others have no memory to touch.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NPROC, &raw const limit), 0);
+        // It does not hold for root.
+        assert_eq!(libc::setuid(65_534), 0);
+    }
+    let (mut refused, mut is_child) = (0_u32, false);
+    while Instant::now() < end {
+        // SAFETY: a child touches nothing but its own stack, and leaves by `_exit`.
+        match unsafe { libc::fork() } {
+            0 => is_child = true,
+            -1 => refused += 1,
+            _ => {}
+        }
+    }
+    if is_child {
+        // SAFETY: it ends.
+        unsafe { libc::_exit(0) };
+    }
+    println!("made refused {refused}");
+}
+
+/// Makes system calls for 8 s that no freezer interrupts: each fills 300 MiB with pages. Prints how
+/// many milliseconds the longest took.
+fn calls() {
+    const SIZE: usize = 300 << 20;
+    let (end, mut longest) = (Instant::now() + LENGTH, Duration::ZERO);
+    while Instant::now() < end {
+        // SAFETY: a fresh mapping, which nothing uses, and which is unmapped.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let all = libc::mmap(std::ptr::null_mut(), SIZE, libc::PROT_WRITE, flags, -1, 0);
+            assert_ne!(all, libc::MAP_FAILED);
+            libc::madvise(all, SIZE, libc::MADV_NOHUGEPAGE);
+            let begun = Instant::now();
+            assert_eq!(libc::madvise(all, SIZE, libc::MADV_POPULATE_WRITE), 0);
+            longest = longest.max(begun.elapsed());
+            libc::munmap(all, SIZE);
+        }
+    }
+    println!("made longest {}", longest.as_millis());
+}
+
 /// Reads the clock for 8 s, and says which part of its running time was outside its windows, which
 /// part of them, without their guards, it used, and how late it first ran in them: median and 99th
 /// percentile in microseconds.
 fn watch(number: usize, window: [u64; 2]) {
     let path = format!("/tmp/spans.{number}.{}", window[0]);
-    witness::watch(Path::new(&path), Nanos::secs(8));
+    witness::watch(Path::new(&path), Nanos::millis(8_000));
     let spans = witness::read(Path::new(&path));
     let (mut inside, mut all) = (0, 0);
     let mut late: BTreeMap<u64, i64> = BTreeMap::new();
@@ -224,6 +324,8 @@ fn guest() {
     let (role, numbers) = guest::role();
     match &*role {
         "watch" => watch(numbers[0], [numbers[1] as u64, numbers[2] as u64]),
+        "bomb" => bomb(),
+        "calls" => calls(),
         other => panic!("role {other}"),
     }
 }
