@@ -303,6 +303,12 @@ impl Frame {
         groups
     }
 
+    /// The groups with a budget in a window, each once for every such window.
+    pub fn budgeted(&self) -> impl Iterator<Item = &GroupId> {
+        let spans = self.spans.iter().filter(|span| span.budget.is_some());
+        spans.filter_map(|span| span.group.as_ref())
+    }
+
     /// How long a group's windows are in each frame, guards included.
     #[must_use]
     pub fn time_of(&self, group: &str) -> Nanos {

@@ -245,6 +245,7 @@ impl Held {
             permit,
             Vec::new(),
             &pool,
+            None,
         )
         .unwrap();
         if brake.decides == decides {

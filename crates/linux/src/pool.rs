@@ -27,7 +27,11 @@ pub struct ParkSlot {
 }
 
 impl ParkSlot {
-    fn new() -> io::Result<Self> {
+    /// One that no brake sleeps in yet.
+    ///
+    /// # Errors
+    /// When no descriptor is available.
+    pub fn new() -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             wake: rustix::event::eventfd(0, flags)?,

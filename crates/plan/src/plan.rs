@@ -409,7 +409,8 @@ impl Plan {
         (1..).map(PromiseId).zip(&self.promises)
     }
 
-    /// The promises of any group that rest on a group's steps for which `such` is true.
+    /// The promises of any group that rest on a group's steps for which `such` is true. Of the step
+    /// of all windows only the group's own budgets do.
     pub fn resting_on<'p>(
         &'p self,
         group: &str,
@@ -417,8 +418,15 @@ impl Plan {
     ) -> impl Iterator<Item = (PromiseId, &'p Held)> {
         let of = |step: &&Step| step.group.as_deref() == Some(group) && such(&step.set);
         let steps: BTreeSet<StepId> = self.steps.iter().filter(of).map(|s| s.id).collect();
-        self.numbered()
-            .filter(move |(_, held)| held.held_by.iter().any(|by| steps.contains(by)))
+        let all = |step: &&Step| matches!(step.set, Setting::Windows(_)) && such(&step.set);
+        let windows: BTreeSet<StepId> = self.steps.iter().filter(all).map(|s| s.id).collect();
+        let group = group.to_owned();
+        self.numbered().filter(move |(_, held)| {
+            let budget = matches!(held.promise, Promise::WindowBandwidth { .. });
+            let own = budget && held.group == group;
+            let mut by = held.held_by.iter();
+            by.any(|by| steps.contains(by) || own && windows.contains(by))
+        })
     }
 
     /// A promise by its number; `None` if the plan does not have it.

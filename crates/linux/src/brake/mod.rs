@@ -25,6 +25,7 @@
 //!
 //! However else a brake ends, it leaves the pool, so that other CPUs do not wait for it.
 
+mod grants;
 mod task;
 
 use std::fmt;
@@ -46,7 +47,8 @@ use crate::meter::Meter;
 use crate::pool::{ParkSlot, Pool};
 use crate::ring::Ring;
 use crate::twin::Twin;
-use task::Task;
+pub use grants::Grants;
+use task::{Task, Windows};
 
 /// The longest sleep of a brake before it checks its CPU and its meter.
 pub const LOOK: Nanos = Nanos::millis(250);
@@ -195,7 +197,8 @@ impl fmt::Debug for Brake {
 
 impl Brake {
     /// Starts regulating `cpu`. Before this returns, the brake has entered its cgroup through
-    /// `procs_files` and was seen on its CPU.
+    /// `procs_files` and was seen on its CPU. With `grants` its budget is that of the group's
+    /// window, and `regulation` says only what is counted.
     pub fn start(
         cpu: CpuId,
         regulation: &Regulation,
@@ -203,8 +206,10 @@ impl Brake {
         permit: Permit,
         procs_files: Vec<String>,
         pool: &Arc<Pool>,
+        grants: Option<&Arc<Grants>>,
     ) -> io::Result<Self> {
-        let decides = match Decides::needs_the_thread(regulation) || meter.load().is_err() {
+        let by_thread = grants.is_some() || Decides::needs_the_thread(regulation);
+        let decides = match by_thread || meter.load().is_err() {
             true => Decides::Thread,
             false => Decides::Interrupt,
         };
@@ -213,7 +218,10 @@ impl Brake {
             budget: AtomicU64::new(regulation.budget.0),
             ..Shared::default()
         });
-        let slot = pool.slot()?;
+        let slot = match grants.and_then(|grants| grants.slot(cpu)) {
+            Some(slot) => slot,
+            None => pool.slot()?,
+        };
         let (ready, started) = mpsc::channel();
         let task = Task {
             cpu,
@@ -231,6 +239,7 @@ impl Brake {
             shared: Arc::clone(&shared),
             pool: Arc::clone(pool),
             slot: Arc::clone(&slot),
+            windows: grants.map(|grants| Windows::new(Arc::clone(grants))),
         };
         let ended = Arc::clone(&shared);
         let twin = Twin::start(

@@ -16,7 +16,7 @@ use quell_types::cpuset::CpuId;
 use quell_types::units::{Lines, Nanos};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::{LOOK, Lost, Permit, Shared};
+use super::{Grants, LOOK, Lost, Permit, Shared};
 use crate::meter::Meter;
 use crate::pool::{ParkSlot, Pool};
 use crate::twin;
@@ -36,12 +36,34 @@ enum Woken {
     ByTime,
     /// Something in the pool has changed that may end the stop.
     ByPool,
+    /// The group's window has ended, or another one is next.
+    ByWindow,
 }
 
 /// A stop of the group that lasts: when it began and when it is to end.
 struct Stopped {
     since: Nanos,
     until: Nanos,
+}
+
+/// The windows of the group, as far as the brake has followed them.
+pub(super) struct Windows {
+    grants: Arc<Grants>,
+    /// The window whose budget is regulated, by its beginning. 0: none.
+    begins: Nanos,
+    /// Lines that were drawn beyond the budgets of windows that have ended.
+    owed: Lines,
+}
+
+impl Windows {
+    /// Before the first window.
+    pub(super) const fn new(grants: Arc<Grants>) -> Self {
+        Self {
+            grants,
+            begins: Nanos(0),
+            owed: Lines(0),
+        }
+    }
 }
 
 pub(super) struct Task {
@@ -62,6 +84,8 @@ pub(super) struct Task {
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<Pool>,
     pub(super) slot: Arc<ParkSlot>,
+    /// `None` where the budget is the same at all times.
+    pub(super) windows: Option<Windows>,
 }
 
 impl Task {
@@ -91,10 +115,7 @@ impl Task {
 
     fn regulate(&mut self) -> Result<(), Lost> {
         self.read()?;
-        // The group is not charged for what it drew while its brake was started.
-        self.regulator.restart(rt::now(), self.used);
-        let budgets = &self.pool.budgets;
-        let mut what = self.regulator.begin(rt::now(), self.used, budgets);
+        let mut what = self.begin()?;
         let mut stopped: Option<Stopped> = None;
         let mut woken = Woken::ByTime;
         loop {
@@ -130,6 +151,48 @@ impl Task {
         }
     }
 
+    /// The first verdict.
+    fn begin(&mut self) -> Result<Verdict, Lost> {
+        if let Some(what) = self.follow() {
+            return Ok(what);
+        }
+        // The group is not charged for what it drew while its brake was started.
+        self.regulator.restart(rt::now(), self.used);
+        let budgets = &self.pool.budgets;
+        Ok(self.regulator.begin(rt::now(), self.used, budgets))
+    }
+
+    /// Whether the group's window has ended, or another one is next.
+    fn is_past(&self) -> bool {
+        let windows = self.windows.as_ref();
+        windows.is_some_and(|w| w.grants.begins() != w.begins)
+    }
+
+    /// Takes the budget of the group's window. What was drawn beyond that of the last one is owed.
+    /// Outside the windows nothing is counted. `None` where the budget is the same at all times.
+    fn follow(&mut self) -> Option<Verdict> {
+        let windows = self.windows.as_mut()?;
+        let (next, used) = (windows.grants.begins(), self.used);
+        if let Some(last) = windows.grants.window(windows.begins)
+            && last.budget.is_some()
+        {
+            // All of its periods have begun when it ends, and none of the next window.
+            let ended = windows.begins.plus(last.length).since(Nanos(1));
+            windows.owed = self.regulator.debt(ended, used);
+        }
+        windows.begins = next;
+        let window = windows.grants.window(next);
+        let Some(budget) = window.and_then(|window| window.budget.as_ref()) else {
+            return Some(Verdict::RunFreeUntil(Nanos(u64::MAX)));
+        };
+        let base = Lines(used.lines.0.saturating_sub(windows.owed.0));
+        windows.owed = Lines(0);
+        self.regulator = Regulator::new(budget, next, base.into());
+        self.shared.budget.store(budget.budget.0, Ordering::Relaxed);
+        let budgets = &self.pool.budgets;
+        Some(self.regulator.begin(rt::now(), used, budgets))
+    }
+
     /// Asks the regulator, and puts the decision on record.
     fn decide(&mut self, woken: Woken, stopped: Option<&Stopped>) -> Result<Verdict, Lost> {
         let overflow = match woken {
@@ -138,6 +201,13 @@ impl Task {
         };
         self.take_over()?;
         self.read()?;
+        if self.is_past()
+            && let Some(what) = self.follow()
+        {
+            let lines = self.used.sum().0;
+            self.shared.stats.lines.store(lines, Ordering::Relaxed);
+            return Ok(what);
+        }
         let (now, used) = (rt::now(), self.used);
         let lines = self.budget();
         let budget = self.regulator.budget();
@@ -150,7 +220,9 @@ impl Task {
         let before = self.regulator.period();
         let budgets = &self.pool.budgets;
         let what = match woken {
-            Woken::ByTime | Woken::ToEnd => self.regulator.begin(now, used, budgets),
+            Woken::ByTime | Woken::ToEnd | Woken::ByWindow => {
+                self.regulator.begin(now, used, budgets)
+            }
             Woken::ByCounter | Woken::ByPool => self.regulator.overflow(now, used, budgets),
         };
         if let Some((period, _)) = self.regulator.period()
@@ -226,6 +298,8 @@ impl Task {
     /// exactly.
     fn delegate(&mut self, what: Verdict) -> Result<bool, Lost> {
         let account = match what {
+            // Its start may lie ahead.
+            _ if self.windows.is_some() => None,
             Verdict::NewPeriod(_) => self.regulator.alone().and_then(|r| r.account()),
             _ => None,
         };
@@ -331,6 +405,9 @@ impl Task {
                     }
                     if bell[0].revents().contains(PollFlags::IN) {
                         self.slot.heard();
+                        if self.is_past() {
+                            return Ok(Some(Woken::ByWindow));
+                        }
                         if self.budget() != self.regulator.budget().lines {
                             if self.free {
                                 return Ok(Some(Woken::ByTime));
@@ -388,6 +465,9 @@ impl Task {
             }
             if !(self.permit)(now) {
                 return Err(Lost::NotPermitted);
+            }
+            if self.is_past() {
+                return Ok(Woken::ByWindow);
             }
             if self.regulator.news(&self.pool.budgets) {
                 return Ok(Woken::ByPool);

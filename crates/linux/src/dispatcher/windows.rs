@@ -21,6 +21,7 @@ use quell_record::windows::{GroupWindows, Kept};
 use quell_types::units::Nanos;
 
 use super::{Duty, Gate, Lost, Post, late, nap};
+use crate::brake::Grants;
 
 /// Time between two checks whether the old group's tasks have reached the freezer.
 const PARKING: Nanos = Nanos::micros(20);
@@ -202,6 +203,8 @@ pub struct Windows {
     /// CPU time of each group when its last window had ended.
     used: Vec<Option<Nanos>>,
     masks: Arc<WayMasks>,
+    /// The budgets of each group's windows. `None` where it has none.
+    grants: Vec<Option<Arc<Grants>>>,
     /// The span whose masks are in each of the files. `None`: not known.
     written: Vec<Option<usize>>,
 }
@@ -209,13 +212,19 @@ pub struct Windows {
 impl Windows {
     /// The windows of a frame. `gates` are those of its groups, in their order.
     #[must_use]
-    pub fn new(common: Common, gates: Vec<Gate>, masks: &Arc<WayMasks>) -> Self {
+    pub fn new(
+        common: Common,
+        gates: Vec<Gate>,
+        masks: &Arc<WayMasks>,
+        grants: &[Option<Arc<Grants>>],
+    ) -> Self {
         Self {
             common,
             used: vec![None; gates.len()],
             gates,
             written: vec![None; masks.files.len()],
             masks: Arc::clone(masks),
+            grants: grants.to_vec(),
         }
     }
 
@@ -235,10 +244,26 @@ impl Windows {
         Ok(())
     }
 
+    /// The budgets of a group's windows.
+    fn grants(&self, place: usize) -> Option<&Grants> {
+        self.grants.get(place)?.as_deref()
+    }
+
     fn freeze(&self, post: &Post, place: usize) -> Result<(), Lost> {
+        if let Some(grants) = self.grants(place) {
+            grants.close();
+        }
         let gate = self.gates.get(place).ok_or(Lost::Gate)?;
         gate.set(true).map_err(|_| Lost::Gate)?;
         post.permitted()
+    }
+
+    /// Gives the group whose window is next its budget. Its brakes get the CPU while the dispatcher
+    /// sleeps in its guard.
+    fn announce(&self, switch: Switch) {
+        if let Some(grants) = switch.go.and_then(|new| self.grants(new)) {
+            grants.open(switch.at);
+        }
     }
 
     /// Leaves the CPU to the tasks of a group that reach the freezer in the kernel, until all have
@@ -302,6 +327,7 @@ impl Duty for Windows {
                 self.freeze(post, old)?;
                 let stopped = &self.common.progress.stopped;
                 stopped.store(switch.at.0, Ordering::Release);
+                self.announce(switch);
                 self.park(old, self.common.middle(switch));
                 if let Some(of) = stats.groups.get(old) {
                     of.ended.note(taken.since(switch.at));
@@ -309,6 +335,9 @@ impl Duty for Windows {
             }
             if let Some(new) = switch.go {
                 self.fill(switch.span)?;
+                if switch.stop.is_none() {
+                    self.announce(switch);
+                }
                 nap(self.common.middle(switch));
                 self.resume(new, switch)?;
             }
@@ -320,6 +349,7 @@ impl Duty for Windows {
     }
 
     fn let_go(&mut self) {
+        self.grants.iter().flatten().for_each(|g| g.close());
         for gate in &self.gates {
             let _ = gate.set(false);
         }
@@ -386,7 +416,7 @@ mod tests {
                 Some((0, "L3:0=3\n".to_owned())),
             ],
         };
-        let mut windows = Windows::new(common(), Vec::new(), &Arc::new(masks));
+        let mut windows = Windows::new(common(), Vec::new(), &Arc::new(masks), &[]);
         let read = || std::fs::read_to_string(&path).unwrap();
         windows.fill(0).unwrap();
         assert_eq!(read(), "L3:0=f\n");

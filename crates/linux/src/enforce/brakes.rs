@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use quell_control::config::Meter as MeterKind;
-use quell_control::config::Regulation;
+use quell_control::config::{Frame, Regulation};
 use quell_control::pooled::Pooled;
 use quell_control::split::ByDemand;
 use quell_kernel::cgroup::Controller;
@@ -29,7 +29,7 @@ use quell_types::options::Split;
 use quell_types::units::{Lines, Nanos};
 
 use super::{Applied, Enforcer, cores, weight};
-use crate::brake::{Brake, Decides, Lost};
+use crate::brake::{Brake, Decides, Grants, Lost};
 use crate::group_cgroups::CgroupDir;
 use crate::host::{Group, Host, finding, limits};
 use crate::meter::{DirectionsMeter, EventMeter, Meter, TimeMeter};
@@ -141,6 +141,8 @@ pub(crate) struct Brakes {
     /// What the brakes of one hold share. `None` until the first brake starts.
     pool: Option<Arc<Pool>>,
     splits: Vec<Splits>,
+    /// The groups whose budgets switch with windows.
+    windowed: BTreeMap<String, Arc<Grants>>,
 }
 
 impl Enforcer for Brakes {
@@ -191,12 +193,41 @@ impl Enforcer for Brakes {
         self.stop();
         self.absent.clear();
         self.splits.clear();
+        self.windowed.clear();
         self.pool = None;
         host.brakes.clear();
     }
 }
 
 impl Brakes {
+    /// Starts brakes for the groups of a frame that have budgets in their windows. Returns what the
+    /// dispatcher switches, in the order of the frame's groups. `None`: no budget.
+    pub fn of_windows(
+        &mut self,
+        host: &mut Host,
+        frame: &Frame,
+    ) -> Result<Vec<Option<Arc<Grants>>>> {
+        let mut all = Vec::new();
+        for name in frame.groups() {
+            let grants = Grants::of(frame, name);
+            let grants =
+                grants.map_err(|e| Error::refused(format!("group {name}: no brake: {e}")))?;
+            let grants = grants.map(Arc::new);
+            if let Some(grants) = &grants
+                && let Some(first) = grants.first()
+            {
+                self.windowed.insert(name.clone(), Arc::clone(grants));
+                let regulation = Regulation {
+                    cpus: frame.cpus.clone(),
+                    ..first.clone()
+                };
+                self.regulate(host, name, &regulation)?;
+            }
+            all.push(grants);
+        }
+        Ok(all)
+    }
+
     /// Holds a group's budgets with a brake on each of its CPUs. Returns a note for a person.
     fn regulate(
         &mut self,
@@ -225,7 +256,8 @@ impl Brakes {
         }
         let woken = |r: &&Regulated| r.group == name && r.brake.decides == Decides::Thread;
         let woken = self.brakes.iter().filter(woken).count();
-        Ok((woken > 0 && !Decides::needs_the_thread(regulation)).then(|| {
+        let by_thread = self.windowed.contains_key(name) || Decides::needs_the_thread(regulation);
+        Ok((woken > 0 && !by_thread).then(|| {
             format!(
                 "group {name}: its brakes are woken at every budget, which costs it 20 to 40 µs each: the kernel loads no program \
                  for the counter's interrupt (CAP_BPF and CAP_PERFMON)"
@@ -287,7 +319,8 @@ impl Brakes {
         let pool = self.pool(host)?;
         let lease = Arc::clone(host.session()?.0.lease());
         let permit = Arc::new(move |now| lease.is_held(now));
-        let brake = Brake::start(cpu, regulation, meter, permit, procs_files, &pool)
+        let grants = self.windowed.get(name);
+        let brake = Brake::start(cpu, regulation, meter, permit, procs_files, &pool, grants)
             .map_err(|e| failed("no brake", e))?;
         host.brakes.extend(brake.pid());
         self.brakes.push(Regulated {
@@ -396,7 +429,10 @@ impl Brakes {
                 budget,
                 ..regulation
             };
-            let counted = why == Lost::Meter && regulation.meter == MeterKind::Hardware;
+            // In windows CPU time is no substitute.
+            let counted = why == Lost::Meter
+                && regulation.meter == MeterKind::Hardware
+                && !self.windowed.contains_key(&group);
             let by_time = counted.then(|| {
                 let regulation = Regulation {
                     meter: MeterKind::Time,

@@ -2,11 +2,12 @@
 //! that other programs changed. Such a task was born so or turned so. The group's promise is then
 //! lost, and stays lost: what ran was not limited.
 
+use std::collections::BTreeSet;
+
 use quell_kernel::fair;
 use quell_plan::Setting;
 use quell_record::backend::Observation;
 use quell_record::standing::Cause;
-use quell_types::ids::GroupId;
 use quell_types::mechanism::Level;
 
 use super::{Applied, Enforcer, threaded};
@@ -22,11 +23,15 @@ impl Enforcer for Exempt {
 
     fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         let steps = host.plan.iter().flat_map(|plan| &plan.steps);
-        let limited = steps.filter(|s| limits(&s.set));
-        let mut limited: Vec<GroupId> = limited.filter_map(|s| s.group.clone()).collect();
-        limited.dedup();
+        let mut names = BTreeSet::new();
+        for step in steps.filter(|s| limits(&s.set)) {
+            names.extend(step.group.clone());
+            if let Setting::Windows(frame) = &step.set {
+                names.extend(frame.budgeted().cloned());
+            }
+        }
         let replaced = fair::replaced_by(&host.files);
-        for name in limited {
+        for name in names {
             let Some(group) = host.groups.of.get(&name) else {
                 continue;
             };

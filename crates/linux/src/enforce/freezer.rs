@@ -21,18 +21,19 @@ pub struct Freezer {
 }
 
 impl Freezer {
-    /// The freezer of a cgroup. `None` where it has none (the root, a v1 hierarchy without the
-    /// freezer).
+    /// The freezer of the cgroup that has the tasks: a group's brakes go on. `None` where it has
+    /// none (the root, a v1 hierarchy without the freezer).
     #[must_use]
     pub fn of(files: &dyn Files, place: &CgroupDir) -> Option<Self> {
+        let dir = place.tasks_dir();
         let freezer = match place.hierarchy.version {
             Version::V2 => Self {
-                path: format!("{}/cgroup.freeze", place.dir),
+                path: format!("{dir}/cgroup.freeze"),
                 freeze: "1",
                 thaw: "0",
             },
             Version::V1 => Self {
-                path: format!("{}/freezer.state", place.dir),
+                path: format!("{dir}/freezer.state"),
                 freeze: "FROZEN",
                 thaw: "THAWED",
             },

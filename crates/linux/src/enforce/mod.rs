@@ -149,6 +149,7 @@ impl Enforcers {
     pub fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Result<Vec<String>> {
         if let Setting::Windows(frame) = set {
             self.windows.masks = Arc::new(self.classes.way_masks(host, frame)?);
+            self.windows.grants = self.brakes.of_windows(host, frame)?;
         }
         for enforcer in self.each() {
             if let Some(notes) = enforcer.apply(host, group, set)? {

@@ -19,9 +19,10 @@ use quell_types::options::OnLate;
 
 use super::freezer::Freezer;
 use super::{Applied, Enforcer, dispatching};
+use crate::brake::Grants;
 use crate::dispatcher::windows::{Common, Follower, Stats, WayMasks};
 use crate::dispatcher::{self, Dispatcher, Duty, Gate};
-use crate::group_cgroups::GroupCgroups;
+use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::{Host, finding};
 
 /// The windows of the plan that is held.
@@ -30,6 +31,8 @@ pub(crate) struct Windows {
     held: Option<Held>,
     /// The ways that switch with the windows of the next step.
     pub masks: Arc<WayMasks>,
+    /// The budgets that switch with the windows of the next step, in the order of its groups.
+    pub grants: Vec<Option<Arc<Grants>>>,
 }
 
 struct Held {
@@ -40,6 +43,7 @@ struct Held {
     dispatchers: Vec<Dispatcher>,
     stats: Arc<Stats>,
     masks: Arc<WayMasks>,
+    grants: Vec<Option<Arc<Grants>>>,
     /// Whether the run was asked to end because a window was late.
     stopped: bool,
 }
@@ -60,6 +64,7 @@ impl Enforcer for Windows {
             dispatchers: Vec::new(),
             stats: Arc::new(Stats::new(frame.groups().len())),
             masks: Arc::clone(&self.masks),
+            grants: self.grants.clone(),
             stopped: false,
         };
         held.start(host)?;
@@ -89,6 +94,7 @@ impl Enforcer for Windows {
             held.end(host);
         }
         self.masks = Arc::default();
+        self.grants.clear();
     }
 }
 
@@ -175,7 +181,7 @@ impl Held {
             begun = begun.and_then(|()| begin(cpu, Box::new(follower)));
         }
         // The one that freezes comes last: then all others hold their CPUs for it.
-        let leader = dispatcher::windows::Windows::new(common, gates, &self.masks);
+        let leader = dispatcher::windows::Windows::new(common, gates, &self.masks, &self.grants);
         let begun = begun.and_then(|()| begin(first, Box::new(leader)));
         if begun.is_err() {
             self.end(host);
@@ -187,6 +193,8 @@ impl Held {
     fn dismiss(&mut self) {
         self.dispatchers.iter().for_each(Dispatcher::dismiss);
         self.dispatchers.clear();
+        // One that was killed may have left a group to its brakes.
+        self.grants.iter().flatten().for_each(|g| g.close());
     }
 
     /// Ends the dispatchers and lets all groups run.
@@ -206,7 +214,7 @@ fn gate(files: &dyn Files, group: &str, group_cgroups: &GroupCgroups) -> Result<
     let (_, freezer) = dispatching::freezable(files, group, group_cgroups)?;
     let mut places = group_cgroups.places.iter();
     let v2 = places.find(|p| p.hierarchy.version == Version::V2);
-    let v2 = v2.map(|place| place.dir.as_str());
-    let gate = Gate::open(files, freezer.path(), freezer.words(), v2)?;
+    let v2 = v2.map(CgroupDir::tasks_dir);
+    let gate = Gate::open(files, freezer.path(), freezer.words(), v2.as_deref())?;
     Ok((gate, freezer))
 }

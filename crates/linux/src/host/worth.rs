@@ -11,7 +11,10 @@ use super::Host;
 
 /// Whether a step limits what its group draws or runs.
 pub fn limits(set: &Setting) -> bool {
-    matches!(set, Setting::Regulate(_) | Setting::CpuMax { .. })
+    matches!(
+        set,
+        Setting::Regulate(_) | Setting::CpuMax { .. } | Setting::Windows(_)
+    )
 }
 
 /// A finding for a person, about one group or about all.

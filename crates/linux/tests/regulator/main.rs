@@ -13,6 +13,7 @@ mod interrupt;
 mod lost;
 mod many;
 mod pooled;
+mod windows;
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -33,7 +34,7 @@ use quell_kernel::perf::{
 use quell_kernel::pmu::MOST_EVENTS;
 use quell_kernel::root::Kernel;
 use quell_kernel::rt;
-use quell_linux::brake::{Brake, Lost, Permit};
+use quell_linux::brake::{Brake, Grants, Lost, Permit};
 use quell_linux::lock::Lock;
 use quell_linux::meter::{EventMeter, Meter, TimeMeter};
 use quell_linux::pool::Pool;
@@ -226,9 +227,30 @@ impl Busy {
         permit: Permit,
         pool: &Arc<Pool>,
     ) -> Brake {
+        self.brake_in(regulation, meter, permit, pool, None)
+    }
+
+    /// The same, with budgets that switch with windows.
+    fn brake_in(
+        &self,
+        regulation: &Regulation,
+        meter: Box<dyn Meter>,
+        permit: Permit,
+        pool: &Arc<Pool>,
+        grants: Option<&Arc<Grants>>,
+    ) -> Brake {
         let door = self.group.join("stop/cgroup.procs");
         let procs_files = vec![door.to_str().unwrap().to_owned()];
-        Brake::start(self.cpu, regulation, meter, permit, procs_files, pool).unwrap()
+        Brake::start(
+            self.cpu,
+            regulation,
+            meter,
+            permit,
+            procs_files,
+            pool,
+            grants,
+        )
+        .unwrap()
     }
 
     fn throttle(&self, share: Share, period: Nanos) -> Brake {

@@ -131,7 +131,6 @@ pub fn plan_beside(
     partition::plan(&mut draft);
     deadline::check(&mut draft);
     bandwidth::plan(&mut draft);
-    draft.make_room_for_brakes();
     memory::plan(&mut draft);
     paging::plan(&mut draft);
     io::plan(&mut draft);
@@ -141,6 +140,7 @@ pub fn plan_beside(
     registers::plan(&mut draft);
     schedule::plan(&mut draft);
     windows::plan(&mut draft);
+    draft.make_room_for_brakes();
     too_small::acts(&mut draft);
     // What was refused would be judged as missing, and its reason is reported already.
     if draft.refusals.is_empty() {
@@ -197,7 +197,12 @@ impl Draft<'_> {
             Setting::Regulate(regulation) if regulation.is_capped() => step.group.clone(),
             _ => None,
         };
-        let stopped: Vec<String> = self.steps.iter().filter_map(stopped).collect();
+        let mut stopped: Vec<String> = self.steps.iter().filter_map(stopped).collect();
+        for step in &self.steps {
+            if let Setting::Windows(frame) = &step.set {
+                stopped.extend(frame.budgeted().cloned());
+            }
+        }
         for step in &mut self.steps {
             let Setting::Gather {
                 braked, matching, ..

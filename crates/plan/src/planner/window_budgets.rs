@@ -3,12 +3,12 @@
 //! Budgets begin anew with each window. A window has a whole number of periods of equal length, so
 //! what is drawn in it is the rate times its length. The guard at its end belongs to the last one.
 
-use quell_control::config::Regulation;
+use quell_control::config::{Meter, Regulation};
 use quell_policy::{Bandwidth, Window, WindowKeys};
 use quell_types::ids::StepId;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::Split;
-use quell_types::refusal::{Cause, Remedy};
+use quell_types::refusal::Remedy;
 use quell_types::units::{Lines, Nanos, Rate};
 
 use crate::plan::{Promise, Setting};
@@ -26,10 +26,6 @@ pub(super) fn budget(draft: &mut Draft<'_>, place: usize, window: &Window) -> Op
     let key = format!("windows.schedule[{place}].bandwidth");
     let remedy = Remedy::leave_out(key.clone());
     let group = draft.policy.groups.get(&window.group)?;
-    if draft.machine.simulated.is_none() {
-        draft.refuse_for(Cause::NotBuilt, key, words::NO_BUDGETS_ON_LINUX, remedy);
-        return None;
-    }
     let (Some(measured), Some(rate)) = (&draft.machine.measured, rate(draft, window)) else {
         let remedy = Remedy::command("quell doctor --deep");
         draft.refuse(key, bandwidth::UNMEASURED_PEAK, remedy);
@@ -50,6 +46,11 @@ pub(super) fn budget(draft: &mut Draft<'_>, place: usize, window: &Window) -> Op
             return None;
         }
     };
+    if meter == Meter::Time && draft.machine.simulated.is_none() {
+        let mechanism = Mechanism::Bandwidth;
+        draft.refuse_lacking(mechanism, key, words::NO_COUNTERS.to_owned(), remedy);
+        return None;
+    }
     let cpus = draft.division.of(&window.group).cpus.clone();
     let limit = Limit::on(wanted, cpus, measured, false);
     let periods = window.length.0.div_ceil(draft.period.0.max(1)).max(1);

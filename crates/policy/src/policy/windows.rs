@@ -70,7 +70,8 @@ pub struct Window {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ways: Option<WindowWays>,
     /// What the group may move to and from memory in it: a rate, or a share of what its CPUs can
-    /// draw. Needs `allow = ["freeze", "throttle"]` in the group. On the simulated machine only.
+    /// draw. Needs `allow = ["freeze", "throttle"]` in the group. On Linux it takes hardware
+    /// counters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
 }

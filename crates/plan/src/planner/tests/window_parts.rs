@@ -1,6 +1,6 @@
 //! Ways and budgets of windows.
 
-use quell_control::config::{Fill, Frame};
+use quell_control::config::{Fill, Frame, Meter};
 use quell_types::partition::Mask;
 
 use super::boards::{apollolake, icelake_sp, p4080, simulated};
@@ -218,12 +218,37 @@ fn budgets_of_windows_that_cannot_be_had_are_refused() {
         let key = format!(", bandwidth = '{rate}'");
         schedule(&[("control", 0, 3, ""), ("batch", 3, 5, &key)])
     };
-    let linux = refused(&with("10%"), &with_windows(icelake_sp()));
+    let mut uncounted = with_windows(icelake_sp());
+    uncounted.means.meter = MeterKind::Time;
+    let linux = refused(&with("10%"), &uncounted);
     assert!(
-        linux.contains("windows.schedule[1].bandwidth: a budget that switches with windows")
-            && linux.contains("leave out schedule[1].bandwidth of [windows]"),
+        linux.contains(
+            "windows.schedule[1].bandwidth: a budget of a window needs hardware counters"
+        ) && linux.contains("leave out schedule[1].bandwidth of [windows]"),
         "{linux}"
     );
+    // Where counters count, a brake holds it, and the cgroup of its tasks has room for one.
+    let plan = planned(&with("10%"), &with_windows(icelake_sp()));
+    let budgets = frame(&plan).spans.iter();
+    let budgets: Vec<_> = budgets.filter_map(|span| span.budget.as_ref()).collect();
+    assert_eq!((budgets.len(), budgets[0].meter), (1, Meter::Hardware));
+    let braked = |step: &Step| match step.set {
+        Setting::Gather { braked, .. } => braked.then(|| step.group.clone()),
+        _ => None,
+    };
+    let braked: Vec<_> = plan.steps.iter().filter_map(braked).collect();
+    assert_eq!(braked, [Some("batch".to_owned())]);
+    // A brake that is lost costs the budget, and not the windows.
+    let limits = |set: &Setting| matches!(set, Setting::Windows(_));
+    let lost: Vec<String> = plan
+        .resting_on("batch", &limits)
+        .map(|(_, held)| held.promise.to_string())
+        .collect();
+    assert!(
+        lost.len() == 1 && lost[0].starts_with("at most"),
+        "{lost:?}"
+    );
+    assert_eq!(plan.resting_on("control", &limits).count(), 0);
     let small = refused(&with("1kB/s"), &with_windows(p4080()));
     assert!(
         small.contains("windows.schedule[1].bandwidth") && small.contains("less than one line"),

@@ -7,7 +7,8 @@ pub const ONLY_ITS_WINDOWS: &str =
     "it runs where its windows are, and groups without a window run elsewhere";
 pub const BY_THE_CLOCK: &str =
     "a real-time dispatcher freezes the group that ran and thaws the next one, by the clock";
-pub const NO_BUDGETS_ON_LINUX: &str = "a budget that switches with windows is built for the simulated machine only: a brake would be frozen with its group";
+pub const NO_COUNTERS: &str =
+    "a budget of a window needs hardware counters that count bytes: CPU time would only bound them";
 pub const SYSTEM_CALLS_END: &str = "a task that is in a system call when its window ends goes on until that returns, and \
     interrupts come at any time";
 
