@@ -235,22 +235,10 @@ fn a_kill_at_a_random_moment_leaves_nothing() {
         u32::try_from(begun.elapsed().as_micros()).unwrap()
     });
     let whole = whole.min().unwrap();
-    let mut random = quell_types::rng::Rng::new(std::process::id().into());
-    let (rounds, mut alive) = (kills::kills().max(20), 0);
-    let mut longest = Duration::ZERO;
-    for round in 0..rounds {
-        let mut run = Running::start(&mut hold(victim.pid(), other.pid(), &["sleep", "0.05"]));
-        let moment = Duration::from_micros(random.below(whole).into());
-        std::thread::sleep(moment);
-        if run.alive() {
-            alive += 1;
-            run.signal(Signal::KILL);
-        }
-        run.wait();
-        longest = longest.max(machine.undone_or_restored());
-        machine.unchanged(&format!("round {round}, killed {moment:?} after its start"));
-    }
-    eprintln!("{alive} of {rounds} killed alive; undone {longest:.1?} later at most");
+    let rounds = kills::kills().max(20);
+    let command = || hold(victim.pid(), other.pid(), &["sleep", "0.05"]);
+    let span = Duration::from_micros(whole.into());
+    let alive = machine.killed_at_random(rounds, span, command, || {});
     assert!(
         alive * 2 > rounds,
         "{alive} of {rounds} were killed in time"

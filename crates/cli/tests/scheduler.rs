@@ -8,12 +8,14 @@
 )]
 
 mod common;
+#[path = "common/kills.rs"]
+mod kills;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use common::{
-    Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell, soak,
+    Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell,
 };
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::root::Files;
@@ -312,9 +314,11 @@ fn after_a_kill_everything_runs_again() {
     quell_kernel::affinity::set(loops.pids()[0], &CpuSet::one(0)).unwrap();
     machine.remember();
     let policy = policy(&machine, &loops.matching(), "");
-    let kills = if soak() { 200 } else { 6 };
-    for kill in 0..kills {
+    let (mut longest, rounds) = (Duration::ZERO, kills::kills());
+    for kill in 0..6 {
+        let begun = Instant::now();
         let run = held(&policy, &loops.pids());
+        longest = longest.max(begun.elapsed());
         // At another place of the quantum each time.
         std::thread::sleep(Duration::from_micros(100_000 + kill * 8_700 % 50_000));
         run.signal(Signal::KILL);
@@ -324,6 +328,16 @@ fn after_a_kill_everything_runs_again() {
         eventually("the dispatcher is gone", || dispatcher().is_none());
         loops.are_free("all run after the kill");
     }
+    let command = || {
+        let mut command = quell();
+        command.args(["run", &policy]);
+        command
+    };
+    // While it starts, while it switches, and wherever between.
+    machine.killed_at_random(rounds, 2 * longest, command, || {
+        assert_eq!(runnable(&machine, &loops.pids()).len(), 5);
+    });
+    loops.are_free("all run after kills at any time");
 }
 
 #[test]

@@ -8,15 +8,16 @@
 )]
 
 mod common;
+#[path = "common/kills.rs"]
+mod kills;
 #[path = "../../linux/tests/common/witness.rs"]
 mod witness;
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{
     Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell, run,
-    soak,
 };
 use quell_types::units::Nanos;
 use rustix::process::Signal;
@@ -206,9 +207,11 @@ fn after_a_kill_everything_runs_again() {
         return;
     };
     let matched = Matched::new(&mut machine);
-    let kills = if soak() { 200 } else { 6 };
-    for kill in 0..kills {
+    let (mut longest, rounds) = (Duration::ZERO, kills::kills());
+    for kill in 0..6 {
+        let begun = Instant::now();
         let run = matched.held();
+        longest = longest.max(begun.elapsed());
         // At another place of the frame each time.
         std::thread::sleep(Duration::from_micros(100_000 + kill * 1_700 % 10_000));
         run.signal(Signal::KILL);
@@ -218,6 +221,15 @@ fn after_a_kill_everything_runs_again() {
         eventually("the dispatcher is gone", || dispatcher().is_none());
         matched.are_free("both run after the kill");
     }
+    let command = || {
+        let mut command = quell();
+        command.args(["run", matched.policy.as_str()]);
+        command
+    };
+    // While it starts, while it switches, and wherever between.
+    machine.killed_at_random(rounds, 2 * longest, command, || {
+        matched.are_free("both run after a kill at any time");
+    });
 }
 
 #[test]

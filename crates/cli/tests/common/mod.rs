@@ -22,6 +22,7 @@ pub use kernel::{Picture, Program, eventually};
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::root::Kernel;
 use quell_linux::lock::{Lock, RUN_ROOT};
+use quell_types::rng::Rng;
 use rustix::process::{Pid, Signal};
 
 /// No command of these tests takes longer, the measuring of a new machine included.
@@ -258,6 +259,35 @@ impl Machine {
         let restored = run(&["restore"]);
         assert_eq!(restored.code, 0, "{restored:?}");
         took
+    }
+
+    /// Kills so many runs of a command at random moments of their first `span`. After each the
+    /// machine is as it was, and `check` is called. Returns how many were alive.
+    pub fn killed_at_random(
+        &self,
+        rounds: usize,
+        span: Duration,
+        command: impl Fn() -> Command,
+        check: impl Fn(),
+    ) -> usize {
+        let span = u32::try_from(span.as_micros()).unwrap();
+        let mut random = Rng::new(std::process::id().into());
+        let (mut alive, mut longest) = (0, Duration::ZERO);
+        for round in 0..rounds {
+            let mut run = Running::start(&mut command());
+            let moment = Duration::from_micros(random.below(span).into());
+            std::thread::sleep(moment);
+            if run.alive() {
+                alive += 1;
+                run.signal(Signal::KILL);
+            }
+            run.wait();
+            longest = longest.max(self.undone_or_restored());
+            self.unchanged(&format!("round {round}, killed {moment:?} after its start"));
+            check();
+        }
+        eprintln!("{alive} of {rounds} killed alive; undone {longest:.1?} later at most");
+        alive
     }
 
     pub fn file(&self, name: &str, content: &str) -> String {
