@@ -26,8 +26,8 @@ const PAGE: usize = 4096;
 const BIT: u64 = 18;
 
 /// Emulated, stopping a thread alone takes milliseconds. The cache is of 8 MiB, half of which the
-/// reserved colours have. A list of half of that half is judged, one that nearly fills it is not:
-/// its own kernel work, and what had such frames before, evict it there.
+/// reserved colours have. A list of half of that half is judged. One that nearly fills it is not:
+/// it is evicted there without a stream, too.
 const SCRIPT: &str = r#"
 export QUELL_STATE_DIR=/tmp/state
 cat /sys/devices/system/cpu/cpu0/cache/index3/size

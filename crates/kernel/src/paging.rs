@@ -147,8 +147,7 @@ pub fn sizes(files: &dyn Files, pid: u32) -> Result<Option<Sizes>> {
 /// # Errors
 /// [`Error::File`].
 pub fn locked(files: &dyn Files, pid: u32) -> Result<Option<Bytes>> {
-    let text = files.optional(&format!("/proc/{pid}/status"))?;
-    Ok(text.and_then(|text| vm::amount(&text, "VmLck:")))
+    of_status(files, pid, "VmLck:")
 }
 
 /// How much memory without a file a process has in memory. Far cheaper to read than [`sizes`].
@@ -157,8 +156,12 @@ pub fn locked(files: &dyn Files, pid: u32) -> Result<Option<Bytes>> {
 /// # Errors
 /// [`Error::File`].
 pub fn anonymous(files: &dyn Files, pid: u32) -> Result<Option<Bytes>> {
+    of_status(files, pid, "RssAnon:")
+}
+
+fn of_status(files: &dyn Files, pid: u32, key: &str) -> Result<Option<Bytes>> {
     let text = files.optional(&format!("/proc/{pid}/status"))?;
-    Ok(text.and_then(|text| vm::amount(&text, "RssAnon:")))
+    Ok(text.and_then(|text| vm::amount(&text, key)))
 }
 
 /// The size of large pages that memory can be moved into while its program runs.

@@ -360,7 +360,7 @@ impl<'a> Keeper<'a> {
                 self.frames.touch(run);
             }
         }
-        let moved = self.look()?;
+        let moved = self.look(0..self.slots.count())?;
         let runs = self.slots.release();
         self.free(runs)?;
         let round = self.slots.end_round();
@@ -368,14 +368,17 @@ impl<'a> Keeper<'a> {
         Ok(Some(round))
     }
 
-    /// Reads where all frames lie. Returns how many that were kept have another colour now.
-    fn look(&mut self) -> Result<u64> {
+    /// Reads where the frames of these slots lie. Returns how many that were kept have another
+    /// colour now.
+    fn look(&mut self, slots: Range<usize>) -> Result<u64> {
         let mut moved = 0;
-        let mut room = vec![Page::default(); AT_ONCE];
-        let mut frames = Vec::with_capacity(AT_ONCE);
-        for first in (0..self.slots.count()).step_by(AT_ONCE) {
+        let most = AT_ONCE.min(slots.len());
+        let mut room = vec![Page::default(); most];
+        let mut frames = Vec::with_capacity(most);
+        for first in slots.clone().step_by(AT_ONCE) {
             let page = self.frames.first_page().saturating_add(first as u64);
-            let read = self.pagemap.read(page, &mut room)?;
+            let pages = most.min(slots.end - first);
+            let read = self.pagemap.read(page, &mut room[..pages])?;
             frames.clear();
             for page in &room[..read] {
                 if page.is_present() && page.frame() == 0 {
@@ -438,15 +441,14 @@ impl<'a> Keeper<'a> {
             let _ = rt::pin(cpu);
         }
         for run in self.slots.take(self.memory()?, pages) {
-            self.frames.touch(run);
+            self.frames.touch(run.clone());
+            self.look(run)?;
         }
-        let moved = self.look()?;
         for run in self.slots.release() {
             self.release(run)?;
         }
         self.run_anywhere();
         let round = self.slots.end_round();
-        self.report_moved(moved)?;
         self.report(What::Round {
             round,
             took: rt::now().since(begun),
@@ -477,7 +479,7 @@ impl<'a> Keeper<'a> {
         if begun < self.next_look {
             return Ok(());
         }
-        let moved = self.look()?;
+        let moved = self.look(0..self.slots.count())?;
         let runs = self.slots.release();
         self.free(runs)?;
         let took = rt::now().since(begun);
