@@ -168,11 +168,23 @@ impl dyn Files + '_ {
     /// # Errors
     /// [`Error::File`] when it is there and cannot be listed.
     pub fn names(&self, path: &str) -> Result<Vec<String>> {
-        match self.list(path) {
-            Ok(names) => Ok(names),
-            Err(e) if gone(&e) => Ok(Vec::new()),
-            Err(e) => Err(Error::file("list", path, None, e)),
-        }
+        present(path, self.list(path))
+    }
+
+    /// The names of the directories in a directory. Empty where it is missing.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it is there and cannot be listed.
+    pub fn directories(&self, path: &str) -> Result<Vec<String>> {
+        present(path, self.folders(path))
+    }
+}
+
+/// What was listed. Empty where the directory is missing.
+fn present(path: &str, listed: io::Result<Vec<String>>) -> Result<Vec<String>> {
+    match listed {
+        Err(e) if gone(&e) => Ok(Vec::new()),
+        listed => listed.map_err(|e| Error::file("list", path, None, e)),
     }
 }
 

@@ -95,10 +95,9 @@ impl Resctrl {
     /// When they cannot be listed.
     pub fn groups(&self, files: &dyn Files) -> Result<Vec<Group>> {
         let mut groups = vec![self.default_group()];
-        let names = files.names(&self.root)?;
+        let names = files.directories(&self.root)?;
         let others = names.iter().filter(|n| !OWN.contains(&n.as_str()));
-        let others = others.map(|name| self.group(name));
-        groups.extend(others.filter(|g| files.exists(&g.file("tasks"))));
+        groups.extend(others.map(|name| self.group(name)));
         Ok(groups)
     }
 
@@ -251,7 +250,7 @@ mod tests {
     use crate::root::Kernel;
 
     #[test]
-    fn groups_are_folders_with_tasks() {
+    fn groups_are_the_folders_below_the_mount() {
         let dir = tempfile::tempdir().unwrap();
         let put = |path: &str, text: &str| {
             let path = dir.path().join(path);
