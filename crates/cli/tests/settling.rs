@@ -11,6 +11,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "common/colours.rs"]
+mod colours;
 mod common;
 
 use std::fs;
@@ -18,13 +20,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Machine, Running, eventually, machine, quell, send, soak, status_of};
-use quell_kernel::{trace, uffd};
+use colours::{MAP, PAGE, able, counted};
+use common::{Machine, Running, eventually, quell, send, soak, status_of};
 use rustix::process::Signal;
-
-const PAGE: usize = 4096;
-/// Bits 12, 13 and 14: eight colours, by frame number modulo 8.
-const MAP: &str = "# declared for a test\n12\n13\n14\n";
 
 /// Set by the program's signal handler.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
@@ -184,19 +182,6 @@ fn checks_its_memory() {
     }
 }
 
-/// The machine, if pages of programs can be moved on it.
-fn able(test: &str) -> Option<Machine> {
-    if let Err(why) = uffd::support() {
-        eprintln!("SKIPPED {test}: {why}");
-        return None;
-    }
-    if !trace::is_built() || rustix::param::page_size() != PAGE {
-        eprintln!("SKIPPED {test}: not for this architecture or size of pages");
-        return None;
-    }
-    machine(test)
-}
-
 /// The program above; killed on drop.
 struct Checked {
     child: Child,
@@ -276,42 +261,6 @@ fn settle(machine: &Machine, pid: u32, colours: &str, more: &[&str]) -> Command 
     command.args(["colours", "settle", "--colours", colours, "--map", &map]);
     command.args(["--pid", &pid.to_string()]).args(more);
     command
-}
-
-/// Frames of the pages of private mappings without a file that may be written and not executed, by
-/// frame number modulo 8. Shares no code with the program.
-fn counted(pid: u32) -> [u64; 8] {
-    use std::os::unix::fs::FileExt;
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let pagemap = fs::File::open(format!("/proc/{pid}/pagemap")).unwrap();
-    let flags = fs::File::open("/proc/kpageflags").unwrap();
-    let mut found = [0; 8];
-    for line in maps.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let own = words
-            .get(5)
-            .is_none_or(|n| n.starts_with("[anon") || *n == "[heap]" || *n == "[stack]");
-        if !own || words[4] != "0" || words[1] != "rw-p" {
-            continue;
-        }
-        let (from, to) = words[0].split_once('-').unwrap();
-        let hex = |digits: &str| u64::from_str_radix(digits, 16).unwrap() / PAGE as u64;
-        for page in hex(from)..hex(to) {
-            let mut bytes = [0; 8];
-            pagemap.read_exact_at(&mut bytes, page * 8).unwrap();
-            let entry = u64::from_ne_bytes(bytes);
-            if entry >> 63 == 0 {
-                continue;
-            }
-            let frame = entry & 0x7f_ffff_ffff_ffff;
-            flags.read_exact_at(&mut bytes, frame * 8).unwrap();
-            // The page of zeroes is no page of the program's.
-            if u64::from_ne_bytes(bytes) >> 24 & 1 == 0 {
-                found[usize::try_from(frame % 8).unwrap()] += 1;
-            }
-        }
-    }
-    found
 }
 
 #[test]
