@@ -1,6 +1,6 @@
 //! Pages of a program are moved while the kernel reads and writes them for it: direct I/O, and
 //! io_uring with and without fixed buffers, with and without the kernel's threads. The program
-//! checks every byte that it wrote and read again. The kernel refuses to move a page that is pinned.
+//! checks every byte that it wrote and read again. The kernel refuses to move a pinned page.
 //!
 //! Skipped aloud without root, where the kernel moves no pages, and where the folder for temporary
 //! files has no direct I/O.

@@ -462,6 +462,10 @@ fn run_of_colours(machine: &Machine, pid: u32) -> Command {
         reserve.banks = '2-3'\n[hoard]\nlimit = '256MiB'\nreserve = '1GiB'\npace = '100%'\n\
         longest-stop = '100ms'\n"
     );
+    run_of(machine, &policy)
+}
+
+fn run_of(machine: &Machine, policy: &str) -> Command {
     let state = machine.path("state");
     let map = machine.file("map.txt", MAP);
     let mut declared = quell();
@@ -469,7 +473,7 @@ fn run_of_colours(machine: &Machine, pid: u32) -> Command {
     let done = Running::start(declared.env("QUELL_STATE_DIR", &state)).wait();
     assert_eq!(done.code, 0, "{done:?}");
     let mut command = quell();
-    let policy = machine.file("colours.toml", &policy);
+    let policy = machine.file("colours.toml", policy);
     command.args(["run", &policy]).env("QUELL_STATE_DIR", state);
     command
 }
@@ -536,4 +540,57 @@ fn a_killed_run_of_colours_leaves_nothing() {
         program.is_intact();
     }
     machine.unchanged("after three deaths");
+}
+
+/// `quell run` of a policy that starts a program of 48 MiB and holds 16 MiB of its colours.
+fn run_out_of_colours(machine: &Machine, coloured: &str) -> (Command, String) {
+    let out = machine.path("found").display().to_string();
+    let _ = fs::remove_file(&out);
+    let exe = std::env::current_exe().unwrap().display().to_string();
+    let set = format!("QUELL_TEST_OUT={out}");
+    let role = ["--exact", "checks_its_memory", "--ignored", "--nocapture"];
+    let words = [&["env", "QUELL_TEST_MIB=48", &set, &exe], &role[..]].concat();
+    let policy = format!(
+        "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 'any'\ncommand = {words:?}\n\
+        reserve.banks = '2-3'\ncoloured = '{coloured}'\n\
+        [hoard]\nlimit = '16MiB'\nreserve = '1GiB'\npace = '100%'\nlongest-stop = '100ms'\n"
+    );
+    (run_of(machine, &policy), out)
+}
+
+#[test]
+fn a_group_that_runs_out_of_colours_spills() {
+    let Some(mut machine) = able("a spill") else {
+        return;
+    };
+    machine.remember();
+    let (mut command, out) = run_out_of_colours(&machine, "spill");
+    let mut run = Running::start(&mut command);
+    eventually("the program runs", || fs::exists(&out).unwrap());
+    eventually("its promise falls", || {
+        common::status().to_string().contains("which were used up")
+    });
+    assert!(run.alive(), "a spill ends nothing");
+    let looked = fs::read_to_string(&out).unwrap();
+    eventually("it goes on", || fs::read_to_string(&out).unwrap() != looked);
+    assert!(fs::read_to_string(&out).unwrap().ends_with(" false"));
+    send(run.pid(), Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 3, "{done:?}");
+    machine.unchanged("after a spill");
+}
+
+#[test]
+fn a_group_that_is_to_fail_without_colours_ends_the_run() {
+    let Some(mut machine) = able("a failure") else {
+        return;
+    };
+    machine.remember();
+    let (mut command, out) = run_out_of_colours(&machine, "fail");
+    let done = Running::start(&mut command).wait();
+    assert_ne!(done.code, 0, "{done:?}");
+    let why = "no frames of its colours are held any more";
+    assert!(done.err.contains(why), "{done:?}");
+    assert!(fs::read_to_string(&out).unwrap().ends_with(" false"));
+    machine.unchanged("after a failure");
 }
