@@ -11,6 +11,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "common/colours.rs"]
+mod colours;
 mod common;
 
 use std::fs;
@@ -18,13 +20,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Machine, Running, eventually, machine, quell, send, soak, status_of};
-use quell_kernel::{trace, uffd};
+use colours::{MAP, PAGE, able, counted};
+use common::{Machine, Running, eventually, quell, send, soak, status_of};
 use rustix::process::Signal;
-
-const PAGE: usize = 4096;
-/// Bits 12, 13 and 14: eight colours, by frame number modulo 8.
-const MAP: &str = "# declared for a test\n12\n13\n14\n";
 
 /// Set by the program's signal handler.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
@@ -184,19 +182,6 @@ fn checks_its_memory() {
     }
 }
 
-/// The machine, if pages of programs can be moved on it.
-fn able(test: &str) -> Option<Machine> {
-    if let Err(why) = uffd::support() {
-        eprintln!("SKIPPED {test}: {why}");
-        return None;
-    }
-    if !trace::is_built() || rustix::param::page_size() != PAGE {
-        eprintln!("SKIPPED {test}: not for this architecture or size of pages");
-        return None;
-    }
-    machine(test)
-}
-
 /// The program above; killed on drop.
 struct Checked {
     child: Child,
@@ -276,42 +261,6 @@ fn settle(machine: &Machine, pid: u32, colours: &str, more: &[&str]) -> Command 
     command.args(["colours", "settle", "--colours", colours, "--map", &map]);
     command.args(["--pid", &pid.to_string()]).args(more);
     command
-}
-
-/// Frames of the pages of private mappings without a file that may be written and not executed, by
-/// frame number modulo 8. Shares no code with the program.
-fn counted(pid: u32) -> [u64; 8] {
-    use std::os::unix::fs::FileExt;
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let pagemap = fs::File::open(format!("/proc/{pid}/pagemap")).unwrap();
-    let flags = fs::File::open("/proc/kpageflags").unwrap();
-    let mut found = [0; 8];
-    for line in maps.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let own = words
-            .get(5)
-            .is_none_or(|n| n.starts_with("[anon") || *n == "[heap]" || *n == "[stack]");
-        if !own || words[4] != "0" || words[1] != "rw-p" {
-            continue;
-        }
-        let (from, to) = words[0].split_once('-').unwrap();
-        let hex = |digits: &str| u64::from_str_radix(digits, 16).unwrap() / PAGE as u64;
-        for page in hex(from)..hex(to) {
-            let mut bytes = [0; 8];
-            pagemap.read_exact_at(&mut bytes, page * 8).unwrap();
-            let entry = u64::from_ne_bytes(bytes);
-            if entry >> 63 == 0 {
-                continue;
-            }
-            let frame = entry & 0x7f_ffff_ffff_ffff;
-            flags.read_exact_at(&mut bytes, frame * 8).unwrap();
-            // The page of zeroes is no page of the program's.
-            if u64::from_ne_bytes(bytes) >> 24 & 1 == 0 {
-                found[usize::try_from(frame % 8).unwrap()] += 1;
-            }
-        }
-    }
-    found
 }
 
 #[test]
@@ -513,6 +462,10 @@ fn run_of_colours(machine: &Machine, pid: u32) -> Command {
         reserve.banks = '2-3'\n[hoard]\nlimit = '256MiB'\nreserve = '1GiB'\npace = '100%'\n\
         longest-stop = '100ms'\n"
     );
+    run_of(machine, &policy)
+}
+
+fn run_of(machine: &Machine, policy: &str) -> Command {
     let state = machine.path("state");
     let map = machine.file("map.txt", MAP);
     let mut declared = quell();
@@ -520,7 +473,7 @@ fn run_of_colours(machine: &Machine, pid: u32) -> Command {
     let done = Running::start(declared.env("QUELL_STATE_DIR", &state)).wait();
     assert_eq!(done.code, 0, "{done:?}");
     let mut command = quell();
-    let policy = machine.file("colours.toml", &policy);
+    let policy = machine.file("colours.toml", policy);
     command.args(["run", &policy]).env("QUELL_STATE_DIR", state);
     command
 }
@@ -587,4 +540,57 @@ fn a_killed_run_of_colours_leaves_nothing() {
         program.is_intact();
     }
     machine.unchanged("after three deaths");
+}
+
+/// `quell run` of a policy that starts a program of 48 MiB and holds 16 MiB of its colours.
+fn run_out_of_colours(machine: &Machine, coloured: &str) -> (Command, String) {
+    let out = machine.path("found").display().to_string();
+    let _ = fs::remove_file(&out);
+    let exe = std::env::current_exe().unwrap().display().to_string();
+    let set = format!("QUELL_TEST_OUT={out}");
+    let role = ["--exact", "checks_its_memory", "--ignored", "--nocapture"];
+    let words = [&["env", "QUELL_TEST_MIB=48", &set, &exe], &role[..]].concat();
+    let policy = format!(
+        "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 'any'\ncommand = {words:?}\n\
+        reserve.banks = '2-3'\ncoloured = '{coloured}'\n\
+        [hoard]\nlimit = '16MiB'\nreserve = '1GiB'\npace = '100%'\nlongest-stop = '100ms'\n"
+    );
+    (run_of(machine, &policy), out)
+}
+
+#[test]
+fn a_group_that_runs_out_of_colours_spills() {
+    let Some(mut machine) = able("a spill") else {
+        return;
+    };
+    machine.remember();
+    let (mut command, out) = run_out_of_colours(&machine, "spill");
+    let mut run = Running::start(&mut command);
+    eventually("the program runs", || fs::exists(&out).unwrap());
+    eventually("its promise falls", || {
+        common::status().to_string().contains("which were used up")
+    });
+    assert!(run.alive(), "a spill ends nothing");
+    let looked = fs::read_to_string(&out).unwrap();
+    eventually("it goes on", || fs::read_to_string(&out).unwrap() != looked);
+    assert!(fs::read_to_string(&out).unwrap().ends_with(" false"));
+    send(run.pid(), Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 3, "{done:?}");
+    machine.unchanged("after a spill");
+}
+
+#[test]
+fn a_group_that_is_to_fail_without_colours_ends_the_run() {
+    let Some(mut machine) = able("a failure") else {
+        return;
+    };
+    machine.remember();
+    let (mut command, out) = run_out_of_colours(&machine, "fail");
+    let done = Running::start(&mut command).wait();
+    assert_ne!(done.code, 0, "{done:?}");
+    let why = "no frames of its colours are held any more";
+    assert!(done.err.contains(why), "{done:?}");
+    assert!(fs::read_to_string(&out).unwrap().ends_with(" false"));
+    machine.unchanged("after a failure");
 }

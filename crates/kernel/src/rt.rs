@@ -29,19 +29,27 @@ pub fn timespec(time: Nanos) -> Timespec {
     }
 }
 
+/// The priority of a settler while threads of a program are stopped: below the watchdog.
+pub const SETTLER_PRIORITY: i32 = 79;
+
 /// Makes the calling thread SCHED_FIFO.
 pub fn fifo(priority: i32) -> io::Result<()> {
+    scheduled(libc::SCHED_FIFO, priority)
+}
+
+/// Makes the calling thread SCHED_OTHER again.
+pub fn ordinary() -> io::Result<()> {
+    scheduled(libc::SCHED_OTHER, 0)
+}
+
+fn scheduled(policy: libc::c_int, priority: i32) -> io::Result<()> {
     let param = libc::sched_param {
         sched_priority: priority,
     };
     // Threads that the caller makes later must not inherit it. SAFETY: `param` is valid for the
     // call; pid 0 is the calling thread.
     let result = unsafe {
-        libc::sched_setscheduler(
-            0,
-            libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
-            &raw const param,
-        )
+        libc::sched_setscheduler(0, policy | libc::SCHED_RESET_ON_FORK, &raw const param)
     };
     if result < 0 {
         Err(io::Error::last_os_error())

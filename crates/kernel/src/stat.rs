@@ -10,6 +10,9 @@ const PF_EXITING: u64 = 0x0000_0004;
 /// User space may not change the affinity (`PF_NO_SETAFFINITY`).
 const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
 
+/// Thread that the kernel has started in a program, for io_uring (`PF_IO_WORKER`).
+const PF_IO_WORKER: u64 = 0x0000_0010;
+
 /// The fields of the `stat` of a process or thread that Quell needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
@@ -42,6 +45,13 @@ impl Stat {
     #[must_use]
     pub fn kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
+    }
+
+    /// Whether it is a thread of a program that runs the kernel's code alone: it never returns to
+    /// the program, so it can do no system call for anybody.
+    #[must_use]
+    pub fn io_worker(&self) -> bool {
+        self.flags & PF_IO_WORKER != 0
     }
 
     /// Whether the kernel has bound it: neither its affinity nor its cpuset can be changed.

@@ -8,6 +8,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::ptrace::{AT_CALL, Lent, SEIZED, in_sequence, request};
+use crate::stat::Stat;
 
 /// How long a thread may take that has not stopped in time, until it can be let go.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -79,11 +80,14 @@ impl Stopped {
         Ok(self.threads.len() - before)
     }
 
-    fn is_dead(&self, tid: i32) -> bool {
+    fn stat(&self, tid: i32) -> Option<Stat> {
         let path = format!("/proc/{}/task/{tid}/stat", self.pid);
-        let stat = std::fs::read_to_string(path).ok();
-        let stat = stat.and_then(|text| crate::stat::Stat::parse(&text));
-        stat.is_none_or(|stat| stat.dead())
+        let text = std::fs::read_to_string(path).ok()?;
+        Stat::parse(&text)
+    }
+
+    fn is_dead(&self, tid: i32) -> bool {
+        self.stat(tid).is_none_or(|stat| stat.dead())
     }
 
     /// Waits until a seized thread has stopped or ended, or a signal has come.
@@ -144,12 +148,13 @@ impl Stopped {
         Ok(())
     }
 
-    /// A thread that can do calls: outside of restartable sequences. `None` where there is none, or
-    /// the process is stopped by a signal.
+    /// A thread that can do calls: one of the program's, outside of restartable sequences. `None`
+    /// where there is none, or the process is stopped by a signal.
     pub(crate) fn lend(&self, gate: u64) -> io::Result<Option<Lent>> {
         let trapped = |thread: &&Seized| thread.stop == Some(libc::SIGTRAP);
         let mut all = self.threads.iter().filter(trapped);
-        let found = all.find(|thread| !in_sequence(thread.tid));
+        let works = |thread: &Seized| self.stat(thread.tid).is_none_or(|stat| stat.io_worker());
+        let found = all.find(|thread| !in_sequence(thread.tid) && !works(thread));
         found.map(|thread| Lent::new(thread.tid, gate)).transpose()
     }
 }

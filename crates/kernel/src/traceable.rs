@@ -61,13 +61,14 @@ pub fn obstacle(files: &dyn Files, pid: u32) -> Result<Option<Obstacle>> {
 }
 
 /// The thread that is asked: one that runs, because its system call would be interrupted otherwise.
-/// Else one that sleeps. `None` where the process has ended.
+/// Else one that sleeps. Never one of the kernel's (io_uring). `None` where the process has ended.
 #[must_use]
 pub fn thread(files: &dyn Files, task: TaskId) -> Option<Thread> {
     let all = procfs::threads(files, task.pid).ok()?;
     let state = |tid: u32| {
         let stat = procfs::thread_stat(files, task.pid, tid).ok().flatten();
-        stat.filter(|s| !s.leaving()).map(|s| s.state)
+        let stat = stat.filter(|s| !s.leaving() && !s.io_worker());
+        stat.map(|s| s.state)
     };
     let running = all.iter().find(|tid| state(**tid) == Some('R'));
     let sleeping = || all.iter().find(|tid| state(**tid) == Some('S'));
@@ -99,5 +100,29 @@ mod tests {
         assert_eq!(traced, Some(Obstacle::Traced { by: 31 }));
         assert_eq!(of(&status("R (running)", 0, 2)), Some(Obstacle::Filtered));
         assert_eq!(obstacle(&kernel, 8).unwrap(), Some(Obstacle::Ended));
+    }
+    #[test]
+    fn a_thread_of_the_program_is_asked_that_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        let task = TaskId { pid: 7, start: 1 };
+        let put = |tid: u32, state: char, flags: u64| {
+            let folder = dir.path().join(format!("proc/7/task/{tid}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            let rest = "0 ".repeat(44);
+            let stat = format!("{tid} (a) {state} 1 1 1 0 0 {flags} {rest}");
+            std::fs::write(folder.join("stat"), stat).unwrap();
+        };
+        assert_eq!(thread(&kernel, task), None);
+        let asked = || thread(&kernel, task).unwrap().tid;
+        put(7, 'D', 0x40_0000);
+        assert_eq!(asked(), 7);
+        put(8, 'S', 0x40_0000);
+        assert_eq!(asked(), 8);
+        // One that io_uring has, as Linux 6.18 shows it.
+        put(9, 'R', 4_210_768);
+        assert_eq!(asked(), 8);
+        put(10, 'R', 0x40_0000);
+        assert_eq!(asked(), 10);
     }
 }

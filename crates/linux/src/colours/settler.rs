@@ -186,7 +186,13 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
                 locked: ask.locked,
                 longest: std::time::Duration::from_nanos(ask.longest.0),
             };
-            answer(process.relocate(&ask.side, manner, sieve, &fault::boundary))
+            // Other programs that want this CPU would make the stop longer.
+            let urgent = rt::fifo(rt::SETTLER_PRIORITY).is_ok();
+            let outcome = process.relocate(&ask.side, manner, sieve, &fault::boundary);
+            if urgent {
+                let _ = rt::ordinary();
+            }
+            answer(outcome)
         }
         Ok(_) => trouble(Trouble::NoFrames),
         Err(e) => trouble(Trouble::Refused(e.to_string())),

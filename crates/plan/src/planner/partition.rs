@@ -212,7 +212,7 @@ fn promise(draft: &mut Draft<'_>, one: &Divided) {
                 shared_with: one.shared_with(which),
             },
         };
-        let worth = match devices(draft, one.kind, part) {
+        let worth = match devices(draft, one.kind, part).or_else(|| keeps(one, which)) {
             Some(why) => Worth::of(Level::None, why),
             None => worth(draft, one.kind, claim),
         };
@@ -228,6 +228,20 @@ fn devices(draft: &Draft<'_>, kind: Kind, part: &CpuSet) -> Option<String> {
     let shareable = ways.find(|w| w.level == level)?.shareable;
     let common = Mask(mask_of(part).0 & shareable.0);
     (!common.is_empty()).then(|| words::devices_fill(common, level, shareable))
+}
+
+/// Why colours protect nothing: a group that has some of them has others, too. The owner has less
+/// than all of the cache or the banks, and keeps that neighbour. `None` if there is no such group.
+fn keeps(one: &Divided, which: usize) -> Option<String> {
+    let Kind::Colours(_) = one.kind else {
+        return None;
+    };
+    let own = &one.allotted.parts[which];
+    let parts = one.claims.iter().zip(&one.allotted.parts);
+    let more = parts
+        .filter(|(_, part)| !part.intersection(own).is_empty() && !part.difference(own).is_empty());
+    let more: Vec<String> = more.map(|(claim, _)| claim.group.clone()).collect();
+    (!more.is_empty()).then(|| words::keeps_neighbours(&more, &one.kind.name()))
 }
 
 /// What the promise of a part is worth.

@@ -40,7 +40,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 29] = [
+const BUILTIN: [(&str, &str); 30] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -96,6 +96,10 @@ const BUILTIN: [(&str, &str); 29] = [
     (
         "p4080-paging",
         include_str!("../../../../experiments/p4080-paging.toml"),
+    ),
+    (
+        "colours",
+        include_str!("../../../../experiments/colours.toml"),
     ),
     (
         "windows",

@@ -150,3 +150,45 @@ fn banks_and_sets_of_two_groups_are_not_held_together() {
         assert!(why.contains(part), "{why}");
     }
 }
+
+/// A program with few colours that keeps its neighbours is worse off than with all of them
+/// (experiment `colours`, configuration `naive`).
+#[test]
+fn colours_that_a_neighbour_has_too_are_refused() {
+    let policy = |a: &str, b: &str| {
+        let own = format!("command=['y']\nreserve.banks={b}");
+        let policy = RESERVE.replace("command=['y']", &own);
+        policy.replace("banks=2", &format!("banks={a}"))
+    };
+    let why = refused(&policy("'0-1'", "'0-3'"), &hoarding());
+    assert!(why.contains("has level none here"), "{why}");
+    let worth = |a: &str, b: &str| {
+        let policy = policy(&format!("'{a}'"), &format!("'{b}'"));
+        let plan = planned(&format!("require='none'\n{policy}"), &hoarding());
+        let all = plan.promises.into_iter();
+        let all = all.filter(|held| matches!(held.promise, Promise::ReserveColours { .. }));
+        let worth = all.map(|held| (held.level, held.weakest.unwrap_or_default()));
+        worth.collect::<Vec<_>>()
+    };
+    let both = worth("0-1", "0-3");
+    assert_eq!(both[0].0, Level::None);
+    let why = "group b may use these colours of DRAM banks and more of them";
+    assert!(both[0].1.starts_with(why), "{}", both[0].1);
+    // What b shares with a is a's whole part.
+    assert_eq!(both[1].0, Level::Regulated);
+    for (a, b) in [("0-1", "0-1"), ("0-1", "2-3")] {
+        let levels = worth(a, b).into_iter().map(|(level, _)| level);
+        assert_eq!(levels.collect::<Vec<_>>(), [Level::Regulated; 2]);
+    }
+    // Colours that the planner chooses are never shared.
+    for (a, b) in [(1, 1), (2, 5), (3, 4), (4, 3)] {
+        let plan = planned(&policy(&a.to_string(), &b.to_string()), &hoarding());
+        let parts = plan.steps.iter().filter_map(|step| match &step.set {
+            Setting::Settle { colours, .. } => Some(colours.clone()),
+            _ => None,
+        });
+        let parts: Vec<_> = parts.collect();
+        assert_eq!(parts.len(), 2);
+        assert!(parts[0].intersection(&parts[1]).is_empty(), "{parts:?}");
+    }
+}

@@ -218,6 +218,15 @@ pub fn kept_to_others(key: &str, shared: &[String], kind: &str) -> String {
     format!("{key}{too}: all other tasks are kept to other {kind}")
 }
 
+/// Why colours that other groups have, too, protect nothing.
+pub fn keeps_neighbours(groups: &[String], kind: &str) -> String {
+    format!(
+        "group{} {} may use these {kind} and more of them: a part that keeps its neighbours can be slower than no part",
+        one_or(groups.len(), "", "s"),
+        listed(groups)
+    )
+}
+
 pub fn large_pages(groups: &[String], large: u32, all: u32, kind: &str) -> String {
     let names: Vec<String> = groups.iter().map(|g| who(g)).collect();
     let (names, s) = (listed(&names), one_or(names.len(), "s", ""));

@@ -1,0 +1,64 @@
+//! What the tests of colours share: a declared map, and a reader of page frames that shares no code
+//! with the program under test.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use quell_kernel::{trace, uffd};
+
+use crate::common::{Machine, machine};
+
+pub const PAGE: usize = 4096;
+/// Bits 12, 13 and 14: eight colours, by frame number modulo 8.
+pub const MAP: &str = "# declared for a test\n12\n13\n14\n";
+
+/// The machine, if pages of programs can be moved on it.
+pub fn able(test: &str) -> Option<Machine> {
+    if let Err(why) = uffd::support() {
+        eprintln!("SKIPPED {test}: {why}");
+        return None;
+    }
+    if !trace::is_built() || rustix::param::page_size() != PAGE {
+        eprintln!("SKIPPED {test}: not for this architecture or size of pages");
+        return None;
+    }
+    machine(test)
+}
+
+/// Pages of private mappings without a file that may be written and not executed, by frame number
+/// modulo 8. Pages that another process shares after a fork do not count, nor does the page of
+/// zeroes.
+pub fn counted(pid: u32) -> [u64; 8] {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let pagemap = File::open(format!("/proc/{pid}/pagemap")).unwrap();
+    let mut found = [0; 8];
+    for line in maps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let own = words
+            .get(5)
+            .is_none_or(|n| n.starts_with("[anon") || *n == "[heap]" || *n == "[stack]");
+        if !own || words[4] != "0" || words[1] != "rw-p" {
+            continue;
+        }
+        let (from, to) = words[0].split_once('-').unwrap();
+        let hex = |digits: &str| u64::from_str_radix(digits, 16).unwrap() / PAGE as u64;
+        let (from, to) = (hex(from), hex(to));
+        let mut bytes = vec![0; usize::try_from(to - from).unwrap() * 8];
+        // Of a mapping that is gone the kernel shows nothing.
+        let read = pagemap.read_at(&mut bytes, from * 8).unwrap_or(0);
+        for entry in bytes[..read].chunks_exact(8) {
+            let entry = u64::from_ne_bytes(entry.try_into().unwrap());
+            // In memory, and mapped by this process alone.
+            if entry >> 63 == 1 && entry >> 56 & 1 == 1 {
+                found[usize::try_from(entry % 8).unwrap()] += 1;
+            }
+        }
+    }
+    found
+}
