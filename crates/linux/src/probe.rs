@@ -90,7 +90,7 @@ pub fn probe(
     // An error here must not hide the rest of the machine.
     .unwrap_or_else(|e| Err(e.to_string()));
     let registers = trials.registers(files);
-    let page = trials.page();
+    let (page, demands) = (trials.page(), trials.demands());
     let declared = before.address_map.as_ref();
     // Without a map nothing is moved. Without root the reason would be another one.
     let settling = (declared.is_some() && root).then(|| trials.settling());
@@ -114,12 +114,16 @@ pub fn probe(
         divides,
         registers: Some(registers.clone()),
         settling,
+        demands,
         counters,
         page: Some(page).filter(|page| *page != SMALL_PAGE),
     };
     let memory = memory(files, cgroups, root, immunity, lock);
     let meter = meter_kind(meter, &time);
-    let means = means(files, cgroups, root, meter, &time, registers, memory)?;
+    let mut means = means(files, cgroups, root, meter, &time, registers, memory)?;
+    if demands {
+        means.demand = DemandSource::ByProcess;
+    }
     let virtual_machine = shape.identity.hypervisor.is_some();
     let cpuset = means.cpuset;
     let mut mechanisms = mechanisms(files, cgroups, &means, &cpus, root, virtual_machine, &offer);

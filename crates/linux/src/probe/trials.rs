@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::colours::settle;
 use crate::resident;
+use crate::work::Countable;
 
 /// What no file says and has to be tried. Answered by the machine that Quell runs on ([`Live`]) or
 /// by a capture ([`Tried`]).
@@ -35,6 +36,8 @@ pub trait Trials {
     fn registers(&self, files: &dyn Files) -> Result<Vec<WayPartition>, String>;
     /// Whether pages of running programs can be moved. The error is the reason.
     fn settling(&self) -> Result<(), String>;
+    /// Whether counters of a process say what it demands ([`crate::work`]).
+    fn demands(&self) -> bool;
     /// The size of the kernel's small pages.
     fn page(&self) -> Bytes;
 }
@@ -69,6 +72,9 @@ pub struct Tried {
     /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settling: Option<Result<(), String>>,
+    /// Whether counters of a process say what it demands.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub demands: bool,
     /// Events that were seen to count, as `pmu/event`.
     #[serde(default)]
     pub counters: Vec<String>,
@@ -123,6 +129,10 @@ impl Trials for Tried {
         self.settling.clone().unwrap_or_else(unknown)
     }
 
+    fn demands(&self) -> bool {
+        self.demands
+    }
+
     fn page(&self) -> Bytes {
         self.page.unwrap_or(SMALL_PAGE)
     }
@@ -170,6 +180,10 @@ impl Trials for Live {
 
     fn settling(&self) -> Result<(), String> {
         settle::movable()
+    }
+
+    fn demands(&self) -> bool {
+        Countable::here(&[]).is_some()
     }
 
     fn page(&self) -> Bytes {
