@@ -64,11 +64,13 @@ clean() {
     echo "L3:0=$(cat $R/info/L3/cbm_mask)" >"$R/schemata"
 }
 
-right() { class rt 000f; class . ff00; list rt 512KiB; stream .; sleep 3; stays right 3; }
+# The list fills most of its part.
+fits() { list "$1" 1792KiB; stream .; filled rt 1600000; filled . 3500000; }
+right() { class rt 000f; class . ff00; fits rt; stays right 3; }
 # The class is that of a CPU, and the program is in the root's.
 right_cpu() {
     class rt 000f; class . ff00; echo 0 >$R/rt/cpus_list
-    list . 512KiB; stream .; sleep 3; stays right_cpu 3
+    fits .; stays right_cpu 3
 }
 # On a processor whose devices fill the two highest ways.
 devices() { class rt c00; class . 3ff; list rt 512KiB; sleep 1; stays devices 3; }
@@ -148,7 +150,7 @@ idle_registers() {
 # CPU 1 goes offline while it is watched, and comes back.
 blink() { sleep 1; echo 0 >/sys/devices/system/cpu/cpu1/online; sleep 1; echo 1 >/sys/devices/system/cpu/cpu1/online; }
 offline() {
-    class rt 000f; class . ff00; list rt 512KiB; stream .; sleep 3
+    class rt 000f; class . ff00; fits rt
     blink & look offline --for 5s; wait $!
 }
 offline_registers() {
