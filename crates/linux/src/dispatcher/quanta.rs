@@ -186,7 +186,8 @@ impl Turning {
         by: &Scheduling,
         cores: &[CpuSet],
         seed: u64,
-        (inbox, outbox): (&Inbox, &Outbox),
+        inbox: &Inbox,
+        outbox: &Outbox,
         stats: &Arc<Stats>,
     ) -> Self {
         Self {

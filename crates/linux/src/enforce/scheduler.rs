@@ -249,7 +249,8 @@ impl Held {
             &self.by,
             &cores,
             rt::now().0,
-            (&self.inbox, &self.outbox),
+            &self.inbox,
+            &self.outbox,
             &self.stats,
         );
         self.cores = cores;

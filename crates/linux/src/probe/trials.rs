@@ -6,7 +6,7 @@ use quell_kernel::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, W
 use quell_kernel::pmu::{self, Named, Pmu};
 use quell_kernel::root::Files;
 use quell_kernel::{oom, resctrl, rt};
-use quell_plan::inventory::unknown_registers;
+use quell_plan::inventory::{DemandSource, unknown_registers};
 use quell_types::partition::{Partitions, SMALL_PAGE, WayPartition};
 use quell_types::units::Bytes;
 use serde::de::Error as _;
@@ -93,6 +93,16 @@ fn small_page<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes
     let known = page.0.is_power_of_two() && (4 << 10..=64 << 10).contains(&page.0);
     let wrong = || D::Error::custom(format!("pages of {page}: kernels have 4KiB to 64KiB"));
     known.then_some(Some(page)).ok_or_else(wrong)
+}
+
+impl Tried {
+    /// Where a scheduling policy gets to know what a process demands.
+    pub(super) const fn demand(&self) -> DemandSource {
+        match self.demands {
+            true => DemandSource::ByProcess,
+            false => DemandSource::Declared,
+        }
+    }
 }
 
 impl Trials for Tried {
