@@ -95,17 +95,14 @@ fn counters_decide_and_the_record_says_so() {
     assert!(by.counted, "{by:?}");
     let quanta = turns::read(&said.all("row").join("\n")).unwrap();
     replayed(by, &quanta);
-    // Of all five it is known what they did. The writers move much more than the others.
+    // Of all five it is known what they did. The writers, which came first, moved most of it.
     let last = quanta.last().unwrap();
-    let mut lines: Vec<u64> = last
-        .chances
-        .iter()
-        .map(|chance| chance.did.unwrap().memory)
-        .collect();
-    lines.sort_unstable();
+    let done = last.chances.iter().map(|chance| chance.did.unwrap().memory);
+    let lines: Vec<u64> = done.collect();
     println!("{} decisions; lines moved: {lines:?}", quanta.len());
     assert!(quanta.len() > 15 && lines.len() == 5, "{}", quanta.len());
-    assert!(lines[3] > 20 * lines[2], "{lines:?}");
+    let others = lines[2..].iter().max().unwrap();
+    assert!(lines[0] + lines[1] > 20 * others, "{lines:?}");
 }
 
 #[test]

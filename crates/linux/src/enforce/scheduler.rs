@@ -163,7 +163,7 @@ impl Scheduler {
         if let Ok(mut decided) = held.outbox.try_lock()
             && !decided.is_empty()
         {
-            seen.push(Seen::Quanta(std::mem::take(&mut decided)));
+            seen.insert(0, Seen::Quanta(std::mem::take(&mut decided)));
         }
     }
 
