@@ -13,7 +13,6 @@ use quell_types::units::{Bytes, LINE_BYTES, Nanos, Rate, Share};
 
 use crate::exit::{Failure, Result, failed, usage};
 use crate::machine;
-use crate::run::files_of;
 use crate::target::On;
 
 /// Where a profile of that name is kept.
@@ -166,7 +165,7 @@ fn curve(stored: &Profile) -> Option<WaysCurve> {
 pub fn content(subject: &Subject) -> Option<String> {
     let file = match subject {
         Subject::Generator { .. } => return None,
-        Subject::Command { command } => files_of(command.first()?).into_iter().next()?,
+        Subject::Command { command } => machine::files_of(command.first()?).into_iter().next()?,
         Subject::Tasks { matching } => matching.first()?.exe.as_ref()?.into(),
     };
     Some(hash(std::fs::read(file).ok()?))
