@@ -173,7 +173,8 @@ fn a_kept_profile_takes_the_place_of_rates() {
     let note = "a process of batch demands what profile b says of it alone";
     assert!(plan.notes.iter().any(|n| n == note), "{plan:?}");
     let changed = with(Err("profile b was made of another b".to_owned()));
-    let said = changed.unwrap_err().to_string();
+    let refusals = changed.unwrap_err();
+    let said: String = refusals.iter().map(ToString::to_string).collect();
     assert!(
         said.contains("scheduler.demand.batch.memory")
             && said.contains("profile b was made of another b")
