@@ -64,3 +64,10 @@ fn held_out(seed: u64) {
 fn held_out_co_schedules() {
     held_out(1);
 }
+
+/// Drawn once the model was done.
+#[test]
+#[ignore = "a study: tens of minutes of computing"]
+fn held_out_phases_drawn_afterwards() {
+    held_out(2);
+}
