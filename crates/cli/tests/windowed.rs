@@ -360,8 +360,8 @@ fn drawn(pids: [usize; 2], frames: u64) {
     });
     let mut read = |group: usize| counters[group].each_mut().map(guest::touch::count);
     let mut before: [Option<[u64; 2]>; 2] = [None; 2];
-    let mut window = rt::now().0 / WINDOW.0 + 8;
-    for _ in 0..frames * 4 {
+    let first = rt::now().0 / WINDOW.0 + 8;
+    for window in first..first + frames * 4 {
         let middle = Nanos(window * WINDOW.0 + WINDOW.0 / 2);
         std::thread::sleep(Duration::from_nanos(middle.since(rt::now()).0));
         let late = rt::now().since(middle);
@@ -373,7 +373,6 @@ fn drawn(pids: [usize; 2], frames: u64) {
             println!("drawn {place} {one} {two} {}", late.0 / 1_000);
         }
         before[group] = Some(now);
-        window += 1;
     }
 }
 
