@@ -166,7 +166,7 @@ fn in_the_lab(experiment: &Experiment, profile: Option<&String>, args: &Compare)
 /// The program of a subject, if it is not installed.
 fn lacking(subject: &Subject) -> Option<&str> {
     let program = subject.command.as_ref()?.first()?;
-    crate::run::files_of(program)
+    machine::files_of(program)
         .is_empty()
         .then_some(program.as_str())
 }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use quell_engine::folder::hash;
 use quell_plan::deep::Fingerprint;
 use quell_plan::inventory::Inventory;
-use quell_plan::planner::{Solo, Solos, WaysCurve};
+use quell_plan::planner::{ProgramDemand, Solo, Solos, WaysCurve};
 use quell_policy::{Group, Policy, Target as PolicyTarget};
-use quell_record::demand::{Judged, PROFILE_SCHEMA, Profile, Subject, Swept};
-use quell_types::units::{Bytes, Nanos, Share};
+use quell_record::demand::{Judged, PROFILE_SCHEMA, Phase, Profile, Subject, Swept};
+use quell_types::units::{Bytes, LINE_BYTES, Nanos, Rate, Share};
 
 use crate::exit::{Failure, Result, failed, usage};
 use crate::machine;
@@ -55,14 +56,18 @@ pub fn keep(profile: &Profile, out: Option<&Path>) -> Result<()> {
 /// A profile by its file, or by its name.
 pub fn stored(named: &str) -> Result<Profile> {
     let file = PathBuf::from(named);
-    let path = if file.exists() { file } else { place(named)? };
+    at(&if file.exists() { file } else { place(named)? })
+}
+
+/// The profile in a file.
+fn at(path: &Path) -> Result<Profile> {
     let wrong = |why: &dyn std::fmt::Display| -> Failure {
         usage(format!(
             "{}: {why}; give a profile's file, or the name of one that was kept",
             path.display()
         ))
     };
-    let text = std::fs::read_to_string(&path).map_err(|e| wrong(&e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(&e))?;
     let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
     match value.get("schema").and_then(serde_json::Value::as_str) {
         Some(PROFILE_SCHEMA) => {}
@@ -84,28 +89,40 @@ pub fn solos(
         On::Linux | On::Lab(_) => machine::fingerprint(machine),
         On::Sim(_) | On::Coarse(_) => machine.fingerprint(None),
     };
+    let scheduled = match policy.scheduler {
+        Some(_) => policy.scheduled(),
+        None => Vec::new(),
+    };
     let solo = |(name, group): (&String, &Group)| {
         let target = group.target.as_ref().filter(|t| t.slowdown.is_some());
-        if target.is_none() && group.reserve.cache.is_none() {
+        let turns = scheduled.contains(&name);
+        if target.is_none() && group.reserve.cache.is_none() && !turns {
             return None;
         }
         let command = launched.get(name).or(group.command.as_ref());
-        let program = match (command, group.matching.as_slice()) {
-            (Some(command), _) => Subject::Command {
+        let subject = match (command, group.matching.as_slice()) {
+            (Some(command), _) => Some(Subject::Command {
                 command: command.clone(),
-            }
-            .name(),
-            (None, []) => name.clone(),
-            (None, matching) => Subject::Tasks {
+            }),
+            (None, []) => None,
+            (None, matching) => Some(Subject::Tasks {
                 matching: matching.to_vec(),
-            }
-            .name(),
+            }),
         };
-        let profile = target.and_then(|t| t.profile.clone());
-        let profile = profile.unwrap_or_else(|| named(&program, &on.name()));
-        let stored = of_this_machine(&profile, &now);
+        let program = subject.as_ref().map_or_else(|| name.clone(), Subject::name);
+        let (profile, stored) = match target.and_then(|t| t.profile.clone()) {
+            Some(profile) => (profile.clone(), stored(&profile)),
+            // A file of that name may be the program.
+            None => {
+                let profile = named(&program, &on.name());
+                let stored = place(&profile).and_then(|path| at(&path));
+                (profile, stored)
+            }
+        };
+        let stored = current(&profile, stored, &now, subject.as_ref());
         let works_on = stored.as_ref().ok().and_then(works_on);
         let curve = stored.as_ref().ok().and_then(curve);
+        let demand = stored.clone().and_then(|stored| demand(&profile, &stored));
         let took = match (stored, target) {
             (Ok(stored), Some(target)) => alone(&profile, &stored, target),
             (Ok(_), None) => Err("it has no target".to_owned()),
@@ -116,6 +133,7 @@ pub fn solos(
             took,
             works_on,
             curve,
+            demand,
         };
         Some((name.clone(), solo))
     };
@@ -143,10 +161,24 @@ fn curve(stored: &Profile) -> Option<WaysCurve> {
     })
 }
 
-/// A profile of a program on this machine, or why there is none.
-fn of_this_machine(profile: &str, now: &Fingerprint) -> std::result::Result<Profile, String> {
-    let stored =
-        stored(profile).map_err(|e| format!("there is no profile {profile}: {}", e.text))?;
+/// Identifies the content of a program's file. `None` where it is not known which file that is.
+pub fn content(subject: &Subject) -> Option<String> {
+    let file = match subject {
+        Subject::Generator { .. } => return None,
+        Subject::Command { command } => machine::files_of(command.first()?).into_iter().next()?,
+        Subject::Tasks { matching } => matching.first()?.exe.as_ref()?.into(),
+    };
+    Some(hash(std::fs::read(file).ok()?))
+}
+
+/// A profile of a program as it is now, on this machine, or why there is none.
+fn current(
+    profile: &str,
+    stored: Result<Profile>,
+    now: &Fingerprint,
+    subject: Option<&Subject>,
+) -> std::result::Result<Profile, String> {
+    let stored = stored.map_err(|e| format!("there is no profile {profile}: {}", e.text))?;
     let changed = stored.machine.changed(now);
     if !changed.is_empty() {
         return Err(format!(
@@ -154,7 +186,36 @@ fn of_this_machine(profile: &str, now: &Fingerprint) -> std::result::Result<Prof
             changed.join(", ")
         ));
     }
+    let content = subject.and_then(content);
+    if stored.program.is_some() && content.is_some() && stored.program != content {
+        return Err(format!(
+            "profile {profile} was made of another version of the program: its file has changed; \
+             profile it again"
+        ));
+    }
     Ok(stored)
+}
+
+/// What one process of the program demands on average, or why that is not known.
+fn demand(profile: &str, stored: &Profile) -> std::result::Result<ProgramDemand, String> {
+    let ran: u64 = stored.phases.iter().map(|phase| phase.cpu_ns).sum();
+    if ran == 0 {
+        return Err(format!(
+            "profile {profile} tells of no loads and stores: nothing counted them"
+        ));
+    }
+    let mean = |per_us: fn(&Phase) -> f64| {
+        let sum: f64 = stored
+            .phases
+            .iter()
+            .map(|p| per_us(p) * p.cpu_ns as f64)
+            .sum();
+        Rate::measured(sum / ran as f64 * LINE_BYTES as f64 * 1e6)
+    };
+    Ok(ProgramDemand {
+        memory: mean(|phase| phase.memory_per_us),
+        first_level: mean(|phase| phase.first_level_per_us),
+    })
 }
 
 /// What units took alone at a target's percentile, or why that is not known.

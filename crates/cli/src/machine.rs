@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use quell_engine::calibrate::Unmeasured;
 use quell_engine::compare::Progress;
@@ -457,4 +457,14 @@ pub fn unseen(machine: &Inventory) -> Option<String> {
             caches.l2, caches.llc
         )
     })
+}
+
+/// The files that a program's name may mean, in the order of `PATH`.
+pub fn files_of(program: &str) -> Vec<PathBuf> {
+    if program.contains('/') {
+        return Vec::from_iter(Path::new(program).is_file().then(|| program.into()));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let all = std::env::split_paths(&path).map(|dir| dir.join(program));
+    all.filter(|file| file.is_file()).collect()
 }

@@ -180,6 +180,7 @@ fn profile(args: &Args, subject: &Subject, found: Found<'_>) -> Result<Profile> 
         created_unix_s: machine::unix_s(),
         name: subject.name(),
         subject: subject.clone(),
+        program: kept::content(subject),
         backend: args.on.name(),
         timing: args.on.timing(),
         machine: found.fingerprint,

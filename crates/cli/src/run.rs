@@ -234,16 +234,6 @@ fn subjects(
     Ok(all)
 }
 
-/// The files that a program's name may mean, in the order of `PATH`.
-pub fn files_of(program: &str) -> Vec<PathBuf> {
-    if program.contains('/') {
-        return Vec::from_iter(Path::new(program).is_file().then(|| program.into()));
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let all = std::env::split_paths(&path).map(|dir| dir.join(program));
-    all.filter(|file| file.is_file()).collect()
-}
-
 /// Before anything is changed: can the command be executed at all?
 fn findable(subject: &SubjectSpec) -> Result<()> {
     let Program::Command(command) = &subject.program else {
@@ -258,7 +248,7 @@ fn findable(subject: &SubjectSpec) -> Result<()> {
             exit: Exit::Status(status),
         })
     };
-    let found = files_of(program);
+    let found = machine::files_of(program);
     if found.is_empty() {
         return fail(
             format!("{program}: command not found; nothing was changed; give its full path"),

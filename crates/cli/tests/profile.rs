@@ -9,11 +9,13 @@
 
 mod common;
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Done, Running, quell};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Profiles with its files in `dir`.
 fn profile(dir: &Path, args: &[&str]) -> Done {
@@ -84,7 +86,7 @@ fn the_published_demand_of_the_call_is_found_again() {
         (set - 4.0 * f64::from(8u32 << 20) - f64::from(512u32 << 10)).abs() < 4097.0,
         "{set}: 4 LLC of buffers, and a working set of 2 L2"
     );
-    let page = std::fs::read_to_string(dir.path().join("page.html")).unwrap();
+    let page = fs::read_to_string(dir.path().join("page.html")).unwrap();
     assert!(page.contains("fig-second-wide") && page.contains("exact"));
 
     // It was kept, reads the same again, and the policy is one.
@@ -97,7 +99,7 @@ fn the_published_demand_of_the_call_is_found_again() {
     .out;
     assert!(text.contains("one every 33.3"), "{text}");
     let policy = found["proposal"]["policy"].as_str().unwrap();
-    std::fs::write(dir.path().join("p.toml"), policy).unwrap();
+    fs::write(dir.path().join("p.toml"), policy).unwrap();
     let plan = quell()
         .args(["plan", "p.toml", "--on", "sim"])
         .current_dir(dir.path())
@@ -234,7 +236,7 @@ fn what_cannot_be_profiled_is_refused_with_what_to_do() {
     fails(&["latency", "--for", "1ms"], &["100ms to 600s"]);
     fails(&["--show", "nobody"], &["profiles/nobody.json"]);
     fails(&["--pid", "1", "--probe"], &["--probe"]);
-    std::fs::write(
+    fs::write(
         dir.path().join("x.json"),
         "{\"schema\": \"quell.measured/2\"}",
     )
@@ -244,4 +246,74 @@ fn what_cannot_be_profiled_is_refused_with_what_to_do() {
         &["quell.measured/2, not a quell.profile/1"],
     );
     profile(dir.path(), &["--pid", "4194304"]).fails(1, &["no process 4194304"]);
+}
+
+/// A program that takes turns demands what its profile says. Of another program or machine none is
+/// taken.
+#[test]
+fn turns_take_demands_from_a_kept_profile() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+    file("job", "#!/bin/sh\nexec sleep 0.3\n");
+    let mode = Permissions::from_mode(0o755);
+    fs::set_permissions(dir.path().join("job"), mode).unwrap();
+    file(
+        "turns.toml",
+        r#"quell = 1
+[group.batch]
+role = "best-effort"
+command = ["./job"]
+allow = ["freeze"]
+[scheduler]
+policy = "bounded"
+"#,
+    );
+    let plan = || {
+        let mut command = quell();
+        command
+            .args(["plan", "turns.toml", "--json"])
+            .current_dir(dir.path())
+            .env("QUELL_STATE_DIR", dir.path());
+        Running::start(&mut command).wait()
+    };
+    let key = "scheduler.demand.batch.memory";
+    let none = plan();
+    if !none.err.contains(key) {
+        eprintln!("SKIPPED: no turns here, or counters say what a process demands: {none:?}");
+        return;
+    }
+    none.fails(
+        2,
+        &[key, "there is no profile job", "write demand.batch.memory"],
+    );
+    let done = profile(dir.path(), &["--", "./job"]);
+    assert_eq!(done.code, 0, "{done:?}");
+    let kept = dir.path().join("profiles/job.json");
+    let text = fs::read_to_string(&kept).unwrap();
+    let first: Value = serde_json::from_str(&text).unwrap();
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut profile = first.clone();
+        // No counter of this machine says it.
+        profile["phases"] = json!([{
+            "from_ns": 0, "until_ns": 1_000_000, "cpu_ns": 1_000_000, "ipc": 1.0,
+            "memory_per_us": 10.0, "first_level_per_us": 100.0,
+        }]);
+        change(&mut profile);
+        fs::write(&kept, profile.to_string()).unwrap();
+        plan()
+    };
+    let uncounted = with(&|profile| profile["phases"] = json!([]));
+    uncounted.fails(2, &[key, "profile job tells of no loads and stores"]);
+    let good = with(&|_| {});
+    assert_eq!(good.code, 0, "{good:?}");
+    let note = "a process of batch demands what profile job says of it alone";
+    assert!(good.out.contains(note), "{good:?}");
+    let elsewhere = with(&|profile| profile["machine"]["caches"] = json!([]));
+    elsewhere.fails(2, &[key, "profile job was made on another machine"]);
+    file("job", "#!/bin/sh\nexec sleep 0.4\n");
+    let changed = with(&|_| {});
+    changed.fails(
+        2,
+        &[key, "another version of the program: its file has changed"],
+    );
 }

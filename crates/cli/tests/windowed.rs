@@ -1,5 +1,5 @@
-//! Windows on several CPUs, and ways that switch with them, under real kernels in the lab. Read by
-//! the kernel's own files, and by programs that only read the clock.
+//! Windows on several CPUs, and ways and budgets that switch with them, under real kernels in the
+//! lab. Read by the kernel's own files and counters, and by programs that only read the clock.
 //!
 //! Skipped aloud where the lab cannot be had, and outside the long run (`QUELL_SOAK`).
 
@@ -10,9 +10,13 @@
 )]
 
 use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use quell_kernel::rt;
+use quell_plan::{Plan, Setting};
 use quell_policy::lab::{Accelerator, Guest};
 use quell_types::units::Nanos;
 
@@ -41,9 +45,9 @@ picture() {
 }
 # policy CONTROL BATCH SCHEDULE: two groups with these keys, and windows of CPUs 1 and 2
 policy() {
-    printf 'quell = 1\n[group.control]\nrole = "critical"\nallow = ["freeze"]\n%s\n' "$1"
-    printf '[group.batch]\nrole = "best-effort"\nallow = ["freeze"]\n%s\n' "$2"
-    printf '[windows]\nframe = "200ms"\nguard = "5ms"\ncpus = "1-2"\nschedule = [%s]\n' "$3"
+    printf 'quell = 1\n[group.control]\nrole = "critical"\nallow = ["freeze", "throttle"]\n%s\n' "$1"
+    printf '[group.batch]\nrole = "best-effort"\nallow = ["freeze", "throttle"]\n%s\n' "$2"
+    printf '[windows]\nframe = "%s"\nguard = "5ms"\ncpus = "1-2"\nschedule = [%s]\n' ${FRAME:-200ms} "$3"
 }
 "#;
 
@@ -121,6 +125,35 @@ for hazard in bomb ends calls; do
     grep -h made /tmp/$hazard
     tell $hazard
 done
+"#;
+
+/// Two writers in each group. The plan has the budgets; `drawn` reads what the writers moved.
+const BUDGETS: &str = r#"
+export QUELL_STATE_DIR=/tmp/state
+WRITERS=
+for n in 1 2 3 4; do (role sweep 16777216 >/dev/null 2>&1) & WRITERS="$WRITERS $!"; done
+set -- $WRITERS
+FRAME=400ms
+policy "match = [{ pid = $1 }, { pid = $2 }]" "match = [{ pid = $3 }, { pid = $4 }]" '
+    { group = "control", start = "0ms", length = "100ms", bandwidth = "40%" },
+    { group = "batch", start = "100ms", length = "100ms", bandwidth = "20%" },
+    { group = "control", start = "200ms", length = "100ms", bandwidth = "10%" },
+    { group = "batch", start = "300ms", length = "100ms" }' >/tmp/policy.toml
+printf '[regulator]\nmeter = "hardware"\n' >>/tmp/policy.toml
+SUBJECTS=
+before
+usleep 300000; kill -STOP $WRITERS
+# Measures the rates, for this plan and for the run.
+thrice quell plan /tmp/policy.toml --json >/tmp/plan.json 2>/tmp/log || said
+echo plan $(cat /tmp/plan.json)
+quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
+within 60 grep -q holding: /tmp/log || echo never held
+kill -CONT $WRITERS
+(role drawn $1 $3 10) 2>&1
+kill -TERM $run; wait $run; echo status $?
+said
+tell restored
+kill $WRITERS
 "#;
 
 fn booted(kernel: &str, profile: Option<&str>, script: &str) -> Option<guest::Said> {
@@ -235,6 +268,114 @@ fn groups_may_misbehave_in_their_windows() {
     assert!(of_calls.contains("outside its windows"), "{of_calls}");
 }
 
+/// Of the windows of a frame of 400 ms, what each moved of its budget.
+fn budgets_hold(kernel: &str) {
+    let Some(said) = booted(kernel, Some("icelake"), BUDGETS) else {
+        return;
+    };
+    let plan: Plan = serde_json::from_str(said.one("plan")).unwrap();
+    let frame = plan.steps.iter().find_map(|step| match &step.set {
+        Setting::Windows(frame) => Some(frame),
+        _ => None,
+    });
+    let budgets = frame.unwrap().spans.iter().map(|span| {
+        let budget = span.budget.as_ref()?;
+        let periods = span.end.since(span.start).0 / budget.period.0;
+        Some(budget.budget.0 * budget.cpus.len() as u64 * periods)
+    });
+    let budgets: Vec<Option<u64>> = budgets.collect();
+    let mut parts: Vec<Vec<i64>> = vec![Vec::new(); budgets.len()];
+    for drawn in said.all("drawn") {
+        let numbers: Vec<u64> = drawn.split(' ').map(|n| n.parse().unwrap()).collect();
+        let (place, lines) = (numbers[0] as usize, numbers[1] + numbers[2]);
+        if let Some(budget) = budgets[place] {
+            parts[place].push((lines * 1_000 / budget).cast_signed());
+        }
+    }
+    for (budget, parts) in budgets.iter().zip(&mut parts) {
+        parts.sort_unstable();
+        println!("of {budget:?} lines, in thousandths: {parts:?}");
+    }
+    let late = said.all("said").into_iter().find_map(|line| {
+        let (late, rest) = line
+            .strip_prefix("quell: ")?
+            .split_once(" windows began more")?;
+        let switches = rest.split("of ").nth(1)?.split(' ').next()?;
+        Some([late, switches].map(|n| n.replace(',', "").parse::<u64>().unwrap()))
+    });
+    if let Some([late, switches]) = late.filter(|[late, switches]| late * 10 > *switches) {
+        eprintln!("SKIPPED: the host is too busy: {late} late windows at {switches} switches");
+        return;
+    }
+    assert_eq!(said.one("restored"), "restored");
+    for (_, parts) in budgets.iter().zip(&parts).filter(|(b, _)| b.is_some()) {
+        assert!(parts.len() >= 9, "{parts:?}");
+        assert!(parts.iter().all(|p| (950..=1_050).contains(p)), "{parts:?}");
+    }
+}
+
+#[test]
+fn budgets_hold_in_their_windows_under_6_12() {
+    budgets_hold("6.12");
+}
+
+#[test]
+fn budgets_hold_in_their_windows_under_7_2() {
+    budgets_hold("7.2");
+}
+
+/// What a cgroup's tasks moved on a CPU: an event of the kernel and of user code.
+fn moved_by(group: &File, cpu: i32) -> File {
+    const MISSES: u64 = 0x412e;
+    const RAW: u64 = 4;
+    const OF_CGROUP: u64 = 1 << 2;
+    let mut attributes = [0u64; 14];
+    attributes[0] = 112 << 32 | RAW;
+    attributes[1] = MISSES;
+    // SAFETY: the attributes are as long as they say.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            attributes.as_ptr(),
+            group.as_raw_fd(),
+            cpu,
+            -1,
+            OF_CGROUP,
+        )
+    };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor was just opened and has no other owner.
+    unsafe { File::from_raw_fd(i32::try_from(fd).unwrap()) }
+}
+
+/// Prints what two groups moved in each of four windows of a frame of 400 ms, which they have in
+/// turn. A group is read while the other one has its window, so no moment is to be met.
+fn drawn(pids: [usize; 2], frames: u64) {
+    const WINDOW: Nanos = Nanos::millis(100);
+    let mut counters = pids.map(|pid| {
+        let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+        let path = text.trim().trim_start_matches("0::");
+        let dir = File::open(format!("/sys/fs/cgroup{path}")).unwrap();
+        [1, 2].map(|cpu| moved_by(&dir, cpu))
+    });
+    let mut read = |group: usize| counters[group].each_mut().map(guest::touch::count);
+    let mut before: [Option<[u64; 2]>; 2] = [None; 2];
+    let first = rt::now().0 / WINDOW.0 + 8;
+    for window in first..first + frames * 4 {
+        let middle = Nanos(window * WINDOW.0 + WINDOW.0 / 2);
+        std::thread::sleep(Duration::from_nanos(middle.since(rt::now()).0));
+        let late = rt::now().since(middle);
+        // The window before this one has ended.
+        let (place, group) = ((window + 3) % 4, (window + 1) as usize % 2);
+        let now = read(group);
+        if let Some(old) = before[group] {
+            let [one, two] = [0, 1].map(|cpu| now[cpu] - old[cpu]);
+            println!("drawn {place} {one} {two} {}", late.0 / 1_000);
+        }
+        before[group] = Some(now);
+    }
+}
+
 /// Forks for 8 s whenever it may, and so does each child. No more than 60 processes.
 fn bomb() {
     let end = Instant::now() + LENGTH;
@@ -324,6 +465,8 @@ fn guest() {
     let (role, numbers) = guest::role();
     match &*role {
         "watch" => watch(numbers[0], [numbers[1] as u64, numbers[2] as u64]),
+        "sweep" => guest::sweep(numbers[0]),
+        "drawn" => drawn([numbers[0], numbers[1]], numbers[2] as u64),
         "bomb" => bomb(),
         "calls" => calls(),
         other => panic!("role {other}"),

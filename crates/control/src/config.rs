@@ -341,10 +341,13 @@ pub struct Scheduling {
     /// The CPUs that are shared out, one set per core. Empty: all of the machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cores: Vec<CpuSet>,
-    /// The groups whose processes take turns, and what one process of the group demands. Empty: all
-    /// processes, whose demands the machine counts.
+    /// The groups whose processes take turns, and what one process of the group demands as far as
+    /// that is not counted. Empty: all processes, whose demands the machine counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub groups: BTreeMap<GroupId, ProgramDemand>,
+    /// Whether counters of each process of the groups say what it demands.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counted: bool,
     /// What the CPUs can draw from memory together. Absent where that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sustainable: Option<Rate>,

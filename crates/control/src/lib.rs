@@ -16,6 +16,7 @@ pub mod settling;
 pub mod split;
 pub mod ways;
 pub mod windows;
+pub mod work;
 
 use quell_types::units::{Lines, Nanos};
 

@@ -2,8 +2,10 @@
 //! to know of each process meanwhile.
 //!
 //! The caller says before each quantum which processes there are. Those that run, wait, come and go
-//! are counted here. Demands are declared rates, so a process has the same ones in every quantum.
+//! are counted here.
 //!
+//! - Where counters are read, a process demands what it did per microsecond of CPU time in the last
+//!   quantum that it ran in. Before that, and without counters, it demands what is declared.
 //! - Whatever the policy, no process waits for more quanta than the bound
 //!   ([`crate::schedule::within`]).
 //! - With no more processes than CPUs all of them run.
@@ -20,14 +22,17 @@ use crate::schedule::named::{Known, named};
 use crate::schedule::selection::kept_bound;
 use crate::schedule::within::within;
 use crate::schedule::{Alone, Cores, Member, Scheduler};
+use crate::work::Work;
 
 /// A process that can run, by a number that it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
     /// Its number. No other process ever has it.
     pub id: u64,
-    /// What it demands.
+    /// What it demands, as far as that is not counted.
     pub demand: ProgramDemand,
+    /// What it has done so far. `None` where no counter says so.
+    pub did: Option<Work>,
 }
 
 /// A process and the CPU that it runs on for a quantum.
@@ -50,6 +55,27 @@ struct Past {
     waited: u32,
     /// Where it ran last.
     cpu: Option<CpuId>,
+    /// What it had done when the last quantum began.
+    did: Option<Work>,
+    /// What it did in the last quantum that it ran in, as far as that was counted.
+    last: Option<Work>,
+    /// The sum of what it did in such quanta.
+    whole: Work,
+}
+
+impl Past {
+    /// Notes what a process has done until the end of a quantum.
+    fn count(&mut self, did: Option<Work>) {
+        if let (Some(before), Some(now)) = (self.did, did) {
+            let work = now.since(before);
+            // One that waited has done nothing, and one that slept shows no rate.
+            if work.cpu_ns > 0 && self.age > 0 && self.waited == 0 {
+                self.last = Some(work);
+                self.whole = self.whole.with(work);
+            }
+        }
+        self.did = did;
+    }
 }
 
 /// The turns of processes, from one quantum to the next.
@@ -121,6 +147,9 @@ impl Quanta {
     pub fn decide(&mut self, ready: &[Ready]) -> Vec<Turn> {
         let there = |id: &u64, _: &mut Past| ready.iter().any(|r| r.id == *id);
         self.known.retain(there);
+        for one in ready {
+            self.known.entry(one.id).or_default().count(one.did);
+        }
         let members: Vec<Member> = ready.iter().map(|r| self.member(r)).collect();
         let cores = self.cores();
         if cores.seats() == 0 {
@@ -155,15 +184,18 @@ impl Quanta {
     /// What the policy gets to know of a process.
     fn member(&self, ready: &Ready) -> Member {
         let past = self.known.get(&ready.id).copied().unwrap_or_default();
-        let memory = per_microsecond(ready.demand.memory);
+        let declared = [ready.demand.memory, ready.demand.first_level].map(per_microsecond);
+        let declared = [0.0, declared[0], declared[1]];
+        let [ipc, memory, first_level] = past.last.map_or(declared, Work::figures);
+        let [_, average, _] = past.last.map_or(declared, |_| past.whole.figures());
         Member {
             alone: Alone {
-                memory,
+                memory: average,
                 ..Alone::default()
             },
             memory,
-            first_level: per_microsecond(ready.demand.first_level),
-            ipc: 0.0,
+            first_level,
+            ipc,
             progress: f64::from(past.ran) / f64::from(past.age.max(1)),
             age: past.age,
             waited: past.waited,

@@ -25,6 +25,7 @@ fn scheduling(policy: SchedulerPolicy, bound: u32) -> Scheduling {
         bound,
         cores: Vec::new(),
         groups: BTreeMap::new(),
+        counted: false,
         sustainable: Some(Rate(10_000_000_000)),
         peak_cpu: Some(Rate(6_000_000_000)),
     }
@@ -40,7 +41,11 @@ fn process(id: u64) -> Ready {
         memory: Rate(id * 700_000_000 % 5_000_000_000),
         first_level: Rate(id * 3_000_000_000 % 20_000_000_000),
     };
-    Ready { id, demand }
+    Ready {
+        id,
+        demand,
+        did: None,
+    }
 }
 
 fn ids(turns: &[Turn]) -> BTreeSet<u64> {
@@ -146,4 +151,48 @@ fn cores_of_different_sizes_are_divided_into_cpus() {
 fn without_a_cpu_nothing_runs() {
     let mut quanta = Quanta::new(&scheduling(SchedulerPolicy::Fair, 4), &[], 1);
     assert_eq!(quanta.decide(&[process(1)]), []);
+}
+
+#[test]
+fn counters_say_what_a_process_demands() {
+    let declared = scheduling(SchedulerPolicy::Bounded, 4);
+    let mut quanta = Quanta::new(&declared, &cores(&["0"]), 1);
+    let at = |id, cpu_ms: u64, lines| Ready {
+        did: Some(Work {
+            cpu_ns: cpu_ms * 1_000_000,
+            cycles: cpu_ms * 2_000_000,
+            instructions: cpu_ms * 1_000_000,
+            memory: lines,
+            first_level: 10 * lines,
+        }),
+        ..process(id)
+    };
+    let rates = |quanta: &Quanta, one| {
+        let member = quanta.member(&one);
+        let all = [member.ipc, member.memory, member.first_level];
+        (all, member.alone.memory)
+    };
+    let process = process(1);
+    let memory = per_microsecond(process.demand.memory);
+    let first_level = per_microsecond(process.demand.first_level);
+    let before = ([0.0, memory, first_level], memory);
+    // What it did before it took turns does not count.
+    assert_eq!(quanta.decide(&[at(1, 7, 900)]).len(), 1);
+    assert_eq!(rates(&quanta, process), before);
+    // It ran alone, then next to one that waits, then waits itself, and then counters are lost.
+    quanta.decide(&[at(1, 17, 20_900), at(2, 0, 0)]);
+    assert_eq!(rates(&quanta, process), ([0.5, 2.0, 20.0], 2.0));
+    let waits = quanta.known[&1].waited == 1;
+    assert!(waits || quanta.known[&2].waited == 1);
+    let more = if waits { 17 } else { 27 };
+    quanta.decide(&[at(1, more, 60_900), at(2, 27 - more, 0)]);
+    let after = match waits {
+        true => ([0.5, 2.0, 20.0], 2.0),
+        false => ([0.5, 4.0, 40.0], 3.0),
+    };
+    assert_eq!(rates(&quanta, process), after);
+    for one in [process, at(1, 90, 1_000_000)] {
+        quanta.decide(&[one]);
+        assert_eq!(rates(&quanta, process), after);
+    }
 }

@@ -500,6 +500,7 @@ impl Script for Cell {
                 decisions.iter().for_each(|d| sum.decided(&group, cpu, d));
             }
             Seen::Event(_)
+            | Seen::Quanta(_)
             | Seen::Units(..)
             | Seen::Declared(..)
             | Seen::Stop(_)

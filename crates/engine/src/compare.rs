@@ -289,7 +289,7 @@ impl<'a> Manifest<'a> {
             rounds,
             only,
             machine: heading.machine,
-            machine_hash: hash(&json(heading.machine)),
+            machine_hash: hash(json(heading.machine)),
             policy_hash: &heading.policy_hash,
             experiment: options.experiment_text,
             placement: setup

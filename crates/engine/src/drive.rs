@@ -231,6 +231,7 @@ fn hold(
                 Seen::Decisions(group, cpu, decisions, missed) => {
                     sink.decisions(group, *cpu, decisions, *missed);
                 }
+                Seen::Quanta(quanta) => sink.quanta(quanta),
                 _ => {}
             }
             for l in loops.iter_mut() {

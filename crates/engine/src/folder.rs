@@ -15,6 +15,7 @@ use quell_record::about::About;
 use quell_record::attribution::{Account, Row, Unit};
 use quell_record::events::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
 use quell_record::measurement::Measurement;
+use quell_record::quanta::Quantum;
 use quell_types::calendar;
 use quell_types::cpuset::CpuId;
 use quell_types::ids::GroupId;
@@ -23,6 +24,7 @@ use sha2::{Digest, Sha256};
 
 use crate::resume::{self, Done};
 use crate::sink::Sink;
+use crate::turns::{self, MOST_TURNS, TURNS, TURNS_HEAD};
 
 /// The most decisions of one CPU that a record holds: a quarter of an hour at 1 ms, some 60 MB.
 const MOST_DECISIONS: u64 = 1_000_000;
@@ -61,6 +63,8 @@ pub struct Folder {
     missing: BTreeMap<CpuId, u64>,
     /// The file of the CPUs' times, and how many rows it holds.
     times: Option<(BufWriter<File>, u64)>,
+    /// The file of turns, and how many rows it holds.
+    turns: Option<(BufWriter<File>, u64)>,
     begun: Nanos,
     /// How long the resumed runs lasted together, in nanoseconds; 0 for a new record.
     before: u64,
@@ -118,6 +122,7 @@ impl Folder {
             decisions: BTreeMap::new(),
             missing: BTreeMap::new(),
             times: None,
+            turns: None,
             begun,
             before,
             failed: None,
@@ -143,7 +148,9 @@ impl Folder {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned();
-            if name.starts_with("decisions-cpu") || TIMES.ends_with(&name) {
+            if name.starts_with("decisions-cpu")
+                || [TIMES, TURNS].iter().any(|f| f.ends_with(&name))
+            {
                 let text = cut(&path)?;
                 let last = text.lines().last().and_then(|row| row.split(',').next());
                 before = before.max(last.and_then(|at| at.parse().ok()).unwrap_or(0));
@@ -310,6 +317,9 @@ impl Folder {
         if let Some(why) = self.times.as_mut().and_then(|(f, _)| f.flush().err()) {
             self.fail(TIMES, why);
         }
+        if let Some(why) = self.turns.as_mut().and_then(|(f, _)| f.flush().err()) {
+            self.fail(TURNS, why);
+        }
         self.failed.take().map_or(Ok(()), Err)
     }
 
@@ -412,6 +422,22 @@ impl Folder {
     }
 }
 
+impl Folder {
+    fn turn(&mut self, quantum: &Quantum) -> std::io::Result<()> {
+        let (file, held) = match &mut self.turns {
+            Some(there) => there,
+            none => none.insert(rows_of(&self.partial.join(TURNS), TURNS_HEAD)?),
+        };
+        let at = self.before + quantum.at.since(self.begun).0;
+        let rows = turns::rows(at, quantum);
+        if *held + rows.len() as u64 <= MOST_TURNS {
+            *held += rows.len() as u64;
+            rows.iter().try_for_each(|row| writeln!(file, "{row}"))?;
+        }
+        Ok(())
+    }
+}
+
 impl Sink for Folder {
     fn put(&mut self, at: Nanos, event: &Event) {
         let stamped = Stamped {
@@ -432,6 +458,12 @@ impl Sink for Folder {
         }
         if let Err(why) = self.decide(group, cpu, decisions) {
             self.fail(&decisions_name(cpu), why);
+        }
+    }
+
+    fn quanta(&mut self, quanta: &[Quantum]) {
+        if let Err(why) = quanta.iter().try_for_each(|quantum| self.turn(quantum)) {
+            self.fail(TURNS, why);
         }
     }
 
@@ -523,11 +555,11 @@ fn compact(unix_s: u64) -> String {
         .replace(' ', "-")
 }
 
-/// A cryptographic hash of a text, as `ALGORITHM:HEX`. SHA-256: another text with the same hash
+/// A cryptographic hash of bytes, as `ALGORITHM:HEX`. SHA-256: other bytes with the same hash
 /// cannot be made. Older records have `fnv1a64:…`, which only identifies.
 #[must_use]
-pub fn hash(text: &str) -> String {
-    let digest = Sha256::digest(text.as_bytes());
+pub fn hash(bytes: impl AsRef<[u8]>) -> String {
+    let digest = Sha256::digest(bytes);
     let hex = digest.iter().map(|byte| format!("{byte:02x}"));
     format!("sha256:{}", hex.collect::<String>())
 }

@@ -26,6 +26,7 @@ mod setup;
 mod side_by_side;
 pub mod sink;
 mod together;
+pub mod turns;
 mod ways;
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use quell_plan::Plan;
 use quell_record::events::{CpuTimes, Decision, Event};
+use quell_record::quanta::Quantum;
 use quell_record::standing::Standing;
 use quell_types::cpuset::CpuId;
 use quell_types::ids::GroupId;
@@ -13,6 +14,8 @@ pub trait Sink {
     fn put(&mut self, at: Nanos, event: &Event);
     /// Takes what a regulator decided. `_missed`: how many decisions were lost.
     fn decisions(&mut self, _group: &GroupId, _cpu: CpuId, _decisions: &[Decision], _missed: u64) {}
+    /// Takes what was decided about processes that take turns.
+    fn quanta(&mut self, _quanta: &[Quantum]) {}
     /// Takes how the CPUs' time was spent until `at`: sums that only grow.
     fn cpu_times(&mut self, _at: Nanos, _times: &[CpuTimes]) {}
     /// Called after every wait while a plan is held, at least once a second.
@@ -42,6 +45,12 @@ impl<S: Sink> Sink for Option<S> {
     fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
         if let Some(sink) = self {
             sink.decisions(group, cpu, decisions, missed);
+        }
+    }
+
+    fn quanta(&mut self, quanta: &[Quantum]) {
+        if let Some(sink) = self {
+            sink.quanta(quanta);
         }
     }
 
@@ -95,6 +104,10 @@ impl Sink for Watching<'_> {
 
     fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
         self.sink.decisions(group, cpu, decisions, missed);
+    }
+
+    fn quanta(&mut self, quanta: &[Quantum]) {
+        self.sink.quanta(quanta);
     }
 
     fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {

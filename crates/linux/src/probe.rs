@@ -12,8 +12,8 @@ use quell_kernel::resctrl::offer::Offer;
 use quell_kernel::root::Files;
 use quell_kernel::{cpuset, fair, irq, paging, psi, resctrl, topology, trace, workqueue};
 use quell_plan::inventory::{
-    Availability, CpusetKind, DemandSource, Inventory, Lack, Means, Measured, MemoryControl,
-    MemoryMeans, MeterKind,
+    Availability, CpusetKind, Inventory, Lack, Means, Measured, MemoryControl, MemoryMeans,
+    MeterKind,
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
@@ -90,8 +90,7 @@ pub fn probe(
     // An error here must not hide the rest of the machine.
     .unwrap_or_else(|e| Err(e.to_string()));
     let registers = trials.registers(files);
-    let page = trials.page();
-    let declared = before.address_map.as_ref();
+    let (page, declared) = (trials.page(), before.address_map.as_ref());
     // Without a map nothing is moved. Without root the reason would be another one.
     let settling = (declared.is_some() && root).then(|| trials.settling());
     let frames = settling
@@ -114,12 +113,13 @@ pub fn probe(
         divides,
         registers: Some(registers.clone()),
         settling,
+        demands: trials.demands(),
         counters,
         page: Some(page).filter(|page| *page != SMALL_PAGE),
     };
     let memory = memory(files, cgroups, root, immunity, lock);
     let meter = meter_kind(meter, &time);
-    let means = means(files, cgroups, root, meter, &time, registers, memory)?;
+    let means = means(files, cgroups, &tried, meter, &time, registers, memory)?;
     let virtual_machine = shape.identity.hypervisor.is_some();
     let cpuset = means.cpuset;
     let mut mechanisms = mechanisms(files, cgroups, &means, &cpus, root, virtual_machine, &offer);
@@ -154,13 +154,13 @@ pub fn probe(
 fn means(
     files: &dyn Files,
     cgroups: &Cgroups,
-    root: bool,
+    tried: &Tried,
     meter: MeterKind,
     clock: &std::result::Result<(), String>,
     registers: std::result::Result<Vec<WayPartition>, String>,
     memory: MemoryMeans,
 ) -> Result<Means> {
-    let (movable_irqs, fixed_irqs) = irq::count(files)?;
+    let ((movable_irqs, fixed_irqs), root) = (irq::count(files)?, tried.root);
     Ok(Means {
         cpuset: cpuset::kind(files, cgroups)?,
         movable_irqs: if root { movable_irqs } else { 0 },
@@ -178,7 +178,7 @@ fn means(
         registers,
         counter_users: topology::counter_users(files)?,
         memory,
-        demand: DemandSource::Declared,
+        demand: tried.demand(),
     })
 }
 

@@ -1,5 +1,6 @@
 //! Counters of what a program does: cycles, instructions, misses of the last-level cache, loads and
-//! stores. They are read next to those of its demand ([`crate::sampler`]), less often.
+//! stores. They are read next to those of its demand ([`crate::sampler`]), less often, and of
+//! processes that take turns after each quantum.
 //!
 //! They are used only where a trial on the calling thread finds that all of them count, that the
 //! first-level ones see nearly all loads that were made, and that the demand's counters lose no
@@ -7,11 +8,11 @@
 
 use std::io;
 
+use quell_control::work::Work;
 use quell_kernel::perf::{
     Event, EventCode, HW_CACHE_MISSES, HW_CPU_CYCLES, HW_INSTRUCTIONS, L1D_LOADS, L1D_STORES,
     SW_TASK_CLOCK, Scope, TYPE_HARDWARE, TYPE_HW_CACHE, TYPE_SOFTWARE, Wake,
 };
-use quell_record::demand::Work;
 
 const CLOCK: EventCode = code(TYPE_SOFTWARE, SW_TASK_CLOCK);
 const CYCLES: EventCode = code(TYPE_HARDWARE, HW_CPU_CYCLES);

@@ -226,9 +226,11 @@ pub struct Means {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DemandSource {
-    /// From the policy file.
+    /// From the policy file, or a kept profile.
     #[default]
     Declared,
+    /// Counters of each process that takes turns.
+    ByProcess,
     /// The machine counts it for every process, and decides for all of them.
     Counted,
 }

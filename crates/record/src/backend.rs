@@ -17,6 +17,7 @@ use quell_types::units::{Bytes, Lines, Nanos};
 
 use crate::demand::{Drawn, WorkingSet};
 use crate::events::{CpuTimes, Decision, Declared, Event};
+use crate::quanta::Quantum;
 use crate::standing::Standing;
 
 /// How thoroughly the machine is probed.
@@ -82,6 +83,8 @@ pub enum Seen {
     /// What the regulator of a group decided on a CPU since the last time. The number counts
     /// decisions that were lost on the way.
     Decisions(GroupId, CpuId, Vec<Decision>, u64),
+    /// What was decided about processes that take turns since the last time.
+    Quanta(Vec<Quantum>),
     /// The user or the system wants the run to end (SIGINT, SIGTERM, SIGHUP): the signal's number.
     Stop(i32),
     /// The backend's hold on the machine was revoked (its watchdog reverted everything). Nothing is

@@ -1,6 +1,9 @@
 //! How processes took turns by `[scheduler]`, and what that cost.
 
+use quell_control::work::Work;
+use quell_types::cpuset::CpuId;
 use quell_types::ids::GroupId;
+use quell_types::units::Nanos;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +39,9 @@ pub struct Turns {
     /// How often a process that waits had not stopped at the end of a quantum. It was in a system
     /// call, or it got no CPU to stop on: no code of the program runs then.
     pub unparked: u64,
+    /// How often a process's counters could not be opened, or not be read at the end of a quantum.
+    #[serde(default)]
+    pub uncounted: u64,
     /// How long the turns were taken, in nanoseconds.
     pub wall_ns: u64,
     /// For how much of that at least one process waited, in nanoseconds.
@@ -48,4 +54,28 @@ pub struct Turns {
     pub idle_ns: Option<u64>,
     /// What became of each group's processes.
     pub groups: Vec<GroupTurns>,
+}
+
+/// What was known of a process when a quantum began, and what it got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chance {
+    /// Its number. No other process of the run ever has it.
+    pub member: u64,
+    /// The place of its group among those that take turns, by their names.
+    pub group: usize,
+    /// What it had done so far. `None` where that is not counted.
+    pub did: Option<Work>,
+    /// Where it ran. `None` where it waited.
+    pub cpu: Option<CpuId>,
+}
+
+/// One decision about all processes that take turns, for `samples/turns.csv`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quantum {
+    /// When it was decided.
+    pub at: Nanos,
+    /// What was drawn came from this seed. With each new one the decisions begin anew.
+    pub seed: u64,
+    /// The processes, in the order in which the policy got them.
+    pub chances: Vec<Chance>,
 }

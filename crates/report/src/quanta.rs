@@ -53,6 +53,10 @@ pub(crate) fn taken(turns: &Turns) -> Vec<String> {
             "; {times} a process had not stopped after a quantum (it was in the kernel, or got no CPU)"
         );
     }
+    if turns.uncounted > 0 {
+        let times = count(u32::try_from(turns.uncounted).unwrap_or(u32::MAX), "time");
+        exact += &format!("; {times} the counters of a process could not be read");
+    }
     lines.push(exact);
     let of_wall = |ns: u64| number(ns as f64 * 100.0 / turns.wall_ns.max(1) as f64);
     let mut cost = format!("the dispatcher took {} % of a CPU", of_wall(turns.own_ns));
@@ -94,6 +98,7 @@ mod tests {
             bound: 4,
             cores: vec!["0-1".parse().unwrap(), "2-3".parse().unwrap()],
             groups: [("batch".to_owned(), ProgramDemand::default())].into(),
+            counted: false,
             sustainable: None,
             peak_cpu: None,
         };

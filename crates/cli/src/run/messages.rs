@@ -10,6 +10,7 @@ use quell_policy::{Policy, Role};
 use quell_record::account::Account;
 use quell_record::backend::{Program, SubjectSpec};
 use quell_record::events::{CpuTimes, Decision, Event, Phase};
+use quell_record::quanta::Quantum;
 use quell_report::{Ends, closing, holding_line, status_line};
 use quell_types::cpuset::CpuId;
 use quell_types::ids::GroupId;
@@ -177,6 +178,10 @@ impl Sink for Messages<'_> {
 
     fn decisions(&mut self, group: &GroupId, cpu: CpuId, decisions: &[Decision], missed: u64) {
         self.folder.decisions(group, cpu, decisions, missed);
+    }
+
+    fn quanta(&mut self, quanta: &[Quantum]) {
+        self.folder.quanta(quanta);
     }
 
     fn cpu_times(&mut self, at: Nanos, times: &[CpuTimes]) {

@@ -14,10 +14,11 @@ use std::sync::{Arc, Mutex};
 use quell_control::config::{ProgramDemand, Scheduling};
 use quell_control::quanta::{Quanta, Ready, Turn};
 use quell_control::windows::Lateness;
+use quell_control::work::Work;
 use quell_kernel::cgroup_tree::listed;
 use quell_kernel::root::{Files, Kernel, gone};
 use quell_kernel::rt;
-use quell_record::quanta::{GroupTurns, Turns};
+use quell_record::quanta::{Chance, GroupTurns, Quantum, Turns};
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::journal::OwnCpus;
 use quell_types::units::Nanos;
@@ -26,6 +27,7 @@ use rustix::time::ClockId;
 use super::{Duty, Gate, Lost, Post, late};
 use crate::brake::LOOK;
 use crate::placement;
+use crate::work::{self, Counters};
 
 /// The shortest time between two checks whether a running member has ended.
 const CHECK: Nanos = Nanos::millis(20);
@@ -37,8 +39,10 @@ pub struct Member {
     pub id: u64,
     /// The place of its group among those of the scheduling.
     pub group: usize,
-    /// What it demands.
+    /// What it demands, as far as that is not counted.
     pub demand: ProgramDemand,
+    /// Counters of its threads and their children. Empty: nothing is counted.
+    pub(crate) counters: Vec<Counters>,
     /// By which its cgroup is frozen.
     pub gate: Gate,
     /// The directory of its cgroup.
@@ -53,6 +57,11 @@ pub struct Member {
 
 /// Members on their way to the dispatcher.
 pub type Inbox = Arc<Mutex<Vec<Member>>>;
+/// Decisions on their way to the record.
+pub type Outbox = Arc<Mutex<Vec<Quantum>>>;
+
+/// The most decisions that wait for the record, where its writer is stopped.
+const UNWRITTEN: usize = 4_096;
 
 /// What became of one group's members.
 #[derive(Debug, Default)]
@@ -71,6 +80,7 @@ pub struct Stats {
     late: Lateness,
     switch: Lateness,
     unparked: AtomicU64,
+    uncounted: AtomicU64,
     wall: AtomicU64,
     waiting: AtomicU64,
     own: AtomicU64,
@@ -91,11 +101,17 @@ impl Stats {
             late: Lateness::default(),
             switch: Lateness::default(),
             unparked: AtomicU64::new(0),
+            uncounted: AtomicU64::new(0),
             wall: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             own: AtomicU64::new(0),
             groups: (0..groups).map(|_| Figures::default()).collect(),
         }
+    }
+
+    /// Notes that a member's counters could not be read.
+    pub fn uncounted(&self) {
+        self.uncounted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// For how long so far a member waited.
@@ -122,6 +138,7 @@ impl Stats {
             late: late(&self.late),
             switch: late(&self.switch),
             unparked: get(&self.unparked),
+            uncounted: get(&self.uncounted),
             wall_ns: get(&self.wall),
             waiting_ns: get(&self.waiting),
             own_ns: get(&self.own),
@@ -138,6 +155,8 @@ struct Held {
     there: bool,
     /// Since when it is frozen.
     frozen: Option<Nanos>,
+    /// What it had done when it was last read.
+    did: Option<Work>,
 }
 
 /// The members that take turns.
@@ -145,7 +164,11 @@ pub struct Turning {
     files: Kernel,
     quantum: Nanos,
     quanta: Quanta,
+    seed: u64,
     inbox: Inbox,
+    outbox: Outbox,
+    /// Decisions that are not in the outbox yet.
+    decided: Vec<Quantum>,
     held: Vec<Held>,
     /// How many have a turn.
     given: usize,
@@ -155,7 +178,8 @@ pub struct Turning {
 }
 
 impl Turning {
-    /// The turns of `by` on these cores. Members come through `inbox`.
+    /// The turns of `by` on these cores. Members come through `inbox`, decisions leave through
+    /// `outbox`.
     #[must_use]
     pub fn new(
         files: &Kernel,
@@ -163,13 +187,17 @@ impl Turning {
         cores: &[CpuSet],
         seed: u64,
         inbox: &Inbox,
+        outbox: &Outbox,
         stats: &Arc<Stats>,
     ) -> Self {
         Self {
             files: files.clone(),
             quantum: by.quantum,
             quanta: Quanta::new(by, cores, seed),
+            seed,
             inbox: Arc::clone(inbox),
+            outbox: Arc::clone(outbox),
+            decided: Vec::new(),
             held: Vec::new(),
             given: 0,
             stats: Arc::clone(stats),
@@ -250,9 +278,11 @@ impl Turning {
                     member,
                     there: true,
                     frozen: None,
+                    did: None,
                 });
             }
         }
+        let stats = Arc::clone(&self.stats);
         let mut held = std::mem::take(&mut self.held);
         held.retain_mut(|held| {
             // One that waits is looked at when its turn comes: reading the list costs time.
@@ -261,6 +291,12 @@ impl Turning {
             }
             let threads = self.listed(&held.member);
             held.there = threads.as_ref().is_some_and(|all| !all.is_empty());
+            if !held.member.counters.is_empty() {
+                held.did = work::together(&held.member.counters);
+                if held.did.is_none() {
+                    stats.uncounted();
+                }
+            }
             threads.is_some()
         });
         self.held = held;
@@ -271,9 +307,36 @@ impl Turning {
         let ready = there.map(|held| Ready {
             id: held.member.id,
             demand: held.member.demand,
+            did: held.did,
         });
         let ready: Vec<Ready> = ready.collect();
-        self.quanta.decide(&ready)
+        let turns = self.quanta.decide(&ready);
+        self.note(&turns);
+        turns
+    }
+
+    /// Hands a decision to the record.
+    fn note(&mut self, turns: &[Turn]) {
+        let there = self.held.iter().filter(|held| held.there);
+        let chance = |held: &Held| {
+            let turn = turns.iter().find(|turn| turn.id == held.member.id);
+            Chance {
+                member: held.member.id,
+                group: held.member.group,
+                did: held.did,
+                cpu: turn.map(|turn| turn.cpu),
+            }
+        };
+        let (at, seed, chances) = (rt::now(), self.seed, there.map(chance).collect());
+        self.decided.push(Quantum { at, seed, chances });
+        // Not waited for: its reader may be stopped while it has the lock.
+        if let Ok(mut outbox) = self.outbox.try_lock()
+            && outbox.len() < UNWRITTEN
+        {
+            outbox.append(&mut self.decided);
+        }
+        let over = self.decided.len().saturating_sub(UNWRITTEN);
+        self.decided.drain(..over);
     }
 
     /// Freezes the members that have no turn, and gives the others their CPU and lets them run.

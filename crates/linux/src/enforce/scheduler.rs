@@ -25,12 +25,13 @@ use quell_types::units::Nanos;
 
 use super::freezer::Freezer;
 use super::{Applied, Enforcer, dispatching};
-use crate::dispatcher::quanta::{Inbox, Member, Stats, Turning};
+use crate::dispatcher::quanta::{Inbox, Member, Outbox, Stats, Turning};
 use crate::dispatcher::{Dispatcher, Gate};
 use crate::fault;
 use crate::group_cgroups::{self, CgroupDir, GroupCgroups};
 use crate::host::{Host, finding};
 use crate::placement;
+use crate::work::{Countable, Counters};
 
 /// The most members at a time. Further processes run on as they are.
 const MOST: usize = 512;
@@ -64,6 +65,9 @@ struct Held {
     /// `None` after it has ended by itself, until another one runs.
     dispatcher: Option<Dispatcher>,
     inbox: Inbox,
+    outbox: Outbox,
+    /// The counters of processes. `None` where demands are not counted.
+    countable: Option<Countable>,
     stats: Arc<Stats>,
     /// The cores that the dispatcher knows.
     cores: Vec<CpuSet>,
@@ -97,6 +101,15 @@ impl Enforcer for Scheduler {
         // A page that is not in memory would make the dispatcher late.
         let _ = rt::lock_memory();
         let held = self.held.insert(Held::new(by));
+        if by.counted {
+            held.countable = Countable::here(&[]);
+            if held.countable.is_none() {
+                return Err(Error::refused_with(
+                    "the counters that say what a process demands do not count any more",
+                    "end what else uses them, or declare scheduler.demand and plan again",
+                ));
+            }
+        }
         for group in by.groups.keys() {
             let group_cgroups = &host.groups.one(group)?.cgroups;
             let (place, _) = dispatching::freezable(&host.files, group, group_cgroups)?;
@@ -146,6 +159,12 @@ impl Scheduler {
         held.count_idle(&host.files);
         let turns = held.stats.turns(&held.by, held.idle.sum);
         seen.insert(0, Seen::Event(Event::Turns { turns }));
+        // A dispatcher that was killed may have left it locked.
+        if let Ok(mut decided) = held.outbox.try_lock()
+            && !decided.is_empty()
+        {
+            seen.insert(0, Seen::Quanta(std::mem::take(&mut decided)));
+        }
     }
 
     /// Ends the dispatcher, which lets all members run. The journal is left to its undoing.
@@ -164,7 +183,9 @@ impl Held {
             leaves: Vec::new(),
             next: 1,
             dispatcher: None,
-            inbox: Arc::new(Mutex::new(Vec::new())),
+            inbox: Arc::default(),
+            outbox: Arc::default(),
+            countable: None,
             stats: Arc::new(Stats::new(by.groups.len())),
             cores: Vec::new(),
             idle: Idle::default(),
@@ -222,12 +243,14 @@ impl Held {
             .map(|leaf| self.member(&host.files, leaf));
         let members = members.collect::<Result<Vec<_>>>()?;
         self.inbox = Arc::new(Mutex::new(members));
+        self.outbox = Outbox::default();
         let duty = Turning::new(
             &host.files,
             &self.by,
             &cores,
             rt::now().0,
             &self.inbox,
+            &self.outbox,
             &self.stats,
         );
         self.cores = cores;
@@ -252,15 +275,33 @@ impl Held {
             Version::V1 => "tasks",
             Version::V2 => "cgroup.threads",
         };
+        let threads = format!("{}/{list}", leaf.place.dir);
         Ok(Member {
+            counters: self.counters(files, &threads),
             id: leaf.id,
             group: group.unwrap_or(usize::MAX),
             demand: demand.unwrap_or_default(),
             gate: Gate::open(files, leaf.freezer.path(), leaf.freezer.words(), None)?,
-            threads: format!("{}/{list}", leaf.place.dir),
+            threads,
             dir: leaf.place.dir.clone(),
             cpus: leaf.cpus.clone(),
             own: leaf.own.clone(),
+        })
+    }
+
+    /// Counters of the threads that a file lists, and of all that these start. None where they
+    /// cannot be had, as where too many files are open.
+    fn counters(&self, files: &dyn Files, threads: &str) -> Vec<Counters> {
+        let (Some(countable), Ok(text)) = (self.countable, files.read(threads)) else {
+            return Vec::new();
+        };
+        let opened = listed(&text).filter_map(|thread| match countable.of(thread) {
+            Err(e) if gone(&e) => None,
+            opened => Some(opened),
+        });
+        opened.collect::<std::io::Result<_>>().unwrap_or_else(|_| {
+            self.stats.uncounted();
+            Vec::new()
         })
     }
 

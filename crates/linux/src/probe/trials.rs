@@ -6,7 +6,7 @@ use quell_kernel::perf::{Event, EventCode, SW_CPU_CLOCK, Scope, TYPE_SOFTWARE, W
 use quell_kernel::pmu::{self, Named, Pmu};
 use quell_kernel::root::Files;
 use quell_kernel::{oom, resctrl, rt};
-use quell_plan::inventory::unknown_registers;
+use quell_plan::inventory::{DemandSource, unknown_registers};
 use quell_types::partition::{Partitions, SMALL_PAGE, WayPartition};
 use quell_types::units::Bytes;
 use serde::de::Error as _;
@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::colours::settle;
 use crate::resident;
+use crate::work::Countable;
 
 /// What no file says and has to be tried. Answered by the machine that Quell runs on ([`Live`]) or
 /// by a capture ([`Tried`]).
@@ -35,6 +36,8 @@ pub trait Trials {
     fn registers(&self, files: &dyn Files) -> Result<Vec<WayPartition>, String>;
     /// Whether pages of running programs can be moved. The error is the reason.
     fn settling(&self) -> Result<(), String>;
+    /// Whether counters of a process say what it demands ([`crate::work`]).
+    fn demands(&self) -> bool;
     /// The size of the kernel's small pages.
     fn page(&self) -> Bytes;
 }
@@ -69,6 +72,9 @@ pub struct Tried {
     /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settling: Option<Result<(), String>>,
+    /// Whether counters of a process say what it demands.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub demands: bool,
     /// Events that were seen to count, as `pmu/event`.
     #[serde(default)]
     pub counters: Vec<String>,
@@ -87,6 +93,16 @@ fn small_page<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Bytes
     let known = page.0.is_power_of_two() && (4 << 10..=64 << 10).contains(&page.0);
     let wrong = || D::Error::custom(format!("pages of {page}: kernels have 4KiB to 64KiB"));
     known.then_some(Some(page)).ok_or_else(wrong)
+}
+
+impl Tried {
+    /// Where a scheduling policy gets to know what a process demands.
+    pub(super) const fn demand(&self) -> DemandSource {
+        match self.demands {
+            true => DemandSource::ByProcess,
+            false => DemandSource::Declared,
+        }
+    }
 }
 
 impl Trials for Tried {
@@ -121,6 +137,10 @@ impl Trials for Tried {
     fn settling(&self) -> Result<(), String> {
         let unknown = || Err("it was not tried whether pages can be moved".to_owned());
         self.settling.clone().unwrap_or_else(unknown)
+    }
+
+    fn demands(&self) -> bool {
+        self.demands
     }
 
     fn page(&self) -> Bytes {
@@ -170,6 +190,10 @@ impl Trials for Live {
 
     fn settling(&self) -> Result<(), String> {
         settle::movable()
+    }
+
+    fn demands(&self) -> bool {
+        Countable::here(&[]).is_some()
     }
 
     fn page(&self) -> Bytes {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use quell_control::config::ProgramDemand;
 use quell_policy::{Policy, Sustainable};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::{GroupId, StepId};
@@ -27,6 +28,8 @@ pub struct Solo {
     pub works_on: Option<Bytes>,
     /// How it fared with each number of ways, where that was tried.
     pub curve: Option<WaysCurve>,
+    /// What one process of it demands, or why that is not known.
+    pub demand: Result<ProgramDemand, String>,
 }
 
 /// What a kept sweep of a cache's ways says of a program.

@@ -76,6 +76,7 @@ use crate::inventory::{CpusetKind, Inventory};
 use crate::plan::{GroupPlan, Loops, Plan, Promise, Setting, Step};
 use draft::Draft;
 pub use draft::{Solo, Solos, WaysCurve};
+pub use quell_control::config::ProgramDemand;
 use wanted::Worth;
 use words::cores;
 

@@ -8,7 +8,7 @@ use quell_types::ids::GroupId;
 use quell_types::mechanism::Mechanism;
 use quell_types::options::SchedulerPolicy;
 use quell_types::refusal::Remedy;
-use quell_types::units::{Nanos, Rate};
+use quell_types::units::Nanos;
 
 use crate::inventory::DemandSource;
 use crate::plan::Setting;
@@ -34,6 +34,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         bound: keys.bound,
         cores: Vec::new(),
         groups: [].into(),
+        counted: false,
         sustainable: None,
         peak_cpu: None,
     };
@@ -43,20 +44,24 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         return;
     }
     let refused = draft.refusals.len();
-    let by = declared(draft, keys, by);
+    let by = of_groups(draft, keys, by);
     if draft.refusals.len() > refused {
         return;
     }
-    draft.notes.push(words::BY_DECLARED_RATES.to_owned());
+    let by_what = match by.counted {
+        true => words::BY_COUNTERS,
+        false => words::BY_DECLARED_RATES,
+    };
+    draft.notes.push(by_what.to_owned());
     let wait = Nanos(by.quantum.0.saturating_mul(u64::from(by.bound)));
     draft.notes.push(words::waits(by.bound, wait));
     let set = Setting::Schedule(by);
     draft.step(None, Mechanism::Placement, set, words::THE_OTHERS_WAIT);
 }
 
-/// Completes the step for a machine that counts no demands: groups, their CPUs and rates. Refuses
-/// what cannot be.
-fn declared(draft: &mut Draft<'_>, keys: &SchedulerKeys, by: Scheduling) -> Scheduling {
+/// Completes the step for a machine where processes of some groups take turns: groups, their CPUs
+/// and rates. Refuses what cannot be.
+fn of_groups(draft: &mut Draft<'_>, keys: &SchedulerKeys, by: Scheduling) -> Scheduling {
     if by.policy.is_kernels() {
         let key = "scheduler.policy";
         let why = words::kernels_own(by.policy.name());
@@ -90,6 +95,7 @@ fn declared(draft: &mut Draft<'_>, keys: &SchedulerKeys, by: Scheduling) -> Sche
     Scheduling {
         cores,
         groups: demands,
+        counted: draft.machine.means.demand == DemandSource::ByProcess,
         sustainable,
         peak_cpu: measured.map(|m| m.peak_cpu),
         ..by
@@ -155,21 +161,42 @@ fn demand(
     threads: usize,
 ) -> ProgramDemand {
     let written = keys.demand.get(group).copied().unwrap_or_default();
-    let mut want = |key: &str, example: &str, what: &str| {
-        let key = format!("scheduler.demand.{group}.{key}");
-        let why = words::not_declared(group, keys.policy.name(), what);
-        let instead = Remedy::set_text("scheduler.policy", SchedulerPolicy::Random.name());
-        draft.refuse(key.clone(), why, [Remedy::set_text(key, example), instead]);
-    };
-    if keys.policy.reads_memory() && written.memory.is_none() {
-        want("memory", "1GB/s", "main memory");
-    }
+    let counted = draft.machine.means.demand == DemandSource::ByProcess;
     // Where each core has one CPU, nothing shares a core.
-    if keys.policy.reads_first_level() && threads > 1 && written.first_level.is_none() {
-        want("first-level", "10GB/s", "the first-level cache");
+    let shares = keys.policy.reads_first_level() && threads > 1;
+    let memory = keys.policy.reads_memory() && written.memory.is_none();
+    let first_level = shares && written.first_level.is_none();
+    let solos = draft.solos;
+    let mut kept = ProgramDemand::default();
+    match solos.get(group).map(|solo| (&solo.profile, &solo.demand)) {
+        _ if counted || !(memory || first_level) => {}
+        Some((profile, Ok(demand))) => {
+            kept = *demand;
+            draft.notes.push(words::of_profile(group, profile));
+        }
+        other => {
+            let why_not = other.and_then(|(_, demand)| demand.as_ref().err());
+            let why_not = why_not.map_or(words::NO_PROFILE, String::as_str);
+            let mut want = |key: &str, example: &str, what: &str| {
+                let key = format!("scheduler.demand.{group}.{key}");
+                let why = words::not_declared(group, keys.policy.name(), what, why_not);
+                let remedies = [
+                    Remedy::set_text(key.clone(), example),
+                    Remedy::set_text("scheduler.policy", SchedulerPolicy::Random.name()),
+                    Remedy::command("quell profile -- PROGRAM"),
+                ];
+                draft.refuse(key, why, remedies);
+            };
+            if memory {
+                want("memory", "1GB/s", "main memory");
+            }
+            if first_level {
+                want("first-level", "10GB/s", "the first-level cache");
+            }
+        }
     }
     ProgramDemand {
-        memory: written.memory.unwrap_or(Rate(0)),
-        first_level: written.first_level.unwrap_or(Rate(0)),
+        memory: written.memory.unwrap_or(kept.memory),
+        first_level: written.first_level.unwrap_or(kept.first_level),
     }
 }

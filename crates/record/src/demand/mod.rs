@@ -23,12 +23,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use burst::{Burst, burst};
-pub use phases::{Phase, Work, phases};
+pub use phases::{Phase, phases};
 pub use profile::{
     Measuring, PROFILE_SCHEMA, Pressed, Profile, Quantity, Sampler, Sensitivity, Series, Subject,
     UnitTimes, WorkingSet, assess,
 };
 pub use proposal::{Basis, Proposal, Sought, proposal};
+pub use quell_control::work::Work;
 pub use sweep::{Goal, Judged, Needed, Point, Sweep, Swept};
 
 use quell_types::stats::{mean, percentile, sorted};

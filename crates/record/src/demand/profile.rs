@@ -29,6 +29,10 @@ pub struct Profile {
     pub name: String,
     /// The program that was profiled.
     pub subject: Subject,
+    /// Identifies the content of the program's file, as `sha256:HEX`. Absent where it is not known
+    /// which file that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     /// The backend, as in `--on`.
     pub backend: String,
     /// Whether its times were measured or simulated.

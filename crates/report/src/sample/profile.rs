@@ -27,6 +27,7 @@ fn profile(subject: Subject, measuring: Measuring, series: Vec<Series>) -> Profi
         version: "0.1.0".to_owned(),
         created_unix_s: 1_798_761_599,
         name: subject.name(),
+        program: None,
         backend: "linux".to_owned(),
         timing: Timing::Real,
         machine: machine().fingerprint(None),

@@ -212,6 +212,7 @@ fn a_slowdown_is_so_many_times_what_the_profile_has() {
             took,
             works_on,
             curve: None,
+            demand: Err("not asked for".to_owned()),
         };
         let solos = Solos::from([("victim".to_owned(), solo)]);
         plan_beside(&policy(&text), &machine(4, 1), &solos)

@@ -51,6 +51,7 @@ fn a_part_smaller_than_what_the_program_works_on_is_named() {
             took: Err("no units".to_owned()),
             works_on,
             curve,
+            demand: Err("not asked for".to_owned()),
         };
         let solos = Solos::from([("victim".to_owned(), solo)]);
         plan_beside(&policy(&text), &machine, &solos).unwrap().acts

@@ -1,6 +1,6 @@
 //! Turns of processes.
 
-use quell_control::config::Scheduling;
+use quell_control::config::{ProgramDemand, Scheduling};
 
 use super::*;
 
@@ -122,6 +122,65 @@ fn rates_that_the_policy_goes_by_have_to_be_declared() {
     assert_eq!(cores(&scheduling(&pair, &turning(2, 1)).1), ["0", "1"]);
     let random = undeclared.replace("bounded", "random");
     scheduling(&random, &turning(2, 2));
+}
+
+#[test]
+fn counters_of_processes_take_the_place_of_rates() {
+    let mut machine = turning(2, 2);
+    machine.means.demand = DemandSource::ByProcess;
+    let undeclared = format!("{GROUPS}[scheduler]\npolicy = 'bounded'\ngroups = ['batch']\n");
+    let (plan, by) = scheduling(&undeclared, &machine);
+    assert!(by.counted && by.groups.contains_key("batch"));
+    assert!(
+        plan.notes.iter().any(|n| n.contains("by its counters")),
+        "{plan:?}"
+    );
+    // What is declared is for the time before, and for processes that cannot be counted.
+    let declared = format!("{undeclared}demand.batch = {{ memory = '1GB/s' }}\n");
+    let (_, by) = scheduling(&declared, &machine);
+    assert_eq!(by.groups["batch"].memory, Rate(1_000_000_000));
+    assert!(
+        !scheduling(&declared.replace("bounded", "pair"), &turning(2, 1))
+            .1
+            .counted
+    );
+}
+
+#[test]
+fn a_kept_profile_takes_the_place_of_rates() {
+    let undeclared = format!("{GROUPS}[scheduler]\npolicy = 'bounded'\ngroups = ['batch']\n");
+    let with = |demand| {
+        let solo = Solo {
+            profile: "b".to_owned(),
+            took: Err("no target".to_owned()),
+            works_on: None,
+            curve: None,
+            demand,
+        };
+        let solos = Solos::from([("batch".to_owned(), solo)]);
+        plan_beside(&policy(&undeclared), &turning(2, 2), &solos)
+    };
+    let demand = ProgramDemand {
+        memory: Rate(3_000_000_000),
+        first_level: Rate(30_000_000_000),
+    };
+    let plan = with(Ok(demand)).unwrap();
+    let by = plan.steps.iter().find_map(|step| match &step.set {
+        Setting::Schedule(by) => Some(by.groups["batch"]),
+        _ => None,
+    });
+    assert_eq!(by, Some(demand));
+    let note = "a process of batch demands what profile b says of it alone";
+    assert!(plan.notes.iter().any(|n| n == note), "{plan:?}");
+    let changed = with(Err("profile b was made of another b".to_owned()));
+    let refusals = changed.unwrap_err();
+    let said: String = refusals.iter().map(ToString::to_string).collect();
+    assert!(
+        said.contains("scheduler.demand.batch.memory")
+            && said.contains("profile b was made of another b")
+            && said.contains("quell profile -- PROGRAM"),
+        "{said}"
+    );
 }
 
 #[test]
