@@ -72,8 +72,8 @@ pub struct Watchdog {
     pub notes: Vec<String>,
 }
 
-/// Starts the watchdog and waits until it is in place. Then it gets cgroups of its own, which are
-/// recorded in the journal. Nothing may have been changed before.
+/// Starts the watchdog and waits until it is in place. Its cgroups are recorded in the journal.
+/// Nothing else may have been changed before.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Refused`] when it does not come up.
@@ -82,6 +82,25 @@ pub fn spawn(
     cgroups: &Cgroups,
     spec: &Spec<'_>,
 ) -> Result<Watchdog> {
+    let mut notes = Vec::new();
+    // Other programs may freeze or kill a whole cgroup (freezer, v2). The cpuset keeps the watchdog
+    // off the groups' CPUs.
+    let group_cgroups = match GroupCgroups::internal(
+        writer,
+        cgroups,
+        "watchdog",
+        &[
+            Controller::Freezer,
+            Controller::PerfEvent,
+            Controller::Cpuset,
+        ],
+    ) {
+        Ok(group_cgroups) => group_cgroups,
+        Err(e) => {
+            notes.push(format!("the watchdog has no cgroup of its own: {e}"));
+            GroupCgroups::default()
+        }
+    };
     let program = spec.program.to_string_lossy().into_owned();
     let mut command = Command::new(&spec.program);
     command
@@ -98,6 +117,16 @@ pub fn spawn(
     let mut child = command
         .spawn()
         .map_err(|e| Error::file("start", &program, None, e))?;
+    for place in group_cgroups.places.iter().filter(|p| p.ours) {
+        // Its cgroup is in the journal, and the cgroup's heir takes the whole process at the end.
+        let procs_file = format!("{}/cgroup.procs", place.dir);
+        if let Err(e) = writer.files.write(&procs_file, &child.id().to_string()) {
+            notes.push(format!(
+                "the watchdog could not be moved to {}: {e}",
+                place.dir
+            ));
+        }
+    }
     let started = Instant::now();
     while spec.lease.watchdog() != Some(child.id()) {
         let ended = child
@@ -116,35 +145,6 @@ pub fn spawn(
         // and so must the brakes meanwhile.
         spec.lease.beat(rt::now());
         std::thread::sleep(Duration::from_millis(1));
-    }
-    let mut notes = Vec::new();
-    // A change before it watches would be left by a kill. Other programs may freeze or kill a whole
-    // cgroup (freezer, v2). The cpuset keeps the watchdog off the groups' CPUs.
-    let group_cgroups = match GroupCgroups::internal(
-        writer,
-        cgroups,
-        "watchdog",
-        &[
-            Controller::Freezer,
-            Controller::PerfEvent,
-            Controller::Cpuset,
-        ],
-    ) {
-        Ok(group_cgroups) => group_cgroups,
-        Err(e) => {
-            notes.push(format!("the watchdog has no cgroup of its own: {e}"));
-            GroupCgroups::default()
-        }
-    };
-    for place in group_cgroups.places.iter().filter(|p| p.ours) {
-        // Its cgroup is in the journal, and the cgroup's heir takes the whole process at the end.
-        let procs_file = format!("{}/cgroup.procs", place.dir);
-        if let Err(e) = writer.files.write(&procs_file, &child.id().to_string()) {
-            notes.push(format!(
-                "the watchdog could not be moved to {}: {e}",
-                place.dir
-            ));
-        }
     }
     Ok(Watchdog {
         child,

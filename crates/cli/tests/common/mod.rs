@@ -247,8 +247,8 @@ impl Machine {
         started.elapsed()
     }
 
-    /// The same for a death that may have come before there was a watchdog: then nothing was
-    /// changed, and `quell restore` removes the journal.
+    /// The same for a death that may have come before there was a watchdog: then `quell restore`
+    /// suffices.
     #[track_caller]
     pub fn undone_or_restored(&self) -> Duration {
         let started = Instant::now();
@@ -256,8 +256,6 @@ impl Machine {
             Lock::acquire(Path::new(RUN_ROOT), "test").is_ok()
         });
         let took = started.elapsed();
-        let differences = self.differences();
-        assert_eq!(differences, Vec::<String>::new(), "without quell restore");
         let restored = run(&["restore"]);
         assert_eq!(restored.code, 0, "{restored:?}");
         took
