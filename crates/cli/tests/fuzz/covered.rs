@@ -188,6 +188,10 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
         &["engine/src/resume.rs"],
     ),
     (
+        "a record's decisions, read by a test: refused as a whole where a line is damaged",
+        &["engine/src/turns.rs"],
+    ),
+    (
         "data of the program itself: a test reads it",
         &["types/src/address/published.rs"],
     ),
