@@ -277,3 +277,22 @@ fn a_dispatcher_that_is_killed_is_replaced_and_told() {
     machine.unchanged("after the run");
     matched.are_free("both run after the run");
 }
+
+#[test]
+fn a_second_run_with_windows_is_refused() {
+    let Some(mut machine) = machine("two policies with windows") else {
+        return;
+    };
+    let matched = Matched::new(&mut machine);
+    let first = matched.held();
+    let second = run(&["run", matched.policy.as_str()]);
+    assert!(second.code != 0, "{second:?}");
+    assert!(second.err.contains("another Quell holds"), "{second:?}");
+    assert!(second.err.contains("wait until it has ended"), "{second:?}");
+    // The first one goes on.
+    assert!(dispatcher().is_some() && matched.pids().iter().all(|pid| in_group(*pid, "")));
+    matched.are_free("both run in their windows");
+    first.signal(Signal::TERM);
+    assert_eq!(first.wait().code, 0);
+    machine.unchanged("after both runs");
+}
