@@ -186,8 +186,8 @@ fn current(
             changed.join(", ")
         ));
     }
-    let content = subject.and_then(content);
-    if stored.program.is_some() && content.is_some() && stored.program != content {
+    let other = |kept: &String| subject.and_then(content).is_some_and(|now| now != *kept);
+    if stored.program.as_ref().is_some_and(other) {
         return Err(format!(
             "profile {profile} was made of another version of the program: its file has changed; \
              profile it again"

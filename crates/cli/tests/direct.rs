@@ -24,8 +24,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use colours::{MAP, PAGE, able, counted};
-use common::{Machine, Running, eventually, quell, soak};
+use colours::{PAGE, able, counted, settle};
+use common::{Machine, Running, eventually, soak};
 use ring::{Request, Ring};
 
 /// Bytes of one transfer: two pages, which need not be moved together.
@@ -274,18 +274,15 @@ fn no_byte_in_flight_is_wrong_while_pages_are_moved() {
     let program = Transfers::start(&machine);
     machine.remember();
     let wanted = if soak() { 1_000_000 } else { 2_000 };
-    let map = machine.file("map.txt", MAP);
     let pinned = program.pinned();
     let begun = Instant::now();
     let from = program.done();
     let (mut moved, mut refused, mut stops, mut workers) = (0, 0, 0, 0);
     let mut rounds = 0;
     while program.done() < from + wanted || rounds < 2 {
-        let mut command = quell();
-        command.args(["colours", "settle", "--json", "--map", &map]);
-        command.args(["--colours", ["0-3", "4-7"][rounds % 2]]);
-        command.args(["--pace", "30%", "--longest-stop", "50ms"]);
-        command.args(["--pid", &program.child.id().to_string()]);
+        let half = ["0-3", "4-7"][rounds % 2];
+        let manner = ["--json", "--pace", "30%", "--longest-stop", "50ms"];
+        let mut command = settle(&machine, program.child.id(), half, &manner);
         let json = Running::start(&mut command).wait().json();
         let of = |key: &str| json[key].as_u64().unwrap();
         moved += of("moved");

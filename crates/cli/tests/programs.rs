@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use colours::{MAP, able, counted};
+use colours::{able, counted, run_of};
 use common::{Machine, Program, Running, eventually, quell, soak};
 use quell_types::units::Nanos;
 use rustix::process::Signal;
@@ -73,32 +73,20 @@ fn spread(values: &[f64]) -> String {
     format!("{least:.3} {:.3} {most:.3}", median(values))
 }
 
-/// `quell colours settle` of a process.
+/// `quell colours settle` of a process, with its answer as JSON.
 fn settle(machine: &Machine, pid: u32, colours: &str, more: &[&str]) -> Command {
-    let map = machine.file("map.txt", MAP);
-    let mut command = quell();
-    command.args(["colours", "settle", "--colours", colours, "--map", &map]);
-    command.args(["--pid", &pid.to_string(), "--json"]);
-    command.args(more);
+    let mut command = colours::settle(machine, pid, colours, more);
+    command.arg("--json");
     command
 }
 
 /// `quell run` of a policy with one group that reserves colours, and has this key besides.
 fn reserve(machine: &Machine, key: &str, colours: &str, pace: &str) -> Command {
-    let state = machine.path("state");
-    let map = machine.file("map.txt", MAP);
-    let mut declared = quell();
-    declared.args(["colours", "map", &map]);
-    let done = Running::start(declared.env("QUELL_STATE_DIR", &state)).wait();
-    assert_eq!(done.code, 0, "{done:?}");
     let policy = format!(
         "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 'any'\n{key}\n\
         reserve.banks = '{colours}'\n[hoard]\nlimit = '768MiB'\nreserve = '1GiB'\n{pace}\n"
     );
-    let policy = machine.file("colours.toml", &policy);
-    let mut command = quell();
-    command.args(["run", &policy]).env("QUELL_STATE_DIR", state);
-    command
+    run_of(machine, &policy)
 }
 
 // Programs that compute something and end.

@@ -153,8 +153,8 @@ impl Stopped {
     pub(crate) fn lend(&self, gate: u64) -> io::Result<Option<Lent>> {
         let trapped = |thread: &&Seized| thread.stop == Some(libc::SIGTRAP);
         let mut all = self.threads.iter().filter(trapped);
-        let works = |thread: &Seized| self.stat(thread.tid).is_none_or(|stat| stat.io_worker());
-        let found = all.find(|thread| !in_sequence(thread.tid) && !works(thread));
+        let own = |thread: &Seized| self.stat(thread.tid).is_some_and(|stat| !stat.io_worker());
+        let found = all.find(|thread| !in_sequence(thread.tid) && own(thread));
         found.map(|thread| Lent::new(thread.tid, gate)).transpose()
     }
 }

@@ -101,6 +101,7 @@ mod tests {
         assert_eq!(of(&status("R (running)", 0, 2)), Some(Obstacle::Filtered));
         assert_eq!(obstacle(&kernel, 8).unwrap(), Some(Obstacle::Ended));
     }
+
     #[test]
     fn a_thread_of_the_program_is_asked_that_runs() {
         let dir = tempfile::tempdir().unwrap();

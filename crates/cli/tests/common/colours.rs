@@ -1,6 +1,7 @@
-//! What the tests of colours share: a declared map, and a reader of page frames that shares no code
-//! with the program under test.
+//! What the tests of colours share: a declared map, commands that use it, and a reader of page
+//! frames that shares no code with the program under test.
 
+#![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -9,10 +10,11 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 use quell_kernel::{trace, uffd};
 
-use crate::common::{Machine, machine};
+use crate::common::{Machine, Running, machine, quell};
 
 pub const PAGE: usize = 4096;
 /// Bits 12, 13 and 14: eight colours, by frame number modulo 8.
@@ -29,6 +31,29 @@ pub fn able(test: &str) -> Option<Machine> {
         return None;
     }
     machine(test)
+}
+
+/// `quell colours settle` of a process.
+pub fn settle(machine: &Machine, pid: u32, colours: &str, more: &[&str]) -> Command {
+    let map = machine.file("map.txt", MAP);
+    let mut command = quell();
+    command.args(["colours", "settle", "--colours", colours, "--map", &map]);
+    command.args(["--pid", &pid.to_string()]).args(more);
+    command
+}
+
+/// `quell run` of a policy, with the map declared.
+pub fn run_of(machine: &Machine, policy: &str) -> Command {
+    let state = machine.path("state");
+    let map = machine.file("map.txt", MAP);
+    let mut declared = quell();
+    declared.args(["colours", "map", &map]);
+    let done = Running::start(declared.env("QUELL_STATE_DIR", &state)).wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    let mut command = quell();
+    let policy = machine.file("colours.toml", policy);
+    command.args(["run", &policy]).env("QUELL_STATE_DIR", state);
+    command
 }
 
 /// Pages of private mappings without a file that may be written and not executed, by frame number
