@@ -2,12 +2,14 @@
 //! - how much the neighbour hurts,
 //! - how much of that protection removes,
 //! - what it costs the neighbour,
+//! - what leaves a critical subject slower than no protection,
 //! - what holds the promise,
 //! - where Linux' own CPU-time quota does as well.
 //!
 //! An effect or a benefit is claimed only where the interval excludes chance.
 
 use quell_plan::Promise;
+use quell_policy::Role;
 use quell_record::result::{CompareResult, ConfigurationResult, Figures, Subset, Timing};
 
 use crate::frontier::{Data, Standing};
@@ -51,6 +53,7 @@ pub fn verdict(result: &CompareResult) -> Vec<String> {
         benefit(&view, &mut said);
         frontier(result, view.subset, &mut said);
     }
+    said.extend(worse(&view));
     said.extend(not_held(result));
     if !result.failures.is_empty() {
         let cells = count(
@@ -210,6 +213,26 @@ fn benefit(view: &View<'_>, said: &mut Vec<String>) {
     said.push(holds(best, witness(view.result)));
 }
 
+/// Names what leaves a critical subject slower than no protection does, beyond chance.
+fn worse(view: &View<'_>) -> Option<String> {
+    let unprotected = view.unprotected()?;
+    let of = |subject: &str| -> Option<String> {
+        let kept = |c| median_kept(view.figures(c, subject)?);
+        let none = kept(unprotected)?;
+        let slower = view.protecting().filter_map(|c| {
+            let here = kept(c)?;
+            let sure = here.ci?.high < none.ci?.low && here.value < none.value - SMALL;
+            sure.then(|| format!("{} ({})", c.name, percent(here.value)))
+        });
+        let slower: Vec<String> = slower.collect();
+        let (without, all) = (percent(none.value), list(&slower));
+        (!slower.is_empty()).then(|| format!("{subject} keeps {without} without, less with {all}"))
+    };
+    let critical = unprotected.subjects.iter().filter(|s| s.role == Role::Critical);
+    let told: Vec<String> = critical.filter_map(|s| of(&s.name)).collect();
+    (!told.is_empty()).then(|| format!("Worse than no protection: {}.", told.join("; ")))
+}
+
 fn tail_words(figures: &Figures) -> String {
     tail_kept(figures).map_or_else(String::new, |tail| {
         format!(" and {} at p99", percent(tail.value))
@@ -367,7 +390,16 @@ mod tests {
         let text = said(&result);
         assert!(text.contains("is not measurably slower: it keeps 99 % of its solo speed"));
         assert!(text.contains("There is nothing to take away here."));
-        assert!(!text.contains("regulated"));
+        assert!(!text.contains("With regulated"));
+        let (_, worse) = text.split_once("Worse than no protection: ").unwrap();
+        assert_eq!(
+            worse,
+            "victim keeps 99 % without, less with cores (9.2 %), regulated@10% (92 %), regulated@20% (64 %) and \
+             regulated@30% (16 %)."
+        );
+        // Where both may be chance, nothing is said of it.
+        flat(&mut result, &["none"], 0.99, 0.95);
+        assert!(!said(&result).contains("Worse"));
     }
 
     #[test]

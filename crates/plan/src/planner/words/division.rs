@@ -44,9 +44,16 @@ sentences! {
     classes_are_of_cpus(group: &str)
         "registers give ways to CPUs, not to tasks, and group {group} has no CPUs to itself: other tasks would fill its \
          ways from there";
-    part_is_too_small(group: &str, part: Bytes, needed: Bytes, profile: &str, enough: u64)
+    part_is_too_small(group: &str, part: Bytes, needed: Bytes, profile: &str, enough: u32, kind: &str)
         "group {group}: its part of {part} is smaller than the {needed} that its program worked on alone (profile \
-        {profile}); {enough} ways would hold that";
+        {profile}); {enough} {kind} would hold that";
+    nothing_tells(group: &str, part: Bytes)
+        "group {group}: with a part that is too small a program is slower than with none, and nothing tells whether {part} \
+        is enough; `quell profile -- PROGRAM` does";
+    pages_lie_anywhere(group: &str, needed: Bytes, profile: &str, part: Bytes, share: Share, enough: u32, left: Share)
+        "group {group}: its part of {part} is too small for the {needed} that its program worked on alone (profile \
+        {profile}): pages lie anywhere, so that about {share} of them share a set with more lines than it has ways; \
+        with {enough} ways, {left}";
     part_misses_its_goal(group: &str, count: u32, speed: Share, goal: &str, profile: &str, more: &str)
         "group {group}: with {count} ways its program had {speed} of its speed alone, and the sweep in profile {profile} \
         asked for more ({goal}){more}";
