@@ -20,13 +20,16 @@ pub fn path() -> Option<PathBuf> {
     crate::state::state_dir().map(|dir| dir.join("address-map.json"))
 }
 
+/// Where a machine of the lab whose processor has banks says which line lies in which.
+const OF_THE_LAB: &str = "/lab/address-map.txt";
+
 /// The map that holds on this machine. `None` where none is declared. The error says why one that
-/// is declared does not hold.
+/// is declared does not hold. A machine of the lab that has banks declares them itself.
 pub fn find(machine: &Inventory) -> std::result::Result<Option<Declared>, String> {
     let Some(path) = path() else { return Ok(None) };
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(of_the_lab()),
         Err(e) => return Err(format!("the address map {}: {e}", path.display())),
     };
     let stored = Stored::parse(&text).and_then(|stored| stored.on(machine));
@@ -35,6 +38,17 @@ pub fn find(machine: &Inventory) -> std::result::Result<Option<Declared>, String
             "the address map {} is not used: {why}; declare the right one (quell colours map), or `quell colours map --forget`",
             path.display()
         )
+    })
+}
+
+fn of_the_lab() -> Option<Declared> {
+    let text = std::fs::read_to_string(OF_THE_LAB).ok()?;
+    Some(Declared {
+        origin: MapOrigin::Lab,
+        from: OF_THE_LAB.to_owned(),
+        about: None,
+        map: BankMap::parse(&text).ok()?,
+        sets: None,
     })
 }
 

@@ -25,7 +25,7 @@ pub struct Lab {
     #[arg(long, value_name = "RELEASE", default_value = "7.2")]
     pub kernel: String,
     /// Emulate this processor, with cache and bandwidth allocation, monitoring and counters:
-    /// icelake, goldmont, sparse, or a file
+    /// icelake, goldmont, apollolake, sparse, or a file
     #[arg(long, value_name = "PROFILE")]
     pub profile: Option<String>,
     /// Hardware threads

@@ -13,19 +13,22 @@ mod kills;
 #[path = "../../linux/tests/common/witness.rs"]
 mod witness;
 
+use std::io::Read;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{
     Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell, run,
+    send, soak,
 };
 use quell_types::units::Nanos;
 use rustix::process::Signal;
 use witness::{Span, quantile};
 
 const WITNESS: &str = "QUELL_WITNESS";
-/// How long a witness runs.
-const LENGTH: Nanos = Nanos::secs(4);
+/// How many frames a witness runs.
+const FRAMES: &str = "QUELL_FRAMES";
 const MS: u64 = 1_000_000;
 const FRAME: u64 = 10 * MS;
 const GUARD: u64 = MS / 5;
@@ -47,7 +50,12 @@ schedule = [
 #[ignore = "no test: the program that runs in a window"]
 fn watch() {
     let path = std::env::var_os(WITNESS).unwrap();
-    witness::watch(Path::new(&path), LENGTH);
+    witness::watch(Path::new(&path), Nanos(frames(400) * FRAME));
+}
+
+fn frames(usual: u64) -> u64 {
+    let wanted = std::env::var(FRAMES).ok();
+    wanted.map_or(usual, |n| n.parse().expect("QUELL_FRAMES is a number"))
 }
 
 /// A policy with two groups of these keys, and windows.
@@ -105,46 +113,136 @@ fn seen(spans: &[Span], window: Span) -> Seen {
     }
 }
 
-#[test]
-fn each_group_runs_in_its_windows_only() {
-    let Some(mut machine) = machine("windows") else {
-        return;
-    };
+/// What the witnesses of both groups saw of so many frames.
+fn witnessed(machine: &mut Machine, frames: u64) -> [Seen; 2] {
     machine.remember();
     let exe = std::env::current_exe().unwrap();
     let command = |name: &str| {
         let note = format!("{WITNESS}={}", machine.path(name).display());
         format!(
-            "command = [\"env\", \"{note}\", \"{}\", \"--exact\", \"watch\", \"--ignored\"]",
+            "command = [\"env\", \"{note}\", \"{FRAMES}={frames}\", \"{}\", \"--exact\", \"watch\", \"--ignored\"]",
             exe.display()
         )
     };
-    let policy = policy(&machine, &command("control"), &command("batch"));
-    let done = run(&["run", &policy]);
+    let policy = policy(machine, &command("control"), &command("batch"));
+    let longest = Duration::from_nanos(frames * FRAME) * 2 + Duration::from_secs(60);
+    let done = Running::start(quell().args(["run", &policy])).within(longest);
     assert_eq!(done.code, 0, "{done:?}");
     machine.unchanged("after the run");
-    for name in ["control", "batch"] {
-        let line = done
-            .err
-            .lines()
-            .find(|l| l.contains(&format!("{name}: ")) && l.contains("windows; begun late by"));
-        eprintln!("{}", line.unwrap_or_else(|| panic!("{name}: {}", done.err)));
-    }
-    for (name, window) in [("control", CONTROL), ("batch", BATCH)] {
+    [("control", CONTROL), ("batch", BATCH)].map(|(name, window)| {
+        let dispatched = done.err.lines().find(|l| {
+            l.contains(&format!("{name}: ")) && l.contains("windows; begun late by")
+        });
+        eprintln!("{}", dispatched.unwrap_or_else(|| panic!("{name}: {}", done.err)));
         let seen = seen(&witness::read(&machine.path(name)), window);
-        let us = |values: &[i64]| [0.0, 0.5, 0.99, 1.0].map(|part| quantile(values, part) / 1_000);
+        let us = |values: &[i64]| {
+            [0.0, 0.5, 0.99, 0.999, 1.0].map(|part| quantile(values, part) / 1_000)
+        };
         eprintln!(
-            "{name}: {} windows, {:.4} % outside, {:.1} % of them used; µs at 0, 50, 99, 100 %: begun {:?}, ended {:?}",
+            "{name}: {} windows, {:.4} % outside, {:.1} % of them used; µs at 0, 50, 99, 99.9, 100 %: begun {:?}, ended {:?}",
             seen.begun.len(),
             seen.outside * 100.0,
             seen.used * 100.0,
             us(&seen.begun),
             us(&seen.ended)
         );
+        seen
+    })
+}
+
+#[test]
+fn each_group_runs_in_its_windows_only() {
+    let Some(mut machine) = machine("windows") else {
+        return;
+    };
+    for seen in witnessed(&mut machine, frames(400)) {
         // Another program, an interrupt or the host may take a part of a window. What is outside
         // was not stopped in time.
-        assert!(seen.outside < 0.02, "{name}: {seen:?}");
-        assert!(seen.used > 0.8, "{name}: {seen:?}");
+        assert!(seen.outside < 0.02, "{seen:?}");
+        assert!(seen.used > 0.8, "{seen:?}");
+    }
+}
+
+/// `cyclictest` on CPU 0, at the dispatcher's priority, until it is told to end. Its lines of a
+/// histogram have microseconds and how many times it woke up so late.
+fn cyclictest() -> Option<Waking> {
+    let mut command = Command::new("cyclictest");
+    command.args([
+        "-q", "-m", "-p", "80", "-i", "1000", "-h", "60000", "-a", "0", "-t", "1",
+    ]);
+    command.stdout(Stdio::piped()).spawn().ok().map(Waking)
+}
+
+/// It ends with this.
+struct Waking(Child);
+
+impl Drop for Waking {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Microseconds at these parts of the wake-ups.
+fn lateness(mut cyclictest: Waking, parts: [f64; 3]) -> [i64; 3] {
+    send(cyclictest.0.id(), Signal::INT);
+    let mut text = String::new();
+    let mut told = cyclictest.0.stdout.take().unwrap();
+    told.read_to_string(&mut text).unwrap();
+    let counted = text.lines().filter_map(|line| {
+        let (late, times) = line.split_once(' ')?;
+        Some((late.parse::<i64>().ok()?, times.trim().parse::<u64>().ok()?))
+    });
+    let counted: Vec<(i64, u64)> = counted.collect();
+    let all: u64 = counted.iter().map(|(_, times)| times).sum();
+    assert!(all > 1_000, "{text}");
+    parts.map(|part| {
+        let mut upto = 0;
+        let within = |(_, times): &&(i64, u64)| {
+            upto += times;
+            upto as f64 >= all as f64 * part
+        };
+        counted.iter().find(within).unwrap().0
+    })
+}
+
+/// Time that the host took from CPU 1, in hundredths of a second.
+fn stolen() -> u64 {
+    let text = std::fs::read_to_string("/proc/stat").unwrap();
+    let line = text.lines().find(|line| line.starts_with("cpu1 ")).unwrap();
+    line.split(' ').nth(8).unwrap().parse().unwrap()
+}
+
+/// Beside it `cyclictest` wakes up on the CPU that has no windows.
+#[test]
+fn windows_end_as_precisely_as_a_real_time_thread_wakes_up() {
+    if !soak() {
+        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
+        return;
+    }
+    let Some(mut machine) = machine("precise windows") else {
+        return;
+    };
+    let Some(waking) = cyclictest() else {
+        eprintln!("SKIPPED: no cyclictest (apt-get install rt-tests)");
+        return;
+    };
+    let (frames, before) = (frames(100_000), stolen());
+    let both = witnessed(&mut machine, frames);
+    let parts = [0.5, 0.999, 1.0];
+    let late = lateness(waking, parts);
+    eprintln!(
+        "cyclictest: µs at 50, 99.9, 100 %: {late:?}; stolen on CPU 1: {} ms",
+        (stolen() - before) * 10
+    );
+    for seen in both {
+        assert!(seen.begun.len() as u64 > frames * 9 / 10);
+        // The dispatcher ends user code a guard before the window ends.
+        let ended = quantile(&seen.ended, 0.999) + GUARD.cast_signed();
+        assert!(
+            ended <= 2_000 * late[1].max(1),
+            "{ended} ns, cyclictest {late:?} µs"
+        );
     }
 }
 
@@ -259,14 +357,14 @@ fn a_dispatcher_that_is_killed_is_replaced_and_told() {
     // One that dies before it is ready makes the run fail instead.
     std::thread::sleep(Duration::from_secs(1));
     let first = dispatcher().unwrap();
-    common::send(first, Signal::KILL);
+    send(first, Signal::KILL);
     eventually("another one runs", || {
         dispatcher().is_some_and(|pid| pid != first)
     });
     // Then one that is stopped, which looks like one that hangs.
     std::thread::sleep(Duration::from_secs(1));
     let second = dispatcher().unwrap();
-    common::send(second, Signal::STOP);
+    send(second, Signal::STOP);
     eventually("a third one runs", || {
         dispatcher().is_some_and(|pid| pid != first && pid != second)
     });

@@ -115,6 +115,10 @@ impl Lab {
         };
         let told = serde_json::to_string(&told).map_err(|e| Error::Failed(e.to_string()))?;
         image.file("lab/guest.json", 0o644, told.into_bytes());
+        if let Some(dram) = profile.and_then(|profile| profile.dram.as_ref()) {
+            let map = dram.banks().map_err(Error::Failed)?;
+            image.file("lab/address-map.txt", 0o644, String::from(map).into_bytes());
+        }
         let mut words = self.command.clone();
         let [first, ..] = &mut words[..] else {
             return Err(Error::Input("no command: give one after --".to_owned()));

@@ -1,5 +1,5 @@
 //! The processor that the lab emulates, as data: its caches, what can be divided, and what it
-//! counts. Profiles are written in TOML (`docs/lab.md` lists the keys). Three are built in, by
+//! counts. Profiles are written in TOML (`docs/lab.md` lists the keys). Four are built in, by
 //! name.
 
 use std::path::Path;
@@ -7,16 +7,17 @@ use std::path::Path;
 use quell_model::address::{AddressMap, Fields};
 use quell_model::cache::{Cache, Geometry, Policy};
 use quell_model::dram::{OpenRows, Row};
-use quell_types::address::BitFunctions;
+use quell_types::address::{BankMap, BitFunctions};
 use quell_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
 /// The built-in profiles: name and text.
-pub const BUILT_IN: [(&str, &str); 3] = [
+pub const BUILT_IN: [(&str, &str); 4] = [
     ("icelake", include_str!("../profiles/icelake.toml")),
     ("goldmont", include_str!("../profiles/goldmont.toml")),
+    ("apollolake", include_str!("../profiles/apollolake.toml")),
     ("sparse", include_str!("../profiles/sparse.toml")),
 ];
 
@@ -159,6 +160,15 @@ pub struct Dram {
 }
 
 impl Dram {
+    /// The functions of the banks.
+    ///
+    /// # Errors
+    /// For functions that are no map of banks.
+    pub fn banks(&self) -> Result<BankMap, String> {
+        let all = [&self.channel, &self.rank, &self.bank];
+        BankMap::new(all.iter().flat_map(|of| of.0.iter().copied()).collect())
+    }
+
     /// Banks with all rows closed.
     ///
     /// # Errors
@@ -298,6 +308,7 @@ impl Profile {
                 ));
             }
             dram.rows().map_err(|e| format!("dram: {e}"))?;
+            dram.banks().map_err(|e| format!("dram: {e}"))?;
         }
         if self.l3.is_none() && (self.mba.is_some() || self.monitoring.is_some()) {
             return Err("mba and monitoring belong to a third level: give l3".to_owned());

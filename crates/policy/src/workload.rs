@@ -20,7 +20,8 @@ pub use banks::Banks;
 pub use faults::{Fault, MOST_LISTS, MOST_PRIORITY};
 pub use metrics::{
     ACCESSES_PER_S, BANDWIDTH_MB_S, FRAME_MS, IPC, IPC_ALONE, LATENCY_NS, LATENCY_US, MEMORY_FULL,
-    MEMORY_SOME, PAGE_INS, PAGES_PER_S, PROGRESS, REFAULTS, Reported, TURNAROUND_S, ns_per_line,
+    MEMORY_SOME, MISSES_PER_ACCESS, PAGE_INS, PAGES_PER_S, PROGRESS, REFAULTS, Reported,
+    TURNAROUND_S, ns_per_line,
 };
 pub use pressure::{AnonHog, Detector, DirtyWriter, FileHog};
 pub use requests::Requests;

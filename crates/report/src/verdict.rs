@@ -228,7 +228,10 @@ fn worse(view: &View<'_>) -> Option<String> {
         let (without, all) = (percent(none.value), list(&slower));
         (!slower.is_empty()).then(|| format!("{subject} keeps {without} without, less with {all}"))
     };
-    let critical = unprotected.subjects.iter().filter(|s| s.role == Role::Critical);
+    let critical = unprotected
+        .subjects
+        .iter()
+        .filter(|s| s.role == Role::Critical);
     let told: Vec<String> = critical.filter_map(|s| of(&s.name)).collect();
     (!told.is_empty()).then(|| format!("Worse than no protection: {}.", told.join("; ")))
 }

@@ -1,6 +1,7 @@
 //! The interface of load generators: measure one span, or make load until asked to stop. [`Driver`]
 //! implements it for loads whose steps are all alike. Other generators keep time by themselves.
 
+use quell_policy::workload::MISSES_PER_ACCESS;
 use quell_record::measurement::Measurement;
 use quell_types::units::Nanos;
 
@@ -8,6 +9,7 @@ use crate::Error;
 use crate::account::Sampler;
 use crate::load::Driver;
 use crate::memory::Granted;
+use crate::misses::Misses;
 use crate::resolved::Placed;
 use crate::windows::Windows;
 
@@ -115,10 +117,21 @@ fn measure(
     if span.warmup.0 > 0 && driver.run(span.warmup.0, None, &mut asked).interrupted {
         return Ok(None);
     }
+    let walks = driver.load().accesses();
+    let counter = walks.and_then(|_| Misses::open());
+    let before = counter.as_ref().and_then(Misses::read);
     let done = driver.run(span.duration.0, Some(&mut windows), &mut asked);
     if done.interrupted {
         return Ok(None);
     }
+    let after = counter.as_ref().and_then(Misses::read);
+    let missed = walks.zip(before.zip(after)).map(|(each, (before, after))| {
+        let accesses = (done.steps * each).max(1);
+        (
+            MISSES_PER_ACCESS,
+            vec![(after - before) as f64 / accesses as f64],
+        )
+    });
     let account = windows.account()?;
     let window_ns = windows.length();
     let values = windows.into_values();
@@ -129,6 +142,7 @@ fn measure(
         metrics: [primary]
             .into_iter()
             .chain(derived)
+            .chain(missed)
             .map(|(name, values)| (name.to_owned(), values))
             .collect(),
         bytes: done.steps * driver.load().step_bytes(),

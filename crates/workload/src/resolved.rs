@@ -146,7 +146,7 @@ impl Load {
     }
 
     /// How many accesses of a step the metric is the time of. `None` where the metric is a rate.
-    fn accesses(&self) -> Option<u64> {
+    pub(crate) fn accesses(&self) -> Option<u64> {
         match self {
             Self::Latency(_) => Some(1),
             Self::ParallelLists(lists) => Some(lists.count()),

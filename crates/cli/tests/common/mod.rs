@@ -134,16 +134,21 @@ impl Running {
         self.child.try_wait().unwrap().is_none()
     }
 
-    pub fn wait(mut self) -> Done {
+    pub fn wait(self) -> Done {
+        self.within(LONGEST)
+    }
+
+    /// Its end, which comes within so long.
+    pub fn within(mut self, longest: Duration) -> Done {
         use std::os::unix::process::ExitStatusExt;
         let started = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            if started.elapsed() > LONGEST {
+            if started.elapsed() > longest {
                 let _ = self.child.kill();
-                panic!("not ended after {LONGEST:?}");
+                panic!("not ended after {longest:?}");
             }
             std::thread::sleep(Duration::from_millis(2));
         };

@@ -70,13 +70,7 @@ pub(super) fn acts(draft: &mut Draft<'_>) {
 
 /// What to say where the program works on more than its part holds. A program that works on more
 /// than the whole cache has no part that is enough, so nothing is said of it.
-fn by_bytes(
-    draft: &Draft<'_>,
-    group: &str,
-    solo: &Solo,
-    kind: Kind,
-    count: u32,
-) -> Option<String> {
+fn by_bytes(draft: &Draft<'_>, group: &str, solo: &Solo, kind: Kind, count: u32) -> Option<String> {
     let needed = solo.works_on?;
     let each = size_of(draft, group, kind).0;
     let whole = kind.whole(&draft.machine.partitions)?.count;

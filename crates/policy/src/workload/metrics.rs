@@ -7,6 +7,9 @@ use super::Workload;
 
 /// Metric in nanoseconds per access.
 pub const LATENCY_NS: &str = "latency_ns";
+/// Lines that a walk brought from memory ÷ its accesses, over the span. On Linux absent without a
+/// counter.
+pub const MISSES_PER_ACCESS: &str = "misses_per_access";
 /// 10^6 program bytes per second.
 pub const BANDWIDTH_MB_S: &str = "bandwidth_mb_s";
 /// Accesses to lines per second.
@@ -63,15 +66,19 @@ const fn higher(name: &'static str, unit: &'static str) -> Reported {
     }
 }
 
-const LATENCY: [Reported; 1] = [lower(LATENCY_NS, "ns per access")];
+const LATENCY: [Reported; 2] = [
+    lower(LATENCY_NS, "ns per access"),
+    lower(MISSES_PER_ACCESS, "lines per access"),
+];
 const RATE: [Reported; 1] = [higher(BANDWIDTH_MB_S, "MB/s")];
 const BANDWIDTH: [Reported; 2] = [
     higher(BANDWIDTH_MB_S, "MB/s"),
     lower(LATENCY_NS, "ns per 64 bytes"),
 ];
-const LISTS: [Reported; 2] = [
+const LISTS: [Reported; 3] = [
     lower(LATENCY_NS, "ns per access"),
     higher(BANDWIDTH_MB_S, "MB/s"),
+    lower(MISSES_PER_ACCESS, "lines per access"),
 ];
 const PERIODIC: [Reported; 10] = [
     lower("cycles", "TSC cycles per pass"),

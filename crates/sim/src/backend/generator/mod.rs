@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 
 use quell_control::deadline::Unit;
 use quell_model::Picos;
-use quell_policy::workload::{ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, ns_per_line};
+use quell_policy::workload::{
+    ACCESSES_PER_S, BANDWIDTH_MB_S, LATENCY_NS, MISSES_PER_ACCESS, ns_per_line,
+};
 use quell_record::backend::SubjectId;
 use quell_record::measurement::Measurement;
 use quell_types::pace::{Pace, SPIN_NS};
@@ -342,7 +344,16 @@ impl Load {
                 }
                 let metrics = metrics(&steps, (**windows).clone().into_values());
                 let metrics = metrics.into_iter().map(|(name, v)| (name.to_owned(), v));
-                let metrics = metrics.chain(counted.end(os, task));
+                let walked = match steps.judged {
+                    Judged::Time { accesses, .. } => Some((units - *done) * accesses),
+                    Judged::Rate { .. } | Judged::Accesses => None,
+                };
+                let missed = walked.map(|walked| {
+                    let missed = os.counts(task).misses - counted.before.misses;
+                    let each = missed as f64 / walked.max(1) as f64;
+                    (MISSES_PER_ACCESS.to_owned(), vec![each])
+                });
+                let metrics = metrics.chain(missed).chain(counted.end(os, task));
                 let measured = Measurement {
                     window_ns: windows.length(),
                     metrics: metrics.collect(),
