@@ -187,6 +187,21 @@ fn colours_hold_off_an_ordinary_stream_under_6_12() {
     colours_hold_off_an_ordinary_stream("6.12");
 }
 
+/// Nothing has to be declared where the emulated processor has banks.
+#[test]
+fn a_guest_with_banks_knows_its_address_map() {
+    let script = "quell doctor 2>&1 | sed -n 's/^ *\\(address map\\|sets\\|banks\\) */\\1 /p'\n";
+    let Some(said) = guest::says("6.12", "apollolake", script, Duration::from_secs(300)) else {
+        return;
+    };
+    assert!(
+        said.one("address map")
+            .starts_with("that of the lab's own processor"),
+        "{}",
+        said.0
+    );
+}
+
 #[test]
 #[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use quell_control::bandwidth::Verdict;
 use quell_control::pooled::Pooled;
+use quell_plan::Plan;
 use quell_policy::experiment::RUN_TIME;
 use quell_record::attribution::Stop;
 use quell_record::backend::{Action, Program, Seen, SubjectId, SubjectSpec};
@@ -26,6 +27,7 @@ use quell_types::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::drive::{Order, Script};
+use crate::settling::{LOOK, Settling};
 
 /// How long a generator may take to build its memory.
 pub const READY_WITHIN: Nanos = Nanos::secs(120);
@@ -144,7 +146,7 @@ impl Throttling {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Phase {
-    /// Generators build their memory. All must be ready by this time.
+    /// Generators build their memory. All must be ready by this time. Then pages are moved.
     Preparing(Nanos),
     /// Subjects run. Generators were sent off at this time.
     Running(Nanos),
@@ -197,6 +199,7 @@ pub struct Cell {
     states: Vec<State>,
     by_id: BTreeMap<SubjectId, usize>,
     phase: Phase,
+    settling: Settling,
     throttling: Option<Throttling>,
 }
 
@@ -223,8 +226,16 @@ impl Cell {
             states,
             by_id: BTreeMap::new(),
             phase: Phase::Preparing(Nanos(0)),
+            settling: Settling::default(),
             throttling: None,
         }
+    }
+
+    /// The same, which begins once the pages that this plan moves are moved.
+    #[must_use]
+    pub fn under(mut self, plan: &Plan) -> Self {
+        self.settling = Settling::of(plan);
+        self
     }
 
     /// What every subject measured, by its name. The throttling is `None` where none was reported.
@@ -499,6 +510,9 @@ impl Script for Cell {
                 let sum = self.throttling.get_or_insert_default();
                 decisions.iter().for_each(|d| sum.decided(&group, cpu, d));
             }
+            Seen::Event(Event::Coloured {
+                group, pid, pages, ..
+            }) => self.settling.note(group, pid, pages),
             Seen::Event(_)
             | Seen::Quanta(_)
             | Seen::Units(..)
@@ -513,7 +527,8 @@ impl Script for Cell {
         if let Phase::Preparing(by) = self.phase {
             let late = self.states.iter().find(|s| s.generator() && !s.ready);
             match late {
-                None => self.phase = Phase::Running(now),
+                None if self.settling.is_over(now) => self.phase = Phase::Running(now),
+                None => self.phase = Phase::Preparing(now.plus(LOOK)),
                 Some(state) if now >= by => {
                     return Err(format!(
                         "subject '{}' was not ready within {READY_WITHIN}; {}",

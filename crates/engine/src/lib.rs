@@ -22,6 +22,7 @@ mod published;
 pub mod read;
 mod resume;
 mod rounds;
+mod settling;
 mod setup;
 mod side_by_side;
 pub mod sink;

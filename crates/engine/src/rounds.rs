@@ -321,7 +321,7 @@ fn attempt(
     );
     let before = canary(setup, backend)?;
     let members = setup.members(prepared.configuration, place.alone);
-    let mut cell = Cell::new(members, setup.span);
+    let mut cell = Cell::new(members, setup.span).under(plan);
     let how = HoldOptions {
         on_drift: prepared.policy.on_drift,
     };

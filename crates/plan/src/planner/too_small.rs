@@ -87,11 +87,11 @@ fn by_bytes(draft: &Draft<'_>, group: &str, solo: &Solo, kind: Kind, count: u32)
     let ways = cache.and_then(|c| c.ways).map_or(1, |n| (n / whole).max(1));
     #[expect(clippy::cast_precision_loss, reason = "sizes of caches")]
     let mean = needed.0 as f64 / each as f64 * f64::from(ways);
-    let crowded = |count: u32| match even {
+    let lost = |count: u32| match even {
         true => f64::from(u8::from(mean > f64::from(count * ways))),
         false => crowded(mean, count * ways),
     };
-    let fits = |count: &u32| crowded(*count) - crowded(whole) <= MOST;
+    let fits = |count: &u32| lost(*count) - lost(whole) <= MOST;
     if fits(&count) {
         return None;
     }
@@ -102,7 +102,7 @@ fn by_bytes(draft: &Draft<'_>, group: &str, solo: &Solo, kind: Kind, count: u32)
     Some(match even || part < needed {
         true => words::part_is_too_small(group, part, needed, profile, enough, &named),
         false => {
-            let [share, left] = [count, enough].map(|count| percent(crowded(count)));
+            let [share, left] = [count, enough].map(|count| percent(lost(count)));
             words::pages_lie_anywhere(group, needed, profile, part, share, enough, left)
         }
     })
