@@ -54,9 +54,15 @@ impl RightFrames {
     /// Whether a frame (physical address divided by the page size) has one of the colours.
     #[must_use]
     pub fn has(&self, frame: u64) -> bool {
+        self.colour(frame).is_some()
+    }
+
+    /// Which of the colours a frame has. `None` where it has another one.
+    #[must_use]
+    pub fn colour(&self, frame: u64) -> Option<usize> {
         let address = frame.checked_shl(self.shift).unwrap_or(0);
-        let colour = usize::try_from(self.functions.of(address)).ok();
-        colour.is_some_and(|colour| self.right.get(colour) == Some(&true))
+        let colour = usize::try_from(self.functions.of(address)).ok()?;
+        (self.right.get(colour) == Some(&true)).then_some(colour)
     }
 
     /// How many frames have to be looked through for a right one, on average: colours that there

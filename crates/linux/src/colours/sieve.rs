@@ -3,9 +3,10 @@
 //! Method: memory is touched page by page, and the frame of each page is read. Pages in wrong
 //! frames are kept until the end: released at once, their frames come straight back. A page in a
 //! right frame is released right before the kernel allocates a page on the same CPU, which gets
-//! that frame.
+//! that frame. Frames are released colour by colour in turn: memory that has more pages of one
+//! colour than of another has too few ways there.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
 use quell_control::settling::RightFrames;
@@ -32,8 +33,10 @@ pub(super) struct Sieve {
     room: usize,
     /// Pages that were touched.
     touched: usize,
-    /// Pages in right frames, the oldest first.
-    right: VecDeque<usize>,
+    /// Pages in right frames by their colour, the oldest first.
+    right: BTreeMap<usize, VecDeque<usize>>,
+    /// The colour that was released last.
+    last: usize,
     wanted: RightFrames,
     pagemap: Pagemap,
 }
@@ -69,7 +72,8 @@ impl Sieve {
             page,
             room,
             touched: 0,
-            right: VecDeque::new(),
+            right: BTreeMap::new(),
+            last: 0,
             wanted,
             pagemap: Pagemap::open(files, "self")?,
         };
@@ -95,20 +99,48 @@ impl Sieve {
     /// are.
     pub(super) fn fill(&mut self, wanted: usize) -> Result<usize> {
         let refused = |e| Error::refused(format!("no memory to find frames in: {e}"));
-        while self.right.len() < wanted.saturating_add(NEWEST) && self.touched < self.room {
+        while self.usable() < wanted && self.touched < self.room {
             let pages = AT_ONCE.min(self.room - self.touched);
             self.advise(self.touched, pages, TOUCH).map_err(refused)?;
             let mut found = [Page::default(); AT_ONCE];
             let first = self.memory.addr() / self.page + self.touched;
             let read = self.pagemap.read(first as u64, &mut found[..pages])?;
-            let right = found[..read].iter().enumerate().filter(|(_, page)| {
-                page.is_present() && page.frame() != 0 && self.wanted.has(page.frame())
-            });
-            let right: Vec<usize> = right.map(|(n, _)| self.touched + n).collect();
-            self.right.extend(right);
+            for (n, page) in found[..read].iter().enumerate() {
+                let there = page.is_present() && page.frame() != 0;
+                if let Some(colour) = self.wanted.colour(page.frame()).filter(|_| there) {
+                    let own = self.right.entry(colour).or_default();
+                    own.push_back(self.touched + n);
+                }
+            }
             self.touched += pages;
         }
-        Ok(self.right.len().saturating_sub(NEWEST))
+        Ok(self.usable())
+    }
+
+    /// Whether the kernel releases a page if it is told to.
+    fn is_old(&self, page: usize) -> bool {
+        page + NEWEST < self.touched
+    }
+
+    /// Pages in right frames that can be released.
+    fn usable(&self) -> usize {
+        let of = |own: &VecDeque<usize>| {
+            let newest = own.iter().rev().take_while(|page| !self.is_old(**page));
+            own.len() - newest.count()
+        };
+        self.right.values().map(of).sum()
+    }
+
+    /// The oldest page of the next colour that has one which can be released.
+    fn take(&mut self) -> Option<usize> {
+        let has = |(colour, own): (&usize, &VecDeque<usize>)| {
+            let old = own.front().is_some_and(|page| self.is_old(*page));
+            old.then_some(*colour)
+        };
+        let after = self.right.range(self.last + 1..).find_map(has);
+        let next = after.or_else(|| self.right.iter().find_map(has))?;
+        self.last = next;
+        self.right.get_mut(&next)?.pop_front()
     }
 
     /// Memory that is held.
@@ -121,7 +153,7 @@ impl Frames for Sieve {
     fn offer(&mut self, pages: u64) {
         // The frame that is released last is allocated first.
         for _ in 0..pages {
-            if let Some(page) = self.right.pop_front() {
+            if let Some(page) = self.take() {
                 let _ = self.advise(page, 1, libc::MADV_DONTNEED);
             }
         }
