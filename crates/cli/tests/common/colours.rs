@@ -56,12 +56,13 @@ pub fn run_of(machine: &Machine, policy: &str) -> Command {
     command
 }
 
-/// Gives the frame of each page of private mappings without a file that may be written and not
-/// executed, by frame number modulo 8. `None`: it is not in memory, or another process shares it
-/// after a fork, as the page of zeroes.
-fn each(pid: u32, mut give: impl FnMut(Option<usize>)) {
+/// Pages of private mappings without a file that may be written and not executed, by frame number
+/// modulo 8. Pages that another process shares after a fork do not count, nor does the page of
+/// zeroes.
+pub fn counted(pid: u32) -> [u64; 8] {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let pagemap = File::open(format!("/proc/{pid}/pagemap")).unwrap();
+    let mut found = [0; 8];
     for line in maps.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let own = words
@@ -78,33 +79,11 @@ fn each(pid: u32, mut give: impl FnMut(Option<usize>)) {
         let read = pagemap.read_at(&mut bytes, from * 8).unwrap_or(0);
         for entry in bytes[..read].chunks_exact(8) {
             let entry = u64::from_ne_bytes(entry.try_into().unwrap());
-            let there = entry >> 63 == 1 && entry >> 56 & 1 == 1;
-            give(there.then(|| usize::try_from(entry % 8).unwrap()));
+            // In memory, and mapped by this process alone.
+            if entry >> 63 == 1 && entry >> 56 & 1 == 1 {
+                found[usize::try_from(entry % 8).unwrap()] += 1;
+            }
         }
-        give(None);
     }
-}
-
-/// How many of these pages have each colour.
-pub fn counted(pid: u32) -> [u64; 8] {
-    let mut found = [0; 8];
-    each(pid, |colour| {
-        if let Some(colour) = colour {
-            found[colour] += 1;
-        }
-    });
     found
-}
-
-/// Of these pages that lie side by side, how large a part has the colour of the one before.
-pub fn alike(pid: u32) -> f64 {
-    let (mut same, mut pairs, mut before) = (0u64, 0u32, None);
-    each(pid, |colour| {
-        if let Some((before, colour)) = before.zip(colour) {
-            pairs += 1;
-            same += u64::from(before == colour);
-        }
-        before = colour;
-    });
-    same as f64 / f64::from(pairs.max(1))
 }

@@ -24,6 +24,37 @@ const NEWEST: usize = 31;
 /// `MADV_POPULATE_WRITE` (Linux 5.14): touches pages.
 const TOUCH: libc::c_int = 23;
 
+/// Pages in right frames by their colour, each in the order in which they were touched.
+#[derive(Default)]
+struct Right {
+    pages: BTreeMap<usize, VecDeque<usize>>,
+    /// The colour of the page that was taken last.
+    last: usize,
+}
+
+impl Right {
+    fn push(&mut self, colour: usize, page: usize) {
+        self.pages.entry(colour).or_default().push_back(page);
+    }
+
+    /// How many there are before a page.
+    fn before(&self, end: usize) -> usize {
+        let of = |own: &VecDeque<usize>| own.partition_point(|page| *page < end);
+        self.pages.values().map(of).sum()
+    }
+
+    /// Takes the first page of the next colour that has one before `end`.
+    fn take(&mut self, end: usize) -> Option<usize> {
+        let has = |(colour, own): (&usize, &VecDeque<usize>)| {
+            own.front().filter(|page| **page < end).map(|_| *colour)
+        };
+        let after = self.pages.range(self.last + 1..).find_map(has);
+        let next = after.or_else(|| self.pages.iter().find_map(has))?;
+        self.last = next;
+        self.pages.get_mut(&next)?.pop_front()
+    }
+}
+
 /// Memory of this process whose frames are looked through.
 pub(super) struct Sieve {
     memory: *mut libc::c_void,
@@ -33,10 +64,7 @@ pub(super) struct Sieve {
     room: usize,
     /// Pages that were touched.
     touched: usize,
-    /// Pages in right frames by their colour, the oldest first.
-    right: BTreeMap<usize, VecDeque<usize>>,
-    /// The colour that was released last.
-    last: usize,
+    right: Right,
     wanted: RightFrames,
     pagemap: Pagemap,
 }
@@ -72,8 +100,7 @@ impl Sieve {
             page,
             room,
             touched: 0,
-            right: BTreeMap::new(),
-            last: 0,
+            right: Right::default(),
             wanted,
             pagemap: Pagemap::open(files, "self")?,
         };
@@ -99,7 +126,7 @@ impl Sieve {
     /// are.
     pub(super) fn fill(&mut self, wanted: usize) -> Result<usize> {
         let refused = |e| Error::refused(format!("no memory to find frames in: {e}"));
-        while self.usable() < wanted && self.touched < self.room {
+        while self.right.before(self.old()) < wanted && self.touched < self.room {
             let pages = AT_ONCE.min(self.room - self.touched);
             self.advise(self.touched, pages, TOUCH).map_err(refused)?;
             let mut found = [Page::default(); AT_ONCE];
@@ -108,39 +135,17 @@ impl Sieve {
             for (n, page) in found[..read].iter().enumerate() {
                 let there = page.is_present() && page.frame() != 0;
                 if let Some(colour) = self.wanted.colour(page.frame()).filter(|_| there) {
-                    let own = self.right.entry(colour).or_default();
-                    own.push_back(self.touched + n);
+                    self.right.push(colour, self.touched + n);
                 }
             }
             self.touched += pages;
         }
-        Ok(self.usable())
+        Ok(self.right.before(self.old()))
     }
 
-    /// Whether the kernel releases a page if it is told to.
-    fn is_old(&self, page: usize) -> bool {
-        page + NEWEST < self.touched
-    }
-
-    /// Pages in right frames that can be released.
-    fn usable(&self) -> usize {
-        let of = |own: &VecDeque<usize>| {
-            let newest = own.iter().rev().take_while(|page| !self.is_old(**page));
-            own.len() - newest.count()
-        };
-        self.right.values().map(of).sum()
-    }
-
-    /// The oldest page of the next colour that has one which can be released.
-    fn take(&mut self) -> Option<usize> {
-        let has = |(colour, own): (&usize, &VecDeque<usize>)| {
-            let old = own.front().is_some_and(|page| self.is_old(*page));
-            old.then_some(*colour)
-        };
-        let after = self.right.range(self.last + 1..).find_map(has);
-        let next = after.or_else(|| self.right.iter().find_map(has))?;
-        self.last = next;
-        self.right.get_mut(&next)?.pop_front()
+    /// The kernel releases pages before this one, if it is told to.
+    fn old(&self) -> usize {
+        self.touched.saturating_sub(NEWEST)
     }
 
     /// Memory that is held.
@@ -153,7 +158,7 @@ impl Frames for Sieve {
     fn offer(&mut self, pages: u64) {
         // The frame that is released last is allocated first.
         for _ in 0..pages {
-            if let Some(page) = self.take() {
+            if let Some(page) = self.right.take(self.old()) {
                 let _ = self.advise(page, 1, libc::MADV_DONTNEED);
             }
         }
@@ -164,5 +169,27 @@ impl Drop for Sieve {
     fn drop(&mut self) {
         // SAFETY: mapped by `new` with this length. Nothing refers to it.
         unsafe { libc::munmap(self.memory, self.room * self.page) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_dealt_colour_by_colour() {
+        let mut right = Right::default();
+        // As runs of frames come: ten of one colour, then ten of the next.
+        for page in 0..30 {
+            right.push([2, 5, 7][page / 10], page);
+        }
+        assert_eq!((right.before(30), right.before(12)), (30, 12));
+        let mut dealt = |end| -> Vec<usize> { (0..6).map_while(|_| right.take(end)).collect() };
+        assert_eq!(dealt(30), [0, 10, 20, 1, 11, 21]);
+        // Pages that are too new to be released are left for later.
+        assert_eq!(dealt(14), [2, 12, 3, 13, 4, 5]);
+        assert_eq!(dealt(7), [6]);
+        assert_eq!(dealt(30), [14, 22, 7, 15, 23, 8]);
+        assert_eq!(right.before(30), 11);
     }
 }
