@@ -53,8 +53,8 @@ const LEAST_OF_NODE: Bytes = Bytes(128 << 20);
 pub struct Guest {
     /// The release of Debian's kernel, or the beginning of it: 6.1, 6.12, 7.2.
     pub kernel: String,
-    /// The emulated processor: icelake, goldmont, apollolake (with banks), sparse, or a file. Without one, caches cannot be
-    /// divided and no event counts.
+    /// The emulated processor: icelake, goldmont, apollolake (with banks), sparse, or a file.
+    /// Without one, caches cannot be divided and no event counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// Number of hardware threads.

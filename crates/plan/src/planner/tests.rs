@@ -25,6 +25,7 @@ mod registers;
 mod schedule;
 mod stranger;
 mod throttle;
+mod too_small;
 mod window_parts;
 mod windows;
 

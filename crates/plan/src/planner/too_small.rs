@@ -111,8 +111,8 @@ fn by_bytes(draft: &Draft<'_>, group: &str, solo: &Solo, kind: Kind, count: u32)
 /// The share of a program's lines that lie in sets with more than `ways` of them, if frames, or the
 /// hash of addresses, put lines into sets at random, `mean` of them on average: the chance that at
 /// least `ways` others are in a line's set (Poisson). A program that goes through all its memory
-/// misses these. In the experiment `colours`, 0.26 of the accesses to a list of 384 KiB miss in eight
-/// of sixteen ways of 64 KiB, as this says.
+/// misses these. In the experiment `colours`, 0.26 of the accesses to a list of 384 KiB miss in
+/// eight of sixteen ways of 64 KiB, as this says.
 fn crowded(mean: f64, ways: u32) -> f64 {
     let mut chance = (-mean).exp();
     let mut fewer = 0.0;
