@@ -264,17 +264,20 @@ fn a_program_with_threads_and_signals_is_settled() {
     let before = counted(program.pid());
     let all: u64 = before.iter().sum();
     assert!(all >= 16_384, "{before:?}");
+    // The half that fewer pages have: frames that another program gave back may be of few colours.
+    let in_first = |found: &[u64; 8]| found[2..6].iter().sum::<u64>();
+    let half = usize::from(in_first(&before) * 2 > all);
     let begun = Instant::now();
     let args = [&AT_ONCE[..], &["--json"]].concat();
-    let done = Running::start(&mut settle(&machine, program.pid(), HALVES[0], &args)).wait();
+    let done = Running::start(&mut settle(&machine, program.pid(), HALVES[half], &args)).wait();
     let took = begun.elapsed();
     eprintln!("{took:?} {} {}", done.out, done.err);
     let json = done.json();
     assert!(done.err.contains("exclude no other"), "{}", done.err);
     // Counted while it runs: it may have got new pages.
     let after = counted(program.pid());
-    let right: u64 = after[2..6].iter().sum();
     let all: u64 = after.iter().sum();
+    let right = [in_first(&after), all - in_first(&after)][half];
     assert!(right * 1000 >= all * 999, "{before:?} {after:?}");
     let of = |key: &str, part: &str| json[key][part].as_u64().unwrap();
     assert!(
