@@ -234,7 +234,10 @@ impl Cell {
     /// The same, which begins once the pages that this plan moves are moved.
     #[must_use]
     pub fn under(mut self, plan: &Plan) -> Self {
-        self.settling = Settling::of(plan);
+        // A command has no memory before the cell begins, and a group without a member never has.
+        let generators = self.states.iter().filter(|s| s.generator());
+        let groups = generators.map(|s| s.member.spec.group.clone()).collect();
+        self.settling = Settling::of(plan, &groups);
         self
     }
 

@@ -26,12 +26,14 @@ pub(crate) struct Settling {
 }
 
 impl Settling {
-    /// Of the groups whose pages a plan moves.
-    pub(crate) fn of(plan: &Plan) -> Self {
+    /// Of those of the groups whose pages a plan moves.
+    pub(crate) fn of(plan: &Plan, groups: &BTreeSet<GroupId>) -> Self {
         let settles = plan.steps.iter();
         let settles = settles.filter(|step| matches!(step.set, Setting::Settle { .. }));
         Self {
-            groups: settles.filter_map(|step| step.group.clone()).collect(),
+            groups: settles
+                .filter_map(|step| groups.get(step.group.as_ref()?).cloned())
+                .collect(),
             ..Self::default()
         }
     }
