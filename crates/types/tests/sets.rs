@@ -272,15 +272,19 @@ fn a_search_ends_when_its_time_is_over() {
 
 #[test]
 fn a_question_reads_in_both_directions_and_far_away_last() {
-    let (others, clearing) = ([0x1000, 0x2000], [0x3000]);
+    let (others, clearing) = ([0x1000, 0x2000], [0x3000, 0x4000]);
     let question = Reread {
         victim: 0x40,
         others: &others,
         clearing: &clearing,
     };
     let read: Vec<u64> = question.between().collect();
-    let (up, down) = ([0x1000, 0x2000, 0x3000], [0x2000, 0x1000, 0x3000]);
-    assert_eq!(read, [&up[..], &down, &up, &down, &[0x840]].concat());
+    let up = [0x1000, 0x2000, 0x3000, 0x4000];
+    let down = [0x2000, 0x1000, 0x4000, 0x3000];
+    assert_eq!(
+        read,
+        [&up[..], &down[..], &up[..], &down[..], &[0x840]].concat()
+    );
     let flushed: BTreeSet<u64> = question.lines().collect();
     assert!(
         read.iter()

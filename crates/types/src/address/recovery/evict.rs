@@ -20,8 +20,8 @@ pub(super) const SHIFT: u32 = 12;
 const LINES: u64 = 1 << (SHIFT - 6);
 /// Another line of the victim's page lies so far from it.
 const AWAY: u64 = 1 << (SHIFT - 1);
-/// Up to so many others are read four times, more of them twice.
-const FEW: usize = 256;
+/// How often lines are read. A cache in which most new lines are the next to leave needs three.
+const TIMES: usize = 4;
 /// How often a question that is asked once may be answered wrongly.
 const WRONG: f64 = 1e-5;
 /// The votes by which its answer leads, at least and at most.
@@ -51,17 +51,18 @@ impl Reread<'_> {
     /// as few caches replace the oldest line. In the end another line of its page, so that its
     /// translation is at hand.
     pub fn between(&self) -> impl Iterator<Item = u64> + '_ {
-        let times = if self.others.len() > FEW { 2 } else { 4 };
-        let pass = move |n: u32| {
-            let none: &[u64] = &[];
-            let (up, down) = match n % 2 {
-                0 => (self.others, none),
-                _ => (none, self.others),
+        let ways = [false, true].into_iter().cycle().take(TIMES);
+        let pass = move |down: bool| {
+            let in_order = move |lines: &'_ [u64]| -> Vec<u64> {
+                match down {
+                    true => lines.iter().rev().copied().collect(),
+                    false => lines.to_vec(),
+                }
             };
-            up.iter().chain(down.iter().rev()).chain(self.clearing)
+            [in_order(self.others), in_order(self.clearing)].concat()
         };
         let again = std::iter::once(self.victim ^ AWAY);
-        (0..times).flat_map(pass).copied().chain(again)
+        ways.flat_map(pass).chain(again)
     }
 
     /// Every line that a question reads, each at least once. No cache may have them before.

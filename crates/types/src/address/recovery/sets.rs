@@ -8,8 +8,8 @@
 //! 2. *Classes* ([`evict`]). Of some lines, a minimal set that drives them out, and all other lines
 //!    of half of the pool that do.
 //! 3. *Kernel* (`decode`). Their differences span it.
-//! 4. *Check*. Sets made of pages of the other half: as many as the cache has ways that agree in all
-//!    functions drive a line out. With one of them a function apart, each in turn, they do not.
+//! 4. *Check*. Sets made of pages of the other half: as many as a minimal set has that agree in all
+//!    functions drive a line out. With half of them a function apart, each in turn, they do not.
 //! 5. *Within a page*. A function that also takes bits within a page is no colour of pages. It has a
 //!    line elsewhere in a page be driven out by lines at the beginning of others.
 //!
@@ -105,7 +105,7 @@ pub struct SetFigures {
     pub again: Tally,
     /// New sets that agree, by the functions, and drove the line out.
     pub together: Tally,
-    /// New sets with one line apart, by the functions, that did not.
+    /// New sets with half of the lines apart, by the functions, that did not.
     pub apart: Tally,
     /// The time for it was over before there was a verdict.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -432,7 +432,9 @@ impl<E> Search<'_, E> {
                 )
             };
             let together = lost(&lines)?;
-            lines[0] = other << SHIFT | offset;
+            for (line, page) in lines.iter_mut().step_by(2).zip(other) {
+                *line = page << SHIFT | offset;
+            }
             let apart = !lost(&lines)?;
             self.figures.together.add(together);
             self.figures.apart.add(apart);
@@ -443,22 +445,22 @@ impl<E> Search<'_, E> {
         Ok(together.mostly() && apart.mostly() && each.iter().all(half))
     }
 
-    /// A class with a line more than the cache has ways, and a page that differs from it in the
-    /// function at `at` alone. `None` where none is met.
-    fn full(
+    /// A class with more lines than a minimal set, and half as many pages that differ from it in
+    /// the function at `at` alone. `None` where none is met.
+    fn full<'p>(
         &mut self,
         set: &Functions,
-        classes: &BTreeMap<u64, Vec<u64>>,
+        classes: &'p BTreeMap<u64, Vec<u64>>,
         at: usize,
         ways: usize,
-    ) -> Option<(u64, u64)> {
+    ) -> Option<(u64, &'p [u64])> {
         (0..DRAWS).find_map(|_| {
             let n = self.asker.random.below(self.check.len().max(1) as u64);
             let page = *self.check.get(usize::try_from(n).ok()?)?;
             let class = self.class_of(set, page);
             let others = classes.get(&(class ^ 1 << at))?;
-            let full = classes.get(&class)?.len() > ways && ways > 0;
-            full.then_some((class, *others.first()?))
+            let full = classes.get(&class)?.len() > ways && 2 * others.len() > ways && ways > 0;
+            full.then_some((class, others.as_slice()))
         })
     }
 
