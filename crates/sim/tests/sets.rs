@@ -17,13 +17,15 @@ fn recovered(name: &str, shown: Shown, seed: u64) -> Vec<(u32, SetRecovery)> {
     let board = Board::of(Profile::built_in(name).expect("is built in")).expect("is possible");
     let mut backend = Sim::new(board.clone(), seed).expect("is possible");
     let machine = backend.inventory(Probe::Fast).expect("is simulated");
-    let all = targets(&machine, 0).into_iter().map(|(cache, shape)| {
-        let begin = Instant::now();
-        let mut rereads = Rereads::new(&board, shape, shown, seed).expect("has memory");
-        let found = rereads.recover(seed);
-        println!("{name} L{} {:?} {found:?}", cache.level, begin.elapsed());
-        (cache.level, found)
-    });
+    let all = targets(&machine.caches, 0)
+        .into_iter()
+        .map(|(cache, shape)| {
+            let begin = Instant::now();
+            let mut rereads = Rereads::new(&board, shape, shown, seed).expect("has memory");
+            let found = rereads.recover(seed);
+            println!("{name} L{} {:?} {found:?}", cache.level, begin.elapsed());
+            (cache.level, found)
+        });
     all.collect()
 }
 

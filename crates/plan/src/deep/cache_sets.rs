@@ -10,7 +10,7 @@ use quell_types::units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::{Cache, Inventory};
+use crate::hardware::Cache;
 
 /// Ways of a set where the machine reports none: most last-level caches have that many.
 const WAYS: u32 = 16;
@@ -82,11 +82,12 @@ impl CacheSets {
     }
 }
 
-/// The caches of a CPU beyond the first level, nearest first, each with what a recovery needs.
+/// Of a machine's caches those of a CPU beyond the first level, nearest first, each with what a
+/// recovery needs.
 #[must_use]
-pub fn targets(machine: &Inventory, cpu: CpuId) -> Vec<(Cache, Shape)> {
+pub fn targets(caches: &[Cache], cpu: CpuId) -> Vec<(Cache, Shape)> {
     let level = |level: u32| {
-        let mut all = machine.caches.iter();
+        let mut all = caches.iter();
         all.find(|cache| cache.holds_data_at(level) && cache.cpus.contains(cpu))
     };
     let pages = |cache: &Cache| usize::try_from(cache.size.0 / SMALL_PAGE.0).unwrap_or(usize::MAX);

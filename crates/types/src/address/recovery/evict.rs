@@ -21,7 +21,7 @@ const LINES: u64 = 1 << (SHIFT - 6);
 /// Another line of the victim's page lies so far from it.
 const AWAY: u64 = 1 << (SHIFT - 1);
 /// How often lines are read. A cache in which most new lines are the next to leave needs three.
-const TIMES: usize = 4;
+const TIMES: usize = 3;
 /// How often a question that is asked once may be answered wrongly.
 const WRONG: f64 = 1e-5;
 /// The votes by which its answer leads, at least and at most.
@@ -51,18 +51,18 @@ impl Reread<'_> {
     /// as few caches replace the oldest line. In the end another line of its page, so that its
     /// translation is at hand.
     pub fn between(&self) -> impl Iterator<Item = u64> + '_ {
-        let ways = [false, true].into_iter().cycle().take(TIMES);
+        let passes = [false, true].into_iter().cycle().take(TIMES);
         let pass = move |down: bool| {
-            let in_order = move |lines: &'_ [u64]| -> Vec<u64> {
-                match down {
-                    true => lines.iter().rev().copied().collect(),
-                    false => lines.to_vec(),
-                }
+            let in_order = move |lines: &'_ [u64], n: usize| match down {
+                true => lines[lines.len() - 1 - n],
+                false => lines[n],
             };
-            [in_order(self.others), in_order(self.clearing)].concat()
+            let others = (0..self.others.len()).map(move |n| in_order(self.others, n));
+            let clearing = (0..self.clearing.len()).map(move |n| in_order(self.clearing, n));
+            others.chain(clearing)
         };
         let again = std::iter::once(self.victim ^ AWAY);
-        ways.flat_map(pass).chain(again)
+        passes.flat_map(pass).chain(again)
     }
 
     /// Every line that a question reads, each at least once. No cache may have them before.

@@ -8,10 +8,11 @@
 //! 2. *Classes* ([`evict`]). Of some lines, a minimal set that drives them out, and all other lines
 //!    of half of the pool that do.
 //! 3. *Kernel* (`decode`). Their differences span it.
-//! 4. *Check*. Sets made of pages of the other half: as many as a minimal set has that agree in all
-//!    functions drive a line out. With half of them a function apart, each in turn, they do not.
-//! 5. *Within a page*. A function that also takes bits within a page is no colour of pages. It has a
-//!    line elsewhere in a page be driven out by lines at the beginning of others.
+//! 4. *Check*. Sets made of pages of the other half: as many as a minimal set has that agree in
+//!    all functions drive a line out. With half of them a function apart, each in turn, they do
+//!    not.
+//! 5. *Within a page*. A function that also takes bits within a page is no colour of pages. It has
+//!    a line elsewhere in a page be driven out by lines at the beginning of others.
 //!
 //! Deviations: sets whose number is no power of two look hidden, and so do sets that a hash chooses
 //! that is not linear.
@@ -46,6 +47,8 @@ const AGAIN: usize = 16;
 const EACH: usize = 8;
 /// How many lines are looked at for one that has enough others to check it.
 const DRAWS: u32 = 256;
+/// How often the part of the pool that is taken is doubled.
+const LARGER: u32 = 2;
 /// Lines of each class beyond the ways, where all classes are to be full.
 const SPARE: usize = 2;
 /// log2 of the lines of a page.
@@ -138,12 +141,14 @@ impl SetRecovery {
     }
 }
 
-/// Recovers the functions of a cache's sets. The pool has pages of 4 KiB. Where functions mix bits
-/// within a page, lines at one place reach more sets than pages tell: so a larger part of the pool
-/// is taken where a smaller one drives nothing out. `memory` has the
+/// Recovers the functions of a cache's sets. The pool has pages of 4 KiB. `memory` has the
 /// differences of all addresses of the machine's memory. `probe` does what [`Reread`] says, with no
 /// line in a cache before, and gives the nanoseconds of the last read: `None` once the time for it
 /// is over.
+///
+/// Where functions mix bits within a page, lines at one place of pages reach more sets than the
+/// cache has pages. So a larger part of the pool is taken where a smaller one drives nothing out.
+/// Functions that tell more pages apart than the cache holds are those of another cache.
 ///
 /// # Errors
 /// Those of `probe`.
@@ -174,9 +179,11 @@ pub fn recover_sets<E>(
         },
     };
     let mut verdict = search.verdict(memory);
-    while matches!(verdict, Ok(Verdict::Flat | Verdict::Noisy))
-        && 2 * search.shape.pool() <= pool.pages()
-    {
+    for _ in 0..LARGER {
+        let enough = 2 * search.shape.pool() <= pool.pages();
+        if !matches!(verdict, Ok(Verdict::Flat | Verdict::Noisy)) || !enough {
+            break;
+        }
         search.shape.pages *= 2;
         search.figures = SetFigures {
             pages: search.figures.pages,
@@ -185,6 +192,7 @@ pub fn recover_sets<E>(
         verdict = search.verdict(memory);
     }
     let verdict = match verdict {
+        Ok(Verdict::Map { functions, .. }) if search.exceeds(&functions, shape) => Verdict::Flat,
         Ok(verdict) => verdict,
         Err(Halt::Over) => {
             search.figures.over = true;
@@ -218,6 +226,15 @@ struct Search<'a, E> {
 }
 
 impl<E> Search<'_, E> {
+    /// Whether pages of all colours, as many as a set has lines, are clearly more than the cache
+    /// holds.
+    fn exceeds(&self, functions: &[Mask], reported: &Shape) -> bool {
+        let all: Vec<u64> = functions.iter().map(|function| function.0).collect();
+        let colours = usize::try_from(Colours::new(&all, SHIFT).count()).unwrap_or(usize::MAX);
+        let pages = colours.saturating_mul(self.ways.unwrap_or_default());
+        pages > reported.pages + reported.pages / 2
+    }
+
     fn verdict(&mut self, memory: &Space) -> Result<Verdict, Halt<E>> {
         let mut pages: Vec<u64> = (0..self.figures.pages).collect();
         self.asker.shuffle(&mut pages);
