@@ -17,6 +17,7 @@ use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::lab_exec::{self, Bundle};
 use crate::machine;
 use crate::machine::unseen;
+use crate::others::Others;
 use crate::plan;
 use crate::progress::Bar;
 use crate::target::{On, Target};
@@ -330,6 +331,7 @@ pub fn carry_out(
         Bar::seeing_signals().map_err(|e| failed(format!("signals cannot be received: {e}")))?
     };
     bar = bar.within(wanted.time);
+    let before = Others::now().filter(|_| real);
     let done = compare(
         wanted.experiment,
         target.machines(),
@@ -346,6 +348,12 @@ pub fn carry_out(
     );
     drop(bar);
     let ended = target.end();
+    let share = Others::now()
+        .zip(before)
+        .map(|(now, before)| now.since(before));
+    if let Some(share) = share.filter(|share| share.matters()) {
+        eprintln!("quell: note: {share}");
+    }
     let comparison = done.map_err(|e| failure(e, wanted.name))?;
     ended?;
     Ok(comparison)

@@ -21,6 +21,7 @@ mod ladder;
 mod machine;
 mod named;
 mod options;
+mod others;
 mod plan;
 mod pressure;
 mod profile;

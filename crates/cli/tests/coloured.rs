@@ -10,6 +10,7 @@
     reason = "a test fails by panicking"
 )]
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -70,18 +71,35 @@ echo setting $(cat /proc/sys/vm/compact_unevictable_allowed)
 echo left $(pidof quell | wc -w)
 "#;
 
-/// The share of the pages of some memory in frames of the reserved colours.
-fn right(memory: &Memory, size: usize) -> f64 {
+/// The frames of the pages of some memory.
+fn frames(memory: &Memory, size: usize) -> Vec<u64> {
     let file = File::open("/proc/self/pagemap").unwrap();
     let mut bytes = vec![0; size / PAGE * 8];
     let first = memory.address() / PAGE * 8;
     file.read_exact_at(&mut bytes, first as u64).unwrap();
-    let right = bytes.chunks_exact(8).filter(|entry| {
-        let entry = u64::from_le_bytes((*entry).try_into().unwrap());
-        let frame = entry & 0x7f_ffff_ffff_ffff;
-        entry >> 63 == 1 && frame >> (BIT - 12) & 1 == 1
-    });
+    let entries = bytes.as_chunks::<8>().0.iter();
+    let entries = entries.map(|entry| u64::from_le_bytes(*entry));
+    let there = entries.filter(|entry| entry >> 63 == 1);
+    there.map(|entry| entry & 0x7f_ffff_ffff_ffff).collect()
+}
+
+/// The share of the pages of some memory in frames of the reserved colours.
+fn right(memory: &Memory, size: usize) -> f64 {
+    let frames = frames(memory, size);
+    let right = frames.iter().filter(|frame| *frame >> (BIT - 12) & 1 == 1);
     right.count() as f64 / (size / PAGE) as f64
+}
+
+/// Of the colours of some memory, how many have so many pages.
+fn colours(memory: &Memory, size: usize) -> BTreeMap<u64, u64> {
+    let count = |all: &mut BTreeMap<u64, u64>, key| *all.entry(key).or_default() += 1;
+    let mut pages = BTreeMap::new();
+    for frame in frames(memory, size) {
+        count(&mut pages, frame & ((1 << (BIT - 11)) - 1));
+    }
+    let mut colours = BTreeMap::new();
+    pages.values().for_each(|pages| count(&mut colours, *pages));
+    colours
 }
 
 /// As `guest::list`. If it is to be `coloured`, it waits until its memory has frames of the
@@ -116,8 +134,9 @@ fn list(size: usize, times: usize, beside: bool, coloured: bool) {
         }
     }
     println!(
-        "\nmisses {} right {share} passes {passes:?} waited {}",
+        "\nmisses {} right {share} colours {:?} passes {passes:?} waited {}",
         passes.iter().sum::<f64>() / times as f64,
+        colours(&memory, size),
         begun.elapsed().as_secs_f64()
     );
     if beside {

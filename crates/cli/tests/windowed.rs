@@ -135,11 +135,11 @@ for n in 1 2 3 4; do (role sweep 16777216 >/dev/null 2>&1) & WRITERS="$WRITERS $
 set -- $WRITERS
 FRAME=1s
 policy "match = [{ pid = $1 }, { pid = $2 }]" "match = [{ pid = $3 }, { pid = $4 }]" '
-    { group = "control", start = "0ms", length = "250ms", bandwidth = "40%" },
-    { group = "batch", start = "250ms", length = "250ms", bandwidth = "20%" },
-    { group = "control", start = "500ms", length = "250ms", bandwidth = "10%" },
+    { group = "control", start = "0ms", length = "250ms", bandwidth = "20%" },
+    { group = "batch", start = "250ms", length = "250ms", bandwidth = "10%" },
+    { group = "control", start = "500ms", length = "250ms", bandwidth = "5%" },
     { group = "batch", start = "750ms", length = "250ms" }' >/tmp/policy.toml
-printf '[regulator]\nmeter = "hardware"\nperiod = "25ms"\n' >>/tmp/policy.toml
+printf '[regulator]\nmeter = "hardware"\nperiod = "50ms"\n' >>/tmp/policy.toml
 SUBJECTS=
 before
 usleep 300000; kill -STOP $WRITERS
@@ -149,7 +149,7 @@ echo plan $(cat /tmp/plan.json)
 quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
 within 60 grep -q holding: /tmp/log || echo never held
 kill -CONT $WRITERS
-(role drawn $1 $3 10) 2>&1
+(role drawn $1 $3 16) 2>&1
 kill -TERM $run; wait $run; echo status $?
 said
 tell restored
@@ -297,21 +297,11 @@ fn budgets_hold(kernel: &str) {
         parts.sort_unstable();
         println!("of {budget:?} lines, in thousandths: {parts:?}");
     }
-    let late = said.all("said").into_iter().find_map(|line| {
-        let (late, rest) = line
-            .strip_prefix("quell: ")?
-            .split_once(" windows began more")?;
-        let switches = rest.split("of ").nth(1)?.split(' ').next()?;
-        Some([late, switches].map(|n| n.replace(',', "").parse::<u64>().unwrap()))
-    });
-    if let Some([late, switches]) = late.filter(|[late, switches]| late * 2 > *switches) {
-        eprintln!("SKIPPED: the host is too busy: {late} late windows at {switches} switches");
-        return;
-    }
     assert_eq!(said.one("restored"), "restored");
     for (_, parts) in budgets.iter().zip(&parts).filter(|(b, _)| b.is_some()) {
-        assert!(parts.len() >= 9, "{parts:?}");
-        // Single windows are off by what an emulated CPU stands still.
+        assert!(parts.len() >= 15, "{parts:?}");
+        // Single windows are off by what an emulated CPU stands still. The budgets are so small that
+        // most have the time for them all the same.
         let middle = parts[parts.len() / 2];
         assert!((950..=1_050).contains(&middle), "{parts:?}");
     }

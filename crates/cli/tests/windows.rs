@@ -20,51 +20,97 @@ use std::time::{Duration, Instant};
 
 use common::{
     Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell, run,
-    send, soak,
+    send, soak, status_of,
 };
 use quell_types::units::Nanos;
 use rustix::process::Signal;
 use witness::{Span, quantile};
 
 const WITNESS: &str = "QUELL_WITNESS";
-/// How many frames a witness runs.
-const FRAMES: &str = "QUELL_FRAMES";
+/// For how long a witness runs, in nanoseconds.
+const LENGTH: &str = "QUELL_WITNESS_NS";
 const MS: u64 = 1_000_000;
-const FRAME: u64 = 10 * MS;
-const GUARD: u64 = MS / 5;
-/// The windows: begin and end in the frame, in nanoseconds.
-const CONTROL: Span = (0, 4 * MS);
-const BATCH: Span = (4 * MS, 9 * MS);
 
-const WINDOWS: &str = r#"
-[windows]
-frame = "10ms"
-cpus = "1"
-schedule = [
-  { group = "control", start = "0ms", length = "4ms" },
-  { group = "batch", start = "4ms", length = "5ms" },
-]
-"#;
+/// A frame of windows that two groups have in turn.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// The frame and the guard, in nanoseconds.
+    frame: u64,
+    guard: u64,
+    /// How many windows each group has in a frame.
+    windows: u64,
+    /// How many tasks each group has. All but one are asleep.
+    tasks: usize,
+    /// How many frames a witness runs.
+    frames: u64,
+}
+
+/// Two windows in 10 ms, for 4 s.
+const USUAL: Shape = Shape {
+    frame: 10 * MS,
+    guard: MS / 5,
+    windows: 1,
+    tasks: 1,
+    frames: 400,
+};
+
+impl Shape {
+    /// The time from one window of a group to its next one.
+    const fn slot(&self) -> u64 {
+        self.frame / self.windows
+    }
+
+    /// Begin and end of the first window of control and of batch, in nanoseconds.
+    const fn spans(&self) -> [Span; 2] {
+        let part = self.slot() / 10;
+        [(0, 4 * part), (4 * part, 9 * part)]
+    }
+
+    /// The section of a policy.
+    fn section(&self) -> String {
+        let window = |n: u64| {
+            let at = n / 2 * self.slot();
+            let (name, (begin, end)) = match n % 2 {
+                0 => ("control", self.spans()[0]),
+                _ => ("batch", self.spans()[1]),
+            };
+            let [start, length] = [at + begin, end - begin].map(|ns| ns / 1_000);
+            format!("{{ group = \"{name}\", start = \"{start}us\", length = \"{length}us\" }},\n")
+        };
+        let windows: String = (0..2 * self.windows).map(window).collect();
+        let [frame, guard] = [self.frame, self.guard].map(|ns| ns / 1_000);
+        format!(
+            "[windows]\nframe = \"{frame}us\"\nguard = \"{guard}us\"\ncpus = \"1\"\nschedule = [\n{windows}]\n"
+        )
+    }
+
+    /// How long a witness runs.
+    const fn length(&self) -> u64 {
+        self.frame * self.frames
+    }
+}
 
 #[test]
 #[ignore = "no test: the program that runs in a window"]
 fn watch() {
     let path = std::env::var_os(WITNESS).unwrap();
-    witness::watch(Path::new(&path), Nanos(frames(400) * FRAME));
+    let length = std::env::var(LENGTH).unwrap().parse().unwrap();
+    witness::watch(Path::new(&path), Nanos(length));
 }
 
+/// `QUELL_FRAMES`, or so many.
 fn frames(usual: u64) -> u64 {
-    let wanted = std::env::var(FRAMES).ok();
+    let wanted = std::env::var("QUELL_FRAMES").ok();
     wanted.map_or(usual, |n| n.parse().expect("QUELL_FRAMES is a number"))
 }
 
 /// A policy with two groups of these keys, and windows.
-fn policy(machine: &Machine, control: &str, batch: &str) -> String {
+fn policy(machine: &Machine, shape: &Shape, control: &str, batch: &str) -> String {
     let group = |name: &str, keys: &str| {
         format!("[group.{name}]\nrole = \"best-effort\"\nallow = [\"freeze\"]\n{keys}\n")
     };
-    let groups = group("control", control) + &group("batch", batch);
-    machine.file("windows.toml", &format!("quell = 1\n{groups}{WINDOWS}"))
+    let groups = group("control", control) + &group("batch", batch) + &shape.section();
+    machine.file("windows.toml", &format!("quell = 1\n{groups}"))
 }
 
 /// How the spans of a witness lie to its window.
@@ -80,31 +126,34 @@ struct Seen {
     ended: Vec<i64>,
 }
 
-fn seen(spans: &[Span], window: Span) -> Seen {
-    let first = spans[0].0.div_ceil(FRAME) + 1;
-    let last = spans.last().unwrap().1 / FRAME - 1;
+fn seen(spans: &[Span], window: Span, shape: &Shape) -> Seen {
+    let slot = shape.slot();
+    let first = spans[0].0.div_ceil(slot) + 1;
+    let last = spans.last().unwrap().1 / slot - 1;
     let (mut inside, mut outside) = (0, 0);
     let (mut begun, mut ended) = (Vec::new(), Vec::new());
     for frame in first..last {
-        let at = frame * FRAME;
+        let at = frame * slot;
         let (start, end) = (at + window.0, at + window.1);
         // What belongs to this window: from half-way since the last one to half-way to the next.
-        let half = (FRAME - (window.1 - window.0)) / 2;
+        let half = (slot - (window.1 - window.0)) / 2;
         let (from, to) = (start - half, end + half);
-        let of = || spans.iter().filter(|(b, l)| *l > from && *b < to);
-        for (b, l) in of() {
+        let mine =
+            spans.partition_point(|(_, l)| *l <= from)..spans.partition_point(|(b, _)| *b < to);
+        let mine = spans.get(mine).unwrap_or_default();
+        for (b, l) in mine {
             let (b, l) = ((*b).max(from), (*l).min(to));
             let within = l.min(end).saturating_sub(b.max(start));
             inside += within;
             outside += l - b - within;
         }
         let signed = |time: u64, edge: u64| time.cast_signed() - edge.cast_signed();
-        begun.extend(of().next().map(|(b, _)| signed((*b).max(from), start)));
-        ended.extend(of().next_back().map(|(_, l)| signed((*l).min(to), end)));
+        begun.extend(mine.first().map(|(b, _)| signed((*b).max(from), start)));
+        ended.extend(mine.last().map(|(_, l)| signed((*l).min(to), end)));
     }
     begun.sort_unstable();
     ended.sort_unstable();
-    let all = (last - first) * (window.1 - window.0 - GUARD);
+    let all = (last - first) * (window.1 - window.0 - shape.guard);
     Seen {
         outside: outside as f64 / (inside + outside).max(1) as f64,
         used: inside as f64 / all as f64,
@@ -113,28 +162,35 @@ fn seen(spans: &[Span], window: Span) -> Seen {
     }
 }
 
-/// What the witnesses of both groups saw of so many frames.
-fn witnessed(machine: &mut Machine, frames: u64) -> [Seen; 2] {
+/// What the witnesses of both groups saw.
+fn witnessed(machine: &mut Machine, shape: &Shape) -> [Seen; 2] {
     machine.remember();
     let exe = std::env::current_exe().unwrap();
     let command = |name: &str| {
-        let note = format!("{WITNESS}={}", machine.path(name).display());
-        format!(
-            "command = [\"env\", \"{note}\", \"{FRAMES}={frames}\", \"{}\", \"--exact\", \"watch\", \"--ignored\"]",
+        let script = format!(
+            "n={}; while [ $((n -= 1)) -gt 0 ]; do sleep 1000000 & asleep=\"$asleep $!\"; done; \
+            {WITNESS}={} {LENGTH}={} {} --exact watch --ignored; [ -z \"$asleep\" ] || kill $asleep; wait",
+            shape.tasks,
+            machine.path(name).display(),
+            shape.length(),
             exe.display()
+        );
+        format!(
+            "command = [\"sh\", \"{}\"]",
+            machine.file(&format!("{name}.sh"), &script)
         )
     };
-    let policy = policy(machine, &command("control"), &command("batch"));
-    let longest = Duration::from_nanos(frames * FRAME) * 2 + Duration::from_secs(60);
+    let policy = policy(machine, shape, &command("control"), &command("batch"));
+    let longest = Duration::from_nanos(shape.length()) * 2 + Duration::from_secs(60);
     let done = Running::start(quell().args(["run", &policy])).within(longest);
     assert_eq!(done.code, 0, "{done:?}");
     machine.unchanged("after the run");
-    [("control", CONTROL), ("batch", BATCH)].map(|(name, window)| {
+    [("control", 0), ("batch", 1)].map(|(name, place)| {
         let dispatched = done.err.lines().find(|l| {
             l.contains(&format!("{name}: ")) && l.contains("windows; begun late by")
         });
         eprintln!("{}", dispatched.unwrap_or_else(|| panic!("{name}: {}", done.err)));
-        let seen = seen(&witness::read(&machine.path(name)), window);
+        let seen = seen(&witness::read(&machine.path(name)), shape.spans()[place], shape);
         let us = |values: &[i64]| {
             [0.0, 0.5, 0.99, 0.999, 1.0].map(|part| quantile(values, part) / 1_000)
         };
@@ -155,7 +211,7 @@ fn each_group_runs_in_its_windows_only() {
     let Some(mut machine) = machine("windows") else {
         return;
     };
-    for seen in witnessed(&mut machine, frames(400)) {
+    for seen in witnessed(&mut machine, &USUAL) {
         // Another program, an interrupt or the host may take a part of a window. What is outside
         // was not stopped in time.
         assert!(seen.outside < 0.02, "{seen:?}");
@@ -167,10 +223,18 @@ fn each_group_runs_in_its_windows_only() {
 /// histogram have microseconds and how many times it woke up so late.
 fn cyclictest() -> Option<Waking> {
     let mut command = Command::new("cyclictest");
-    command.args([
-        "-q", "-m", "-p", "80", "-i", "1000", "-h", "60000", "-a", "0", "-t", "1",
-    ]);
-    command.stdout(Stdio::piped()).spawn().ok().map(Waking)
+    command.args("-q -m -p 80 -i 1000 -h 60000 -a 0 -t 1".split(' '));
+    let waking = Waking(command.stdout(Stdio::piped()).spawn().ok()?);
+    // What is pinned to another CPU leaves CPU 1 only when the run begins.
+    let tasks = format!("/proc/{}/task", waking.0.id());
+    let pinned = |tid: u32| status_of(tid, "Cpus_allowed_list").as_deref() == Some("0");
+    eventually("cyclictest is on its CPU", || {
+        let tids = std::fs::read_dir(&tasks).unwrap();
+        let tids = tids.filter_map(|e| e.unwrap().file_name().to_str()?.parse().ok());
+        let tids: Vec<u32> = tids.collect();
+        tids.len() > 1 && tids.into_iter().all(pinned)
+    });
+    Some(waking)
 }
 
 /// It ends with this.
@@ -213,7 +277,31 @@ fn stolen() -> u64 {
     line.split(' ').nth(8).unwrap().parse().unwrap()
 }
 
-/// Beside it `cyclictest` wakes up on the CPU that has no windows.
+/// Runs windows next to `cyclictest`, which wakes up on the CPU that has none. `None`: it cannot be
+/// had. How late user code ended at the 99.9th percentile in nanoseconds, and how late `cyclictest`
+/// woke up then in microseconds.
+fn precise(machine: &mut Machine, shape: &Shape) -> Option<([i64; 2], i64)> {
+    let Some(waking) = cyclictest() else {
+        eprintln!("SKIPPED: no cyclictest (apt-get install rt-tests)");
+        return None;
+    };
+    eprintln!("{shape:?}");
+    let before = stolen();
+    let both = witnessed(machine, shape);
+    let late = lateness(waking, [0.5, 0.999, 1.0]);
+    eprintln!(
+        "cyclictest: µs at 50, 99.9, 100 %: {late:?}; stolen on CPU 1: {} ms",
+        (stolen() - before) * 10
+    );
+    let ended = both.map(|seen| {
+        let windows = shape.frames * shape.windows;
+        assert!(seen.begun.len() as u64 > windows * 9 / 10);
+        // The dispatcher ends user code a guard before the window ends.
+        quantile(&seen.ended, 0.999) + shape.guard.cast_signed()
+    });
+    Some((ended, late[1]))
+}
+
 #[test]
 fn windows_end_as_precisely_as_a_real_time_thread_wakes_up() {
     if !soak() {
@@ -223,26 +311,56 @@ fn windows_end_as_precisely_as_a_real_time_thread_wakes_up() {
     let Some(mut machine) = machine("precise windows") else {
         return;
     };
-    let Some(waking) = cyclictest() else {
-        eprintln!("SKIPPED: no cyclictest (apt-get install rt-tests)");
+    let frames = frames(100_000);
+    if let Some((ended, late)) = precise(&mut machine, &Shape { frames, ..USUAL }) {
+        for ended in ended {
+            assert!(
+                ended <= 2_000 * late.max(1),
+                "{ended} ns, cyclictest {late} µs"
+            );
+        }
+    }
+}
+
+/// Frames of 5 ms to 1 s, up to 16 windows, and groups of up to 1,000 tasks.
+#[test]
+fn windows_of_any_frame_and_group_end_precisely() {
+    if !soak() {
+        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
+        return;
+    }
+    let Some(mut machine) = machine("precise frames") else {
         return;
     };
-    let (frames, before) = (frames(100_000), stolen());
-    let both = witnessed(&mut machine, frames);
-    let parts = [0.5, 0.999, 1.0];
-    let late = lateness(waking, parts);
-    eprintln!(
-        "cyclictest: µs at 50, 99.9, 100 %: {late:?}; stolen on CPU 1: {} ms",
-        (stolen() - before) * 10
-    );
-    for seen in both {
-        assert!(seen.begun.len() as u64 > frames * 9 / 10);
-        // The dispatcher ends user code a guard before the window ends.
-        let ended = quantile(&seen.ended, 0.999) + GUARD.cast_signed();
-        assert!(
-            ended <= 2_000 * late[1].max(1),
-            "{ended} ns, cyclictest {late:?} µs"
-        );
+    let of = |frame, frames| Shape {
+        frame: frame * MS,
+        frames,
+        ..USUAL
+    };
+    let mut shapes = Vec::new();
+    for tasks in [1, 10, 100, 1_000] {
+        let guards = [MS / 5, MS, 4 * MS];
+        shapes.extend(guards.map(|guard| Shape {
+            tasks,
+            guard,
+            ..of(100, 200)
+        }));
+    }
+    shapes.extend([2, 8].map(|windows| Shape {
+        windows,
+        ..of(10 * windows, 2_000 / windows)
+    }));
+    shapes.extend([of(5, 2_000), of(100, frames(2_000)), of(1_000, frames(200))]);
+    for shape in shapes {
+        let Some((ended, late)) = precise(&mut machine, &shape) else {
+            return;
+        };
+        for ended in ended {
+            assert!(
+                ended <= 2_000 * late.max(1),
+                "{shape:?}: {ended} ns, cyclictest {late} µs"
+            );
+        }
     }
 }
 
@@ -260,7 +378,7 @@ impl Matched {
         let loops = || Program::start(&["sh", "-c", "while :; do :; done"]);
         let (control, batch) = (loops(), loops());
         let of = |program: &Program| format!("match = [{{ pid = {} }}]", program.pid());
-        let policy = policy(machine, &of(&control), &of(&batch));
+        let policy = policy(machine, &USUAL, &of(&control), &of(&batch));
         machine.remember();
         Self {
             control,

@@ -94,6 +94,18 @@ pub struct Chunk {
     pub next: u64,
 }
 
+impl Chunk {
+    /// Its pages among these, the first of which has the number `first`.
+    #[must_use]
+    pub fn of<P: Copy>(&self, first: u64, pages: &[P]) -> Vec<P> {
+        let numbers = self.runs.iter().flat_map(|run| run.first..run.end());
+        let place = |page: u64| usize::try_from(page - first).ok();
+        numbers
+            .filter_map(|page| pages.get(place(page)?).copied())
+            .collect()
+    }
+}
+
 /// The next pages to move: of these pages, the first of which has the number `first`. A chunk has
 /// at most `most` pages, right ones between wrong ones included. `None` where none is wrong.
 #[must_use]

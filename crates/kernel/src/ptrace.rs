@@ -1,11 +1,11 @@
 //! Stops of threads and system calls in them, by ptrace(2). What is called when, and by which
 //! process, is decided by [`crate::trace`] and [`crate::relocate`].
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
-use crate::arch::{self, TaskRegisters};
+use crate::arch::{self, TaskRegisters, WAY_BACK};
+use crate::process_memory::read_memory;
+use crate::vdso::{Slot, Vdso};
 
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 
@@ -47,6 +47,12 @@ impl Call {
         arguments: [0; 6],
     };
 
+    /// Does nothing (getppid(2)).
+    pub const NONE: Self = Self {
+        number: libc::SYS_getppid,
+        arguments: [0; 6],
+    };
+
     /// Unmaps a range of addresses (munmap(2)).
     #[must_use]
     pub const fn unmap(at: u64, length: u64) -> Self {
@@ -74,7 +80,7 @@ impl Call {
 /// Whether threads of this machine's architecture can be made to do a call.
 #[must_use]
 pub const fn is_built() -> bool {
-    !arch::INSTRUCTION.is_empty()
+    arch::IS_BUILT
 }
 
 /// A request of ptrace(2), with addresses as numbers.
@@ -182,28 +188,49 @@ pub(crate) fn stop(tid: i32, block: bool) -> io::Result<Option<(i32, i32)>> {
 }
 
 /// A stopped thread that does calls. Until [`Self::rest`] it has registers of the caller's, and
-/// blocks all signals.
-pub(crate) struct Lent {
+/// blocks all signals. If the caller dies meanwhile, the thread ends the call that it does and takes
+/// its way back: code in its vDSO that gives it its own registers and signals.
+pub(crate) struct Lent<'a> {
     tid: i32,
-    gate: u64,
+    slot: Slot,
     registers: TaskRegisters,
     blocked: u64,
     busy: bool,
     /// A SIGSTOP came meanwhile, the one signal that is not blocked and can be taken.
     stopped: bool,
+    /// Called wherever the caller may die.
+    boundary: &'a dyn Fn(),
 }
 
-impl Lent {
-    /// A thread that is stopped. `gate`: the instruction by which it enters the kernel.
-    pub(crate) fn new(tid: i32, gate: u64) -> io::Result<Self> {
+impl<'a> Lent<'a> {
+    /// A thread that is stopped. Room for `spare` more ways back is left.
+    ///
+    /// # Errors
+    /// EBUSY where it is on its way back from another caller, ENOSPC without room for a way back.
+    pub(crate) fn new(
+        tid: i32,
+        vdso: Vdso,
+        spare: usize,
+        boundary: &'a dyn Fn(),
+    ) -> io::Result<Self> {
+        let registers = registers(tid)?;
+        if vdso.is_way_back(arch::position(&registers)) {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
         Ok(Self {
             tid,
-            gate,
-            registers: registers(tid)?,
+            slot: vdso.slot(tid.unsigned_abs(), spare)?,
+            registers,
             blocked: mask(tid)?,
             busy: false,
             stopped: false,
+            boundary,
         })
+    }
+
+    /// The thread's number.
+    pub(crate) fn number(&self) -> u32 {
+        self.tid.unsigned_abs()
     }
 
     /// Lets it do one call. Returns what the kernel answers.
@@ -211,13 +238,17 @@ impl Lent {
         /// The kernel returns errors of at most this.
         const LARGEST: i64 = 4095;
         let number = call.number.cast_unsigned();
-        let ready = arch::calling(&self.registers, self.gate, number, &call.arguments)
+        let ready = arch::calling(&self.registers, self.slot.at, number, &call.arguments)
             .ok_or(io::Error::from_raw_os_error(libc::ENOEXEC))?;
         if !self.busy {
-            set_mask(self.tid, u64::MAX)?;
+            let code = arch::way_back(&self.registers, self.blocked, self.slot.at);
             self.busy = true;
+            self.write(&code)?;
         }
         set_registers(self.tid, &ready)?;
+        (self.boundary)();
+        set_mask(self.tid, u64::MAX)?;
+        (self.boundary)();
         self.through()?;
         let answer = arch::answer(&registers(self.tid)?);
         match i32::try_from(-answer) {
@@ -226,6 +257,16 @@ impl Lent {
             }
             _ => Ok(answer.cast_unsigned()),
         }
+    }
+
+    /// Writes its way back, which it may read and execute only.
+    fn write(&self, code: &[u64; WAY_BACK]) -> io::Result<()> {
+        for (n, word) in code.iter().enumerate() {
+            let place = self.slot.at as usize + n * size_of::<u64>();
+            request(libc::PTRACE_POKEDATA, self.tid, place, *word as usize)?;
+        }
+        (self.boundary)();
+        Ok(())
     }
 
     /// Lets it run through one system call, to the stop at its end.
@@ -238,6 +279,7 @@ impl Lent {
                 Some((libc::SIGSTOP, 0)) => self.stopped = true,
                 _ => {}
             }
+            (self.boundary)();
         }
         Ok(())
     }
@@ -247,13 +289,16 @@ impl Lent {
         if !std::mem::take(&mut self.busy) {
             return Ok(());
         }
-        set_registers(self.tid, &self.registers)?;
+        // In this order: its way back gives it both.
         set_mask(self.tid, self.blocked)?;
+        (self.boundary)();
+        set_registers(self.tid, &self.registers)?;
+        (self.boundary)();
         if std::mem::take(&mut self.stopped) {
             // SAFETY: a signal to a thread by its number.
             unsafe { libc::syscall(libc::SYS_tkill, self.tid, libc::SIGSTOP) };
         }
-        Ok(())
+        self.write(&self.slot.original)
     }
 
     /// The address of its area for restartable sequences, which the kernel writes whenever it
@@ -264,37 +309,11 @@ impl Lent {
 }
 
 /// Makes a stopped thread do a call and gives it back its registers and its mask of signals.
-pub(crate) fn perform(tid: i32, gate: u64, call: &Call) -> io::Result<()> {
-    let mut thread = Lent::new(tid, gate)?;
+pub(crate) fn perform(tid: i32, vdso: Vdso, call: &Call) -> io::Result<()> {
+    let mut thread = Lent::new(tid, vdso, 0, &|| ())?;
     let done = thread.call(call);
     thread.rest()?;
     done.map(|_| ())
-}
-
-/// The address of an instruction in a process that enters the kernel: in its vDSO. ENOTSUP where
-/// it has none, and for a 32-bit program.
-pub(crate) fn gate(pid: u32) -> io::Result<u64> {
-    /// The kind of the vDSO's address (AT_SYSINFO_EHDR).
-    const VDSO: u64 = 33;
-    /// The most of a vDSO that is searched. It has a few pages.
-    const SEARCHED: usize = 1 << 14;
-    let none = || io::Error::from_raw_os_error(libc::ENOTSUP);
-    if !is_built() {
-        return Err(none());
-    }
-    // Pairs of a kind and a value (getauxval(3)).
-    let pairs = std::fs::read(format!("/proc/{pid}/auxv"))?;
-    let words = pairs.as_chunks::<8>().0.iter();
-    let words: Vec<u64> = words.map(|word| u64::from_ne_bytes(*word)).collect();
-    let mut pairs = words.as_chunks::<2>().0.iter();
-    let vdso = pairs.find(|[kind, _]| *kind == VDSO);
-    let [_, start] = *vdso.ok_or_else(none)?;
-    let mut code = vec![0; SEARCHED];
-    let memory = File::open(format!("/proc/{pid}/mem"))?;
-    let read = memory.read_at(&mut code, start).map_err(|_| none())?;
-    let mut places = code[..read].windows(arch::INSTRUCTION.len());
-    let at = places.position(|bytes| bytes == arch::INSTRUCTION);
-    at.map(|at| start + at as u64).ok_or_else(none)
 }
 
 /// The address of a stopped thread's area for restartable sequences. `None` where it has none, and
@@ -316,13 +335,11 @@ pub(crate) fn in_sequence(tid: i32) -> bool {
     let Some(area) = area(tid) else {
         return false;
     };
-    let mut current = 0u64;
-    let own = block(&mut current);
-    let theirs = libc::iovec {
-        iov_base: (area + CURRENT) as *mut libc::c_void,
-        iov_len: size_of::<u64>(),
-    };
-    // SAFETY: eight bytes are written into a live value.
-    let read = unsafe { libc::process_vm_readv(tid, &raw const own, 1, &raw const theirs, 1, 0) };
-    read == 8 && current != 0
+    let mut current = [0; 8];
+    let read = read_memory(tid.unsigned_abs(), area + CURRENT, &mut current);
+    read.is_ok() && u64::from_ne_bytes(current) != 0
 }
+
+#[cfg(test)]
+#[path = "ptrace_tests.rs"]
+mod tests;

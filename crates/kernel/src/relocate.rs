@@ -4,9 +4,10 @@
 //!
 //! - The kernel refuses pages that are shared after a fork, or pinned for a device (EBUSY). They
 //!   stay where they are.
-//! - Nothing is written but the side area, whose first page has a token and the calls' arguments.
-//! - After the last move the thread has its own registers again. If the caller is killed from then
-//!   on, threads that touch a page that is away wait until [`bring_back`] supplies it.
+//! - Nothing is written but the side area, whose first page has a token and the calls' arguments,
+//!   and the thread's way back ([`crate::vdso`]).
+//! - If the caller is killed, the thread ends the call that it does and gets its own registers again.
+//!   Threads that touch a page that is away wait until [`bring_back`] supplies it.
 //! - The kernel writes a thread's area for restartable sequences whenever the thread returns to the
 //!   program. So the page with that area is moved by the last call, and is back before the thread
 //!   runs.
@@ -18,12 +19,16 @@ use std::time::{Duration, Instant};
 use quell_types::pages::{Piece, SideArea};
 use quell_types::task::TaskId;
 
-use crate::arch;
-use crate::ptrace::{Call, Lent, gate};
+pub use crate::process_memory::read_memory;
+use crate::process_memory::write_memory;
+use crate::ptrace::{Call, Lent};
 use crate::stopped::Stopped;
 use crate::uffd::{MOVED_AT, Move, Uffd};
+use crate::vdso::Vdso;
 
-/// Where the arguments begin in the first page of the side area.
+/// Where in the first page of the side area the number of the thread is that does the calls, and
+/// where their arguments begin. The token is the first word.
+const CALLER: u64 = 8;
 const ARGUMENTS: u64 = 64;
 /// Pages whose content is copied by one call.
 const AT_ONCE: u64 = 16;
@@ -41,9 +46,19 @@ pub fn is_there(side: &SideArea) -> bool {
     read.is_ok() && u64::from_ne_bytes(token) == side.token
 }
 
+/// The thread that did the calls for a side area that is there. It may still do the last one of
+/// them.
+#[must_use]
+pub fn caller(side: &SideArea) -> Option<u32> {
+    let mut number = [0; 8];
+    read_memory(side.task.pid, side.at + CALLER, &mut number).ok()?;
+    u32::try_from(u64::from_ne_bytes(number)).ok()
+}
+
 /// Puts the content of pages back that are still away, by whichever of the descriptors the process
 /// has. Threads that wait for them go on. `is_away` says whether the page of the side area at an
-/// address is there. Returns how many pages came back.
+/// address is there. Returns how many pages came back. A thread that still does the calls for the
+/// side area moves no more of them away.
 ///
 /// # Errors
 /// The kernel's, of the last page that could not be put back.
@@ -54,6 +69,9 @@ pub fn bring_back(
 ) -> io::Result<u64> {
     let mut content = vec![0; usize::try_from(side.page).unwrap_or(0)];
     let (mut back, mut result) = (0, Ok(()));
+    for descriptor in descriptors {
+        let _ = descriptor.unregister(&side.slots());
+    }
     for piece in side.pieces() {
         for n in 0..piece.run.pages {
             let slot = side.slot(piece.slot + n);
@@ -78,7 +96,6 @@ pub fn bring_back(
     if result.is_ok() {
         for descriptor in descriptors {
             let _ = descriptor.unregister(&side.area());
-            let _ = descriptor.unregister(&side.slots());
         }
     }
     result.map(|()| back)
@@ -205,8 +222,8 @@ impl Process {
         boundary: &dyn Fn(),
     ) -> Outcome {
         let mut outcome = Outcome::default();
-        let gate = match gate(self.task.pid) {
-            Ok(gate) => gate,
+        let vdso = match Vdso::of(self.task.pid) {
+            Ok(vdso) => vdso,
             Err(e) => {
                 outcome.failed = Some((Step::Enter, e));
                 return outcome;
@@ -216,7 +233,7 @@ impl Process {
         match Stopped::all(self.pid, manner.longest) {
             Ok(stopped) => {
                 boundary();
-                let done = self.enter(&stopped, gate).and_then(|thread| {
+                let done = self.enter(&stopped, vdso, boundary).and_then(|thread| {
                     let mut work = Work {
                         process: self,
                         side,
@@ -238,19 +255,13 @@ impl Process {
         outcome
     }
 
-    /// One of the stopped threads, for calls. It is still a thread of this process, and of the
-    /// program that the gate was read from.
-    fn enter(&self, stopped: &Stopped, gate: u64) -> Done<Lent> {
+    /// One of the stopped threads, for calls. It is still a thread of this process.
+    fn enter<'a>(&self, stopped: &Stopped, vdso: Vdso, boundary: &'a dyn Fn()) -> Done<Lent<'a>> {
         let failed = |error| (Step::Enter, io::Error::from_raw_os_error(error));
         if !self.is_there() {
             return Err(failed(libc::ESRCH));
         }
-        let mut code = vec![0; arch::INSTRUCTION.len()];
-        let read = read_memory(self.task.pid, gate, &mut code);
-        if read.is_err() || code != arch::INSTRUCTION {
-            return Err(failed(libc::EBUSY));
-        }
-        let thread = at(Step::Enter, stopped.lend(gate))?;
+        let thread = at(Step::Enter, stopped.lend(vdso, boundary))?;
         thread.ok_or_else(|| failed(libc::EBUSY))
     }
 }
@@ -259,7 +270,7 @@ struct Work<'a> {
     process: &'a Process,
     side: &'a SideArea,
     manner: Manner,
-    thread: Lent,
+    thread: Lent<'a>,
     /// The page with the thread's area for restartable sequences.
     sequences: Option<u64>,
     away: Vec<Piece>,
@@ -299,8 +310,9 @@ impl Work<'_> {
         let _ = uffd.unregister(&side.slots());
         drop(uffd);
         boundary();
-        let unmapped = self.thread.call(&Call::unmap(side.at, side.length()));
         let closed = self.thread.call(&Call::close(number));
+        // The side area goes last: as long as it is there, it says which thread does the calls.
+        let unmapped = self.thread.call(&Call::unmap(side.at, side.length()));
         moved?;
         if !left.is_empty() {
             return Err((Step::Copy, io::Error::from_raw_os_error(libc::ENOMEM)));
@@ -325,10 +337,8 @@ impl Work<'_> {
             [side.at, length, access, flags, u64::MAX, 0],
         );
         at(Step::Map, self.thread.call(&map))?;
-        let marked = at(
-            Step::Map,
-            write_memory(pid, side.at, &side.token.to_ne_bytes()),
-        );
+        let marks = [side.token, u64::from(self.thread.number())].map(u64::to_ne_bytes);
+        let marked = at(Step::Map, write_memory(pid, side.at, marks.as_flattened()));
         let locked = marked.and_then(|()| match self.manner.locked {
             true => self.lock(),
             false => Ok(()),
@@ -511,45 +521,5 @@ impl Work<'_> {
             }
         }
         at(Step::Return, self.thread.rest())
-    }
-}
-
-/// Reads memory of another process. All of it, or it is an error.
-///
-/// # Errors
-/// The kernel's: EFAULT where nothing is mapped, ESRCH, EPERM.
-pub fn read_memory(pid: u32, from: u64, into: &mut [u8]) -> io::Result<()> {
-    let (own, theirs) = blocks(into.as_mut_ptr(), from, into.len());
-    let tid = libc::pid_t::try_from(pid).unwrap_or(0);
-    // SAFETY: `own` is a live slice that is borrowed mutably. The kernel checks the other process's
-    // addresses.
-    let done = unsafe { libc::process_vm_readv(tid, &raw const own, 1, &raw const theirs, 1, 0) };
-    whole(done, into.len())
-}
-
-/// Writes memory of another process. All of it, or it is an error.
-fn write_memory(pid: u32, to: u64, bytes: &[u8]) -> io::Result<()> {
-    let (own, theirs) = blocks(bytes.as_ptr().cast_mut(), to, bytes.len());
-    let tid = libc::pid_t::try_from(pid).unwrap_or(0);
-    // SAFETY: `own` is a live slice that is only read. The kernel checks the other process's
-    // addresses.
-    let done = unsafe { libc::process_vm_writev(tid, &raw const own, 1, &raw const theirs, 1, 0) };
-    whole(done, bytes.len())
-}
-
-/// Memory of this process and of another one, for a transfer.
-fn blocks(own: *mut u8, theirs: u64, length: usize) -> (libc::iovec, libc::iovec) {
-    let block = |at: *mut libc::c_void| libc::iovec {
-        iov_base: at,
-        iov_len: length,
-    };
-    (block(own.cast()), block(theirs as *mut libc::c_void))
-}
-
-fn whole(done: libc::ssize_t, length: usize) -> io::Result<()> {
-    match usize::try_from(done) {
-        Ok(done) if done == length => Ok(()),
-        Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
-        Err(_) => Err(io::Error::last_os_error()),
     }
 }

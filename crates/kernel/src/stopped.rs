@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::ptrace::{AT_CALL, Lent, SEIZED, in_sequence, request};
 use crate::stat::Stat;
+use crate::vdso::Vdso;
 
 /// How long a thread may take that has not stopped in time, until it can be let go.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -150,12 +151,18 @@ impl Stopped {
 
     /// A thread that can do calls: one of the program's, outside of restartable sequences. `None`
     /// where there is none, or the process is stopped by a signal.
-    pub(crate) fn lend(&self, gate: u64) -> io::Result<Option<Lent>> {
+    pub(crate) fn lend<'a>(
+        &self,
+        vdso: Vdso,
+        boundary: &'a dyn Fn(),
+    ) -> io::Result<Option<Lent<'a>>> {
         let trapped = |thread: &&Seized| thread.stop == Some(libc::SIGTRAP);
         let mut all = self.threads.iter().filter(trapped);
         let own = |thread: &Seized| self.stat(thread.tid).is_some_and(|stat| !stat.io_worker());
         let found = all.find(|thread| !in_sequence(thread.tid) && own(thread));
-        found.map(|thread| Lent::new(thread.tid, gate)).transpose()
+        // What finishes the work of a caller that died needs room, too.
+        let lent = found.map(|thread| Lent::new(thread.tid, vdso, 1, boundary));
+        lent.transpose()
     }
 }
 

@@ -1,11 +1,10 @@
 //! One system call in another program, by ptrace(2): a thread is stopped, does the call, gets its
-//! registers back and runs on. Nothing of the program's memory is written. The instruction that
-//! enters the kernel is taken from the program's vDSO.
+//! registers back and runs on. Nothing of the program's memory is written but the thread's way back,
+//! in a part of the vDSO that no program reads ([`crate::vdso`]).
 //!
 //! - A program that is launched does it at its first instruction ([`trace_me`], [`at_exec`]).
 //! - In a program that runs, a helper process does it ([`within`]). It has a session of its own and
-//!   blocks all signals: if it was killed between two steps, the thread would go on with wrong
-//!   registers.
+//!   blocks all signals. If it is killed between two steps, the thread takes its way back.
 //! - The thread takes no signal meanwhile. Those that come are delivered afterwards.
 //! - A thread that waits in a system call goes on waiting. Calls that are never restarted
 //!   (`epoll_wait`, signal(7)) return EINTR once.
@@ -19,9 +18,10 @@ use std::time::{Duration, Instant};
 
 use quell_types::task::TaskId;
 
-use crate::ptrace::{AT_CALL, SEIZED, gate, in_sequence, perform, request, set_mask, stop};
+use crate::ptrace::{AT_CALL, SEIZED, in_sequence, perform, request, set_mask, stop};
 pub use crate::ptrace::{Call, is_built};
 use crate::stat::Stat;
+use crate::vdso::Vdso;
 
 /// How long a thread may take to stop. One that waits for a disk stops after that.
 const STOPS_WITHIN: Duration = Duration::from_millis(500);
@@ -83,7 +83,7 @@ pub fn at_exec(pid: u32, call: &Call, blocked: Blocked) -> io::Result<()> {
         request(libc::PTRACE_CONT, tid, 0, 0)?;
     }
     request(libc::PTRACE_SETOPTIONS, tid, 0, LAUNCHED)?;
-    perform(tid, gate(pid)?, call)?;
+    perform(tid, Vdso::of(pid)?, call)?;
     set_mask(tid, blocked.0)?;
     request(libc::PTRACE_DETACH, tid, 0, 0)
 }
@@ -103,7 +103,7 @@ struct Job {
     tid: i32,
     /// Refers to the process, whatever its number is given to later.
     pidfd: OwnedFd,
-    gate: u64,
+    vdso: Vdso,
     call: Call,
     /// What is called in its place if the parent has ended meanwhile.
     otherwise: Option<Call>,
@@ -170,7 +170,7 @@ impl Job {
         let begun = Instant::now();
         let done = self
             .seize()
-            .and_then(|()| perform(self.tid, self.gate, call));
+            .and_then(|()| perform(self.tid, self.vdso, call));
         // Where it has not stopped, it is let go when this process ends.
         let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
         done.map(|()| begun.elapsed())
@@ -219,7 +219,7 @@ pub fn within(
         pid: number(task.pid)?,
         tid: number(thread.tid)?,
         pidfd,
-        gate: gate(task.pid)?,
+        vdso: Vdso::of(task.pid)?,
         call: *call,
         otherwise,
         parent: number(std::process::id())?,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use quell_kernel::pagemap::{Page, Pagemap};
 use quell_kernel::relocate::{self, Process};
 use quell_kernel::root::{Files, gone};
-use quell_kernel::trace::Call;
+use quell_kernel::trace::{Call, Thread};
 use quell_kernel::traceable::{self, Obstacle};
 use quell_kernel::{procfs, uffd};
 use quell_types::pages::SideArea;
@@ -66,20 +66,42 @@ pub(crate) fn finish(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Re
     back.map_err(|e| left(&e.to_string()))?;
     drop(fetched);
     // What is left costs the program an address range and a descriptor, and nothing else.
+    let remains = |e: std::io::Error| format!("a side area of process {pid} stays mapped: {e}");
+    match returned(files, side, alive) {
+        Err(e) if !gone(&e) => return Err(remains(e)),
+        _ => {}
+    }
     let call = |call: &Call| match traceable::thread(files, side.task) {
         Some(thread) => files.call_within(thread, call, None, &mut || alive()),
         None => Ok(Duration::ZERO),
     };
-    let remains = |e: std::io::Error| format!("a side area of process {pid} stays mapped: {e}");
-    let unmapped = call(&Call::unmap(side.at, side.length()));
-    for number in numbers {
-        if descriptors(files, pid).contains(&number) {
-            let _ = call(&Call::close(number));
-        }
+    let unmapped = match relocate::is_there(side) {
+        true => call(&Call::unmap(side.at, side.length())),
+        false => Ok(Duration::ZERO),
+    };
+    for number in descriptors(files, pid) {
+        let _ = call(&Call::close(number));
     }
     match unmapped {
         Err(e) if !gone(&e) => Err(remains(e)),
         _ => Ok(true),
+    }
+}
+
+/// Waits until the thread that did the settler's calls has ended the last one. It could unmap what
+/// the program has mapped meanwhile.
+fn returned(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> std::io::Result<()> {
+    let Some(tid) = relocate::caller(side) else {
+        return Ok(());
+    };
+    let (of, begun) = (side.task, Instant::now());
+    loop {
+        // The kernel answers EBUSY while it is on its way back.
+        let done = files.call_within(Thread { of, tid }, &Call::NONE, None, &mut || alive());
+        match done.map_err(|e| (e.raw_os_error(), e)) {
+            Err((Some(libc::EBUSY), _)) if begun.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+            done => return done.map(|_| ()).map_err(|(_, e)| e),
+        }
     }
 }
 

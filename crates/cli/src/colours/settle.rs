@@ -165,11 +165,13 @@ fn held<T>(files: &Kernel, act: impl FnOnce(&mut Hold<'_>) -> Result<T>) -> Resu
             stopped
         },
     });
-    let undone = session.end(files).map_err(failed)?;
+    let undone = session.end(files).map_err(failed);
+    // Why nothing was done comes before what is left.
+    let (done, undone) = (done?, undone?);
     for left in undone.left {
         eprintln!("quell: note: {left}");
     }
-    done
+    Ok(done)
 }
 
 fn right(args: &Settle, files: &Kernel, colouring: &Colouring) -> Result<Right> {

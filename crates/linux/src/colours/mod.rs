@@ -10,6 +10,7 @@ mod settled;
 pub mod settler;
 mod sieve;
 pub mod stored;
+mod walk;
 
 use std::collections::BTreeMap;
 

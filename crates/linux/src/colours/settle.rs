@@ -7,10 +7,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use quell_control::settling::{MOST_PAGES, Pace, Pacer, PageState, RightFrames, chunk};
+use quell_control::settling::{Pace, Pacer, PageState, RightFrames, chunk};
 use quell_kernel::cgroup::Cgroups;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::pagemap::{Page, Pagemap};
+use quell_kernel::pagemap::Page;
 use quell_kernel::paging::{self, Mapping};
 use quell_kernel::root::Files;
 use quell_kernel::traceable::{self, Obstacle};
@@ -23,12 +23,12 @@ use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
 pub use super::settled::Settled;
-use super::settler::{Answer, Ask, Job, Settler, SettlerCommand, Trouble};
+use super::settler::{Answer, Ask, Job, Settler, SettlerCommand, Trouble, spare};
+pub use super::walk::Counted;
+use super::walk::{WINDOW, Walk, entries, gap};
 use crate::session::Session;
 use crate::{fault, unsettle};
 
-/// Pages of a mapping that are read at once.
-const WINDOW: u64 = 4096;
 /// What is read at most in one turn: so many mappings or windows.
 const WINDOWS: u32 = 256;
 /// Chunks in a row that may fail because threads do not stop.
@@ -192,15 +192,6 @@ pub fn settle(
     Ok(settling.done)
 }
 
-/// Pages of a process that can be moved, by whether they have a right frame.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
-    /// Those that have one.
-    pub right: u64,
-    /// Those that have not, before anything was moved.
-    pub wrong: u64,
-}
-
 /// What a turn came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -214,15 +205,6 @@ pub enum Turn {
 
 /// Provides so many frames before they are looked for.
 pub type Provide<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
-
-/// One pass over the memory of a process.
-struct Walk {
-    all: Vec<Mapping>,
-    /// Number of the mapping, and of the next page in it. `None`: its first.
-    mapping: usize,
-    page: Option<u64>,
-    counted: Counted,
-}
 
 /// Moves the pages of one process, chunk by chunk.
 pub struct Settling {
@@ -331,12 +313,7 @@ impl Settling {
     ) -> Result<Turn> {
         let mut walk = match self.walk.take() {
             Some(walk) => walk,
-            None => Walk {
-                all: paging::mappings_of(files, self.task.pid)?,
-                mapping: 0,
-                page: None,
-                counted: Counted::default(),
-            },
+            None => Walk::new(paging::mappings_of(files, self.task.pid)?),
         };
         for _ in 0..WINDOWS {
             let Some(mapping) = walk.all.get(walk.mapping).cloned() else {
@@ -350,7 +327,11 @@ impl Settling {
                 (walk.mapping, walk.page) = (walk.mapping + 1, None);
                 continue;
             }
-            let states = self.states(files, at, end)?;
+            if walk.page.is_none() {
+                walk.begin(files, self.task, &self.right, at..end)?;
+            }
+            let window = entries(files, self.task, at..end.min(at + WINDOW))?;
+            let states = self.states(at, &window);
             // Going through a large mapping takes long.
             let _ = session.still_held();
             let Some(chunk) = chunk(at, &states, self.pacer.pages()) else {
@@ -359,12 +340,19 @@ impl Settling {
                 continue;
             };
             let considered = usize::try_from(chunk.next - at).unwrap_or(usize::MAX);
+            // Right pages between wrong ones get other frames, too.
+            walk.note(&self.right, &chunk.of(at, &window), -1);
+            let runs = chunk.runs.clone();
             let place = Place {
                 mapping: &mapping,
-                all: &walk.all,
+                walk: &walk,
                 cpu,
             };
             let (turn, handled) = self.chunk(files, session, &place, chunk.runs, provide)?;
+            for run in runs {
+                let moved = entries(files, self.task, run.first..run.end())?;
+                walk.note(&self.right, &moved, 1);
+            }
             if handled {
                 walk.count(states.get(..considered).unwrap_or(&states));
             }
@@ -377,16 +365,8 @@ impl Settling {
         Ok(Turn::Rest(Nanos(0)))
     }
 
-    /// What the pages from `first` on are to settling.
-    fn states(&self, files: &dyn Files, first: u64, end: u64) -> Result<Vec<PageState>> {
-        let pages = usize::try_from(WINDOW.min(end - first)).unwrap_or(0);
-        let mut entries = vec![Page::default(); pages];
-        let read = match Pagemap::open(files, &self.task.pid.to_string()) {
-            Ok(pagemap) => pagemap.read(first, &mut entries)?,
-            // It has ended.
-            Err(_) if !procfs::alive(files, self.task) => 0,
-            Err(e) => return Err(e),
-        };
+    /// What pages are to settling. The first one has the number `first`.
+    fn states(&self, first: u64, entries: &[Page]) -> Vec<PageState> {
         let state = |(page, entry): (u64, &Page)| {
             // The page of zeroes, which many mappings have, is never exclusive.
             let own = entry.is_present() && entry.is_exclusive() && !entry.is_of_file();
@@ -398,7 +378,7 @@ impl Settling {
                 false => PageState::Wrong,
             }
         };
-        Ok((first..).zip(&entries[..read]).map(state).collect())
+        (first..).zip(entries).map(state).collect()
     }
 
     /// Moves one chunk. Returns whether all of it was handled.
@@ -421,12 +401,12 @@ impl Settling {
             page: self.page,
             runs,
         };
-        let Some(at) = gap(place.all, side.length()) else {
+        let Some(at) = gap(&place.walk.all, side.length(), side.token) else {
             self.end("there is no room for a side area among its mappings");
             return Ok((Turn::Rest(Nanos(0)), false));
         };
         side.at = at;
-        provide(total(&side.runs))?;
+        provide(total(&side.runs) + spare(&self.job.colours))?;
         let entry = Undo::Settle { side: side.clone() };
         session.journal().record(&entry)?;
         let answer = self.ask(session, &side, place)?;
@@ -482,6 +462,7 @@ impl Settling {
             locked: place.mapping.locked,
             longest: self.longest,
             cpu: place.cpu,
+            had: place.walk.had.clone(),
         };
         let answer = settler.ask(&ask, &mut || {
             let _ = session.still_held();
@@ -550,36 +531,7 @@ impl Settling {
 /// Where a chunk lies.
 struct Place<'a> {
     mapping: &'a Mapping,
-    /// All mappings of the process.
-    all: &'a [Mapping],
+    walk: &'a Walk,
     /// The CPU on which frames are looked for.
     cpu: Option<CpuId>,
 }
-
-impl Walk {
-    fn count(&mut self, states: &[PageState]) {
-        let of = |wanted| states.iter().filter(|state| **state == wanted).count() as u64;
-        self.counted.right += of(PageState::Right);
-        self.counted.wrong += of(PageState::Wrong);
-    }
-}
-
-/// An address for a side area: in the middle of the largest gap between two mappings. `None` where
-/// no gap is twice as long as the area.
-fn gap(all: &[Mapping], length: u64) -> Option<u64> {
-    /// What one table of page-table entries maps: so that as few tables as possible are needed.
-    const ALIGNMENT: u64 = 2 << 20;
-    let least = length.max(MOST_PAGES).saturating_mul(2) + 4 * ALIGNMENT;
-    let between = all
-        .windows(2)
-        .map(|pair| pair[0].range.end..pair[1].range.start);
-    // Beyond half of the addresses lies the kernel.
-    let own = between.filter(|gap| gap.end >> 63 == 0 && gap.start < gap.end);
-    let largest = own.max_by_key(|gap| gap.end - gap.start)?;
-    let size = largest.end - largest.start;
-    (size >= least).then(|| (largest.start + size / 2) / ALIGNMENT * ALIGNMENT)
-}
-
-#[cfg(test)]
-#[path = "settle_tests.rs"]
-mod tests;

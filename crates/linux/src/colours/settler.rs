@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::sieve::Sieve;
+use super::sieve::{PagesOf, Sieve};
 use crate::fault;
 
 /// How a settler is started: a hidden subcommand. It gets its job on standard input.
@@ -59,6 +59,8 @@ pub(super) struct Ask {
     pub longest: Nanos,
     /// The CPU on which frames were released for it. Absent: any.
     pub cpu: Option<CpuId>,
+    /// Right pages of each colour that the memory has of which these pages are a part.
+    pub had: PagesOf,
 }
 
 /// How a chunk came out: a line of output.
@@ -86,7 +88,8 @@ pub(super) struct Answer {
 pub(super) enum Trouble {
     /// Too few frames were found. Nothing was moved.
     NoFrames,
-    /// A thread did not stop in time, or none could do a call. Another try may help.
+    /// A thread did not stop in time, none could do a call, or the side area's place was taken. Another
+    /// try may help.
     Busy,
     /// The process has ended.
     Gone,
@@ -107,6 +110,8 @@ pub fn serve(input: &mut impl BufRead, output: &mut impl Write) -> Result<()> {
     let parent = rustix::process::getppid();
     let _ = rustix::process::setsid();
     block_signals();
+    // Looking for frames takes CPU time, which the program may want.
+    rt::give_way();
     // Its death would leave a program waiting.
     let _ = std::fs::write("/proc/self/oom_score_adj", oom::IMMUNE.to_string());
     let files = Kernel::new()?;
@@ -155,6 +160,15 @@ fn block_signals() {
     }
 }
 
+/// How many more right frames than are needed are looked for, so that there is a choice of colours.
+pub(super) fn spare(colours: &CpuSet) -> u64 {
+    /// What a pool has of each colour, about.
+    const OF_EACH: u64 = 2;
+    /// 2 MiB of small pages.
+    const MOST: u64 = 512;
+    (colours.iter().count() as u64 * OF_EACH).min(MOST)
+}
+
 /// Moves one chunk.
 fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Option<Pid>) -> Answer {
     let trouble = |trouble| Answer {
@@ -174,7 +188,9 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
         let _ = affinity::set(0, &CpuSet::from_iter([rt::current_cpu()]));
     }
     let wanted = usize::try_from(total(&ask.side.runs)).unwrap_or(usize::MAX);
-    let found = sieve.fill(wanted);
+    sieve.deal(ask.had.clone());
+    let spare = usize::try_from(spare(&job.colours)).unwrap_or(0);
+    let found = sieve.fill(wanted + spare);
     let done = match found {
         // What undoes the run may have come before this chunk. Then nothing else would finish it.
         _ if rustix::process::getppid() != parent => Answer {
@@ -222,7 +238,8 @@ fn trouble(step: Step, error: &std::io::Error) -> Trouble {
         }
         (_, Some(libc::ESRCH)) => return Trouble::Gone,
         (Step::Stop, Some(libc::EAGAIN | libc::ETIMEDOUT))
-        | (Step::Enter, Some(libc::EBUSY)) => {
+        | (Step::Enter, Some(libc::EBUSY))
+        | (Step::Map, Some(libc::EEXIST)) => {
             return Trouble::Busy;
         }
         (Step::Stop, Some(libc::EPERM)) => {
@@ -231,6 +248,9 @@ fn trouble(step: Step, error: &std::io::Error) -> Trouble {
         (Step::Stop, _) => format!("its threads could not be stopped: {error}"),
         (Step::Enter, Some(libc::ENOEXEC | libc::ENOTSUP)) => {
             "it runs 32-bit code, or has no vDSO to enter the kernel from".to_owned()
+        }
+        (Step::Enter, Some(libc::ENOSPC)) => {
+            "settlers that were killed have used up the room in its vDSO that calls need: restart it".to_owned()
         }
         (Step::Enter, _) => format!("no thread could be made to do a call: {error}"),
         (Step::Map, _) => format!("no side area could be mapped in it: {error}"),

@@ -3,8 +3,8 @@
 //! Method: memory is touched page by page, and the frame of each page is read. Pages in wrong
 //! frames are kept until the end: released at once, their frames come straight back. A page in a
 //! right frame is released right before the kernel allocates a page on the same CPU, which gets
-//! that frame. Frames are released colour by colour in turn: memory that has more pages of one
-//! colour than of another has too few ways there.
+//! that frame. It is one of the colour that the program's memory has least of: memory that has more
+//! pages of one colour than of another has too few ways there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -24,12 +24,15 @@ const NEWEST: usize = 31;
 /// `MADV_POPULATE_WRITE` (Linux 5.14): touches pages.
 const TOUCH: libc::c_int = 23;
 
+/// How many pages have a colour, for each that any page has.
+pub(super) type PagesOf = BTreeMap<usize, u64>;
+
 /// Pages in right frames by their colour, each in the order in which they were touched.
 #[derive(Default)]
 struct Right {
     pages: BTreeMap<usize, VecDeque<usize>>,
-    /// The colour of the page that was taken last.
-    last: usize,
+    /// Pages of each colour that the program's memory has, with those that were taken for it.
+    had: PagesOf,
 }
 
 impl Right {
@@ -43,14 +46,14 @@ impl Right {
         self.pages.values().map(of).sum()
     }
 
-    /// Takes the first page of the next colour that has one before `end`.
+    /// Takes the first page of the colour of which there are least, among those that have a page
+    /// before `end`.
     fn take(&mut self, end: usize) -> Option<usize> {
-        let has = |(colour, own): (&usize, &VecDeque<usize>)| {
-            own.front().filter(|page| **page < end).map(|_| *colour)
-        };
-        let after = self.pages.range(self.last + 1..).find_map(has);
-        let next = after.or_else(|| self.pages.iter().find_map(has))?;
-        self.last = next;
+        let has = |own: &VecDeque<usize>| own.front().is_some_and(|page| *page < end);
+        let there = self.pages.iter().filter(|(_, own)| has(own));
+        let had = |colour| self.had.get(colour).copied().unwrap_or(0);
+        let next = *there.min_by_key(|(colour, _)| had(colour))?.0;
+        *self.had.entry(next).or_default() += 1;
         self.pages.get_mut(&next)?.pop_front()
     }
 }
@@ -122,6 +125,11 @@ impl Sieve {
         }
     }
 
+    /// What the program's memory has of each colour.
+    pub(super) fn deal(&mut self, had: PagesOf) {
+        self.right.had = had;
+    }
+
     /// Looks for right frames until there are so many, or no room is left. Returns how many there
     /// are.
     pub(super) fn fill(&mut self, wanted: usize) -> Result<usize> {
@@ -184,12 +192,16 @@ mod tests {
             right.push([2, 5, 7][page / 10], page);
         }
         assert_eq!((right.before(30), right.before(12)), (30, 12));
-        let mut dealt = |end| -> Vec<usize> { (0..6).map_while(|_| right.take(end)).collect() };
-        assert_eq!(dealt(30), [0, 10, 20, 1, 11, 21]);
-        // Pages that are too new to be released are left for later.
-        assert_eq!(dealt(14), [2, 12, 3, 13, 4, 5]);
-        assert_eq!(dealt(7), [6]);
-        assert_eq!(dealt(30), [14, 22, 7, 15, 23, 8]);
-        assert_eq!(right.before(30), 11);
+        let dealt = |right: &mut Right, end| -> Vec<usize> {
+            (0..6).map_while(|_| right.take(end)).collect()
+        };
+        assert_eq!(dealt(&mut right, 30), [0, 10, 20, 1, 11, 21]);
+        // Pages that are too new to be released are left for later. They are made up for.
+        assert_eq!(dealt(&mut right, 14), [2, 12, 3, 13, 4, 5]);
+        assert_eq!(dealt(&mut right, 30), [22, 23, 14, 24, 15, 25]);
+        // The program has more of two colours.
+        right.had = [(2, 3), (7, 2)].into();
+        assert_eq!(dealt(&mut right, 30), [16, 17, 18, 26, 6, 19]);
+        assert_eq!(right.before(30), 6);
     }
 }

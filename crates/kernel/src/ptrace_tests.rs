@@ -1,0 +1,215 @@
+//! A thread that does calls outlives the death of its tracer at any point.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+
+/// What a program and this test share.
+struct Shared {
+    /// Rounds of the program that came out right, and wrong.
+    right: AtomicU64,
+    wrong: AtomicU64,
+    /// Points at which a tracer may die.
+    points: AtomicU64,
+}
+
+fn shared() -> &'static Shared {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh mapping of zeroes, which is what the type may consist of, and which stays.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), 4096, access, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        &*at.cast::<Shared>()
+    }
+}
+
+/// A process that does this for ever; killed on drop.
+struct Program(i32);
+
+impl Program {
+    fn start(round: impl Fn() -> bool, shared: &Shared) -> Self {
+        // SAFETY: the child allocates nothing, and ends with this process.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            // SAFETY: takes numbers.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            loop {
+                let came_out = if round() {
+                    &shared.right
+                } else {
+                    &shared.wrong
+                };
+                came_out.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        Self(pid)
+    }
+
+    fn blocked(&self) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap();
+        let line = status.lines().find(|line| line.starts_with("SigBlk:"));
+        line.unwrap().to_owned()
+    }
+
+    /// It goes on, and nothing came out wrong.
+    fn goes_on(&self, shared: &Shared, when: u64) {
+        let before = shared.right.load(Ordering::SeqCst);
+        let begun = std::time::Instant::now();
+        while shared.right.load(Ordering::SeqCst) < before + 2 {
+            assert!(
+                begun.elapsed().as_secs() < 20,
+                "it stands still after {when}"
+            );
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(shared.wrong.load(Ordering::SeqCst), 0, "after {when}");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: a child of this process that nothing has waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// Makes a program do three calls, from another process that dies at the given point. The process's
+/// status.
+fn traced(program: &Program, shared: &Shared, death: u64) -> i32 {
+    shared.points.store(0, Ordering::SeqCst);
+    let vdso = Vdso::of(program.0.unsigned_abs());
+    // SAFETY: the child allocates nothing, and ends by `_exit` or SIGKILL.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let done = vdso.and_then(|vdso| calls(program.0, vdso, shared, death));
+        let code = done.map_or_else(|e| e.raw_os_error().unwrap_or(1), |()| 0);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: the kernel writes the status into a live value.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
+}
+
+fn calls(tid: i32, vdso: Vdso, shared: &Shared, death: u64) -> io::Result<()> {
+    let dies = || {
+        if shared.points.fetch_add(1, Ordering::SeqCst) + 1 == death {
+            // SAFETY: ends this process.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+    };
+    request(libc::PTRACE_SEIZE, tid, 0, SEIZED)?;
+    request(libc::PTRACE_INTERRUPT, tid, 0, 0)?;
+    stop(tid, true)?;
+    let mut lent = Lent::new(tid, vdso, 0, &dies)?;
+    let parent = lent.call(&Call::NONE)?;
+    let map = [0, 4096, 3, 0x22, u64::MAX, 0];
+    let at = lent.call(&Call::of(libc::SYS_mmap, map))?;
+    lent.call(&Call::unmap(at, 4096))?;
+    lent.rest()?;
+    let wrong = parent == 0 || at < 4096;
+    request(libc::PTRACE_DETACH, tid, 0, 0)?;
+    match wrong {
+        true => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        false => Ok(()),
+    }
+}
+
+/// Kills a tracer of such a program at each point in turn. A new program each time.
+fn survives(round: impl Fn() -> bool + Copy) {
+    let shared = shared();
+    for death in 1.. {
+        let program = Program::start(round, shared);
+        program.goes_on(shared, 0);
+        let blocked = program.blocked();
+        let status = traced(&program, shared, death);
+        program.goes_on(shared, death);
+        assert_eq!(program.blocked(), blocked, "{death}");
+        if !libc::WIFSIGNALED(status) {
+            assert_eq!(status, 0, "{}", libc::WEXITSTATUS(status));
+            assert!(death > 15, "{death}");
+            break;
+        }
+    }
+}
+
+/// Whether all registers but the stack pointer, and a flag, keep what they have for some 100 µs.
+#[cfg(target_arch = "x86_64")]
+fn keeps_registers() -> bool {
+    let same: u64;
+    // SAFETY: what the compiler has in these registers is put back.
+    unsafe {
+        std::arch::asm!(
+            "push rbx", "push rbp",
+            "mov rax, 0x0101010101010101", "mov rbx, 0x0202020202020202",
+            "mov rdx, 0x0303030303030303", "mov rsi, 0x0404040404040404",
+            "mov rdi, 0x0505050505050505", "mov rbp, 0x0606060606060606",
+            "mov r8,  0x0707070707070707", "mov r9,  0x0808080808080808",
+            "mov r10, 0x0909090909090909", "mov r11, 0x0a0a0a0a0a0a0a0a",
+            "mov r12, 0x0b0b0b0b0b0b0b0b", "mov r13, 0x0c0c0c0c0c0c0c0c",
+            "mov r14, 0x0d0d0d0d0d0d0d0d", "mov r15, 0x0e0e0e0e0e0e0e0e",
+            "mov rcx, 100000", "stc",
+            "2:", "lea rcx, [rcx - 1]", "jrcxz 3f", "jmp 2b", "3:",
+            "setc cl",
+            "add rax, rbx", "add rax, rdx", "add rax, rsi", "add rax, rdi", "add rax, rbp",
+            "add rax, r8", "add rax, r9", "add rax, r10", "add rax, r11", "add rax, r12",
+            "add rax, r13", "add rax, r14", "add rax, r15",
+            "mov rdx, 0x6969696969696969",
+            "sub rax, rdx", "movzx rcx, cl", "dec rcx", "or rax, rcx",
+            "pop rbp", "pop rbx",
+            out("rax") same, out("rcx") _, out("rdx") _, out("rsi") _, out("rdi") _,
+            out("r8") _, out("r9") _, out("r10") _, out("r11") _,
+            out("r12") _, out("r13") _, out("r14") _, out("r15") _,
+        );
+    }
+    same == 0
+}
+
+/// Whether a sleep that the kernel must restart takes as long as it should.
+fn sleeps_as_long() -> bool {
+    let begun = std::time::Instant::now();
+    let length = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 30_000_000,
+    };
+    // SAFETY: reads a live value.
+    let answer = unsafe { libc::nanosleep(&raw const length, std::ptr::null_mut()) };
+    answer == 0 && begun.elapsed().as_millis() >= 30
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn registers_outlive_the_death_of_a_tracer_at_any_point() {
+    survives(keeps_registers);
+}
+
+#[test]
+fn a_sleep_outlives_the_death_of_a_tracer_at_any_point() {
+    survives(sleeps_as_long);
+}
+
+/// Each such death uses up room for a way back. Then calls are refused, and the program goes on.
+#[test]
+fn without_room_for_a_way_back_a_thread_does_no_call() {
+    let shared = shared();
+    let program = Program::start(sleeps_as_long, shared);
+    // The second point is one within the first call.
+    let mut deaths = 0;
+    loop {
+        let status = traced(&program, shared, 2);
+        program.goes_on(shared, deaths);
+        if !libc::WIFSIGNALED(status) {
+            assert_eq!(libc::WEXITSTATUS(status), libc::ENOSPC);
+            break;
+        }
+        deaths += 1;
+    }
+    assert!((4..50).contains(&deaths), "{deaths}");
+}
