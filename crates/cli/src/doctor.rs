@@ -3,11 +3,15 @@
 use std::num::NonZeroUsize;
 
 use quell_linux::capture::{self, Before};
-use quell_plan::deep::{AddressMap, Deep};
+use quell_plan::deep::{AddressMap, CacheSets, Deep, targets};
 use quell_plan::inventory::Inventory;
 use quell_policy::lab::Guest;
+use quell_record::backend::{Backend, Probe};
 use quell_report::Measurements;
+use quell_sim::Sim;
 use quell_sim::banks::{Pairs, Shown};
+use quell_sim::board::Board;
+use quell_sim::sets::Rereads;
 use quell_workload::deep::Depth;
 
 use crate::declared;
@@ -36,8 +40,9 @@ pub struct Doctor {
     /// With --deep: fewer rounds, some fifteen seconds
     #[arg(long, requires = "deep")]
     pub quick: bool,
-    /// With --deep: also recover which address bits choose the DRAM bank, by timing pairs of lines
-    /// in 256 MiB of memory (some seconds); simulated machines alone do that with --on sim
+    /// With --deep: also recover which address bits choose the DRAM bank and the sets of caches, by
+    /// timing lines in up to 1 GiB of memory (up to half a minute); simulated machines alone do
+    /// that with --on sim
     #[arg(long, requires = "deep")]
     pub address_map: bool,
     /// Print the inventory as JSON; `quell plan --machine` reads it
@@ -70,11 +75,15 @@ pub fn run(args: &Doctor) -> Result {
         };
         let before = inventory.measured.as_ref().and_then(|m| m.deep.as_ref());
         // First, because it may be refused.
-        let map = match args.address_map {
-            true => Some(machine::address_map(&mut backend, &inventory)?),
-            false => before.and_then(|deep| deep.address_map.clone()),
+        let (map, sets) = match (args.address_map, before) {
+            (true, _) => (
+                Some(machine::address_map(&mut backend, &inventory)?),
+                machine::cache_sets(&mut backend, &inventory)?,
+            ),
+            (false, Some(deep)) => (deep.address_map.clone(), deep.cache_sets.clone()),
+            (false, None) => (None, Vec::new()),
         };
-        inventory = machine::measure_deep(&mut backend, &depth, map)?;
+        inventory = machine::measure_deep(&mut backend, &depth, map, sets)?;
     }
     if let Some(file) = &args.capture {
         let before = Before {
@@ -109,10 +118,12 @@ fn simulated(args: &Doctor) -> Result {
         took_s: begin.elapsed().as_secs_f64(),
         found,
     };
+    let sets = cache_sets(&board)?;
     if !args.json {
         quell_kernel::signals::end_with_the_reader();
         let style = crate::terminal::style();
         print!("{}", quell_report::address_map_text(&seen, style));
+        print!("{}", quell_report::cache_sets_text(&sets, style));
         return Ok(Exit::Done);
     }
     let (_, mut inventory) = args.on.measured(0, NonZeroUsize::MIN)?;
@@ -120,10 +131,28 @@ fn simulated(args: &Doctor) -> Result {
         measured.deep = Some(Box::new(Deep {
             took_s: seen.took_s,
             address_map: Some(seen),
+            cache_sets: sets,
             ..Deep::default()
         }));
     }
     print(args, &inventory)
+}
+
+/// What eviction says of the sets of a simulated machine's caches.
+fn cache_sets(board: &Board) -> Result<Vec<CacheSets>> {
+    let mut sim = Sim::new(board.clone(), 0).map_err(failed)?;
+    let machine = sim.inventory(Probe::Fast).map_err(failed)?;
+    let cpu = machine.cpus.first().map(|cpu| cpu.id).unwrap_or_default();
+    let all = targets(&machine.caches, cpu)
+        .into_iter()
+        .map(|(cache, shape)| {
+            let begin = Instant::now();
+            let mut rereads = Rereads::new(board, shape, Shown::Host, 0).map_err(failed)?;
+            let found = rereads.recover(0);
+            let took_s = begin.elapsed().as_secs_f64();
+            Ok(CacheSets::new(&cache, rereads.size(), took_s, found))
+        });
+    all.collect()
 }
 
 fn print(args: &Doctor, inventory: &Inventory) -> Result {

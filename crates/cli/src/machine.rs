@@ -15,7 +15,7 @@ use quell_linux::backend::{Linux, Tools};
 use quell_linux::colours::settler::SettlerCommand;
 use quell_linux::resident::KeeperCommand;
 use quell_linux::session::WatchdogCommand;
-use quell_plan::deep::{AddressMap, Fingerprint, MbaCurve};
+use quell_plan::deep::{AddressMap, CacheSets, Fingerprint, MbaCurve};
 use quell_plan::inventory::{Availability, Inventory, Measured};
 use quell_policy::workload::{Caches, Workload};
 use quell_policy::{Adapt, Policy};
@@ -276,6 +276,7 @@ pub fn measure_deep(
     backend: &mut Linux,
     depth: &Depth,
     map: Option<AddressMap>,
+    sets: Vec<CacheSets>,
 ) -> Result<Inventory> {
     let span = if depth.quick {
         "some fifteen seconds"
@@ -309,7 +310,7 @@ pub fn measure_deep(
         deep.skipped.insert(block, why.to_string());
         None
     });
-    deep.address_map = map;
+    (deep.address_map, deep.cache_sets) = (map, sets);
     if let Some(measured) = machine.measured.as_mut() {
         measured.mba = curve;
         measured.deep = Some(Box::new(deep));
@@ -323,6 +324,15 @@ pub fn measure_deep(
 pub fn address_map(backend: &mut Linux, machine: &Inventory) -> Result<AddressMap> {
     let mut bar = Bar::new();
     let found = quell_workload::deep::address_map(machine, &mut |what, percent| {
+        go_on(backend, &mut bar, what, percent)
+    });
+    found.map_err(failed)
+}
+
+/// What eviction says of the sets of this machine's caches (20 s at most).
+pub fn cache_sets(backend: &mut Linux, machine: &Inventory) -> Result<Vec<CacheSets>> {
+    let mut bar = Bar::new();
+    let found = quell_workload::deep::cache_sets(machine, &mut |what, percent| {
         go_on(backend, &mut bar, what, percent)
     });
     found.map_err(failed)

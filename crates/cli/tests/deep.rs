@@ -146,6 +146,7 @@ fn a_machine_is_measured_kept_captured_and_forgotten_on_change() {
 
     if root {
         timed(state.path(), &measured["deep"]["address-map"]);
+        driven_out(&measured["deep"]["cache-sets"]);
     }
 
     // Another microcode: what was measured is not of this machine.
@@ -192,6 +193,23 @@ fn timed(state: &Path, seen: &Value) {
         serde_json::json!(["0x4000", "0x110000"])
     );
     assert_eq!(run(state, &["colours", "map", "--forget"]).code, 0);
+}
+
+/// The sets of caches by eviction: a verdict on each cache beyond the first level, in twenty
+/// seconds.
+fn driven_out(seen: &Value) {
+    let all = seen.as_array().unwrap();
+    let took = |cache: &Value| cache["took-s"].as_f64().unwrap();
+    assert!(all.iter().map(took).sum::<f64>() < 20.0, "{seen}");
+    for cache in all {
+        assert!(cache["level"].as_u64().unwrap() > 1, "{cache}");
+        let figures = &cache["found"]["figures"];
+        assert!(figures["times"].as_u64().unwrap() > 100, "{cache}");
+        assert!(figures["kept-ns"].as_f64().unwrap() > 0.0, "{cache}");
+        let verdict = cache["found"]["verdict"]["is"].as_str().unwrap();
+        let known = ["map", "hidden", "narrow", "noisy", "flat"];
+        assert!(known.contains(&verdict), "{cache}");
+    }
 }
 
 /// What others say of the same machine.

@@ -38,7 +38,7 @@ mod worst;
 mod sample;
 
 pub use compare::compare_text;
-pub use deep::{address_map_text, canary_text};
+pub use deep::{address_map_text, cache_sets_text, canary_text};
 pub use demo::{DemoStory, demo_line, demo_text};
 pub use doctor::{Measurements, age, doctor_text};
 pub use hold::{Ends, closing, holding_line, status_line};

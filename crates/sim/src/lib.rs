@@ -29,6 +29,7 @@ pub mod pattern;
 pub mod prefetch;
 pub mod profile;
 pub mod recorded;
+pub mod sets;
 pub mod tlb;
 pub mod trace;
 

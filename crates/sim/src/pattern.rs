@@ -17,6 +17,7 @@ mod recorded;
 mod replay;
 mod stream;
 mod task;
+mod walk;
 pub use churn::{Churn, Stores};
 pub use frames::{FPS, Frames, PASSES, Piece, Stage, Times};
 pub use lists::{ParallelLists, TooFew};
@@ -25,6 +26,7 @@ pub use recorded::Recorded;
 pub use replay::{Replay, Unusable};
 pub use stream::Stream;
 pub use task::Task;
+pub use walk::Walk;
 
 /// What becomes of units of work that were due while an earlier one was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +64,8 @@ pub enum Pattern {
     Stream(Stream),
     /// Two lines, read in turn and flushed.
     Pair(Pair),
+    /// Lines in a certain order.
+    Walk(Walk),
     /// Independent random lists, walked in turn.
     ParallelLists(ParallelLists),
     /// Blocks of lines under one operation after the other.
@@ -179,6 +183,7 @@ impl Pattern {
             }
             Self::Stream(stream) => stream.next_access(),
             Self::Pair(pair) => pair.next_access(),
+            Self::Walk(walk) => walk.next_access(),
             Self::ParallelLists(lists) => lists.next_access(),
             Self::Churn(churn) => churn.next_access(),
             Self::Stores(stores) => stores.next_access(),

@@ -7,6 +7,7 @@
 //! what each figure means for a person.
 
 mod address_map;
+mod cache_sets;
 mod counter;
 mod fingerprint;
 mod knee;
@@ -20,6 +21,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use address_map::AddressMap;
+pub use cache_sets::{CacheSets, Difference, targets};
 pub use counter::CounterCheck;
 pub use fingerprint::Fingerprint;
 pub use knee::knee;
@@ -136,6 +138,10 @@ pub struct Deep {
     /// measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address_map: Option<AddressMap>,
+    /// Which address bits choose the sets of caches beyond the first level, by eviction
+    /// (`--address-map`). Empty when not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cache_sets: Vec<CacheSets>,
     /// What could not be measured, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<String, String>,

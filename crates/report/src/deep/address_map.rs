@@ -9,7 +9,8 @@ use super::{cell, head};
 use crate::text::{Style, Table, count, number, size};
 
 /// Page sizes whose colours are shown: those of kernels, and that of a large page.
-const PAGES: [(&str, u32); 4] = [("4 KiB", 12), ("16 KiB", 14), ("64 KiB", 16), ("2 MiB", 21)];
+pub(super) const PAGES: [(&str, u32); 4] =
+    [("4 KiB", 12), ("16 KiB", 14), ("64 KiB", 16), ("2 MiB", 21)];
 
 /// What the map is, and what to do.
 pub(super) fn meaning(seen: &AddressMap) -> String {
@@ -79,12 +80,12 @@ pub(super) fn meaning(seen: &AddressMap) -> String {
 }
 
 /// How many there are.
-fn number_of(all: &[Mask], what: &str) -> String {
+pub(super) fn number_of(all: &[Mask], what: &str) -> String {
     count(u32::try_from(all.len()).unwrap_or(u32::MAX), what)
 }
 
 /// Functions as a map file has them, one after the other.
-fn written(functions: &[Mask]) -> String {
+pub(super) fn written(functions: &[Mask]) -> String {
     let all: Vec<u64> = functions.iter().map(|function| function.0).collect();
     let map = BankMap::new(all).map(|map| map.to_string());
     map.unwrap_or_default().trim_end().replace('\n', ", ")

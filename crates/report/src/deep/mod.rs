@@ -2,10 +2,11 @@
 //! what to do, with the figures below. `docs/doctor.md` explains each.
 
 mod address_map;
+mod cache_sets;
 mod memory;
 mod sharing;
 
-use quell_plan::deep::{AddressMap, CounterCheck, Deep, Sharing, Spread, Tail, Wakeup};
+use quell_plan::deep::{AddressMap, CacheSets, CounterCheck, Deep, Sharing, Spread, Tail, Wakeup};
 use quell_plan::inventory::Measured;
 
 use crate::text::{Style, Table, TableCell, Tone, number, percent};
@@ -39,6 +40,7 @@ impl Block {
 
 const RATES: &str = "Rates";
 const ADDRESS_MAP: &str = "Address map";
+const CACHE_SETS: &str = "Cache sets";
 
 /// On fewer columns, tables leave out what is not essential.
 const NARROW: usize = 64;
@@ -107,6 +109,13 @@ fn blocks(measured: &Measured, deep: Option<&Deep>, style: Style) -> Vec<Block> 
                 address_map::table(seen, style),
             );
         }
+        if !deep.cache_sets.is_empty() {
+            add(
+                (CACHE_SETS, "cache sets"),
+                cache_sets::meaning(&deep.cache_sets),
+                cache_sets::table(&deep.cache_sets, style),
+            );
+        }
         add(
             ("Counters", "counters"),
             counters_mean(measured, deep),
@@ -142,6 +151,18 @@ pub fn address_map_text(seen: &AddressMap, style: Style) -> String {
         label: "",
         meaning: address_map::meaning(seen),
         figures: address_map::table(seen, style),
+    };
+    block.text(style)
+}
+
+/// What eviction says of the sets of caches, as a block of its own.
+#[must_use]
+pub fn cache_sets_text(all: &[CacheSets], style: Style) -> String {
+    let block = Block {
+        title: CACHE_SETS,
+        label: "",
+        meaning: cache_sets::meaning(all),
+        figures: cache_sets::table(all, style),
     };
     block.text(style)
 }

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use quell_plan::deep::{
-    AddressMap, CacheSteps, Case, Control, CounterCheck, CpuRate, Deep, Loaded, LoadedPoint,
-    OperationRates, PageCost, Pair, Sharing, SizePoint, Spread, Tail, Wakeup, knee, levels,
+    AddressMap, CacheSets, CacheSteps, Case, Control, CounterCheck, CpuRate, Deep, Loaded,
+    LoadedPoint, OperationRates, PageCost, Pair, Sharing, SizePoint, Spread, Tail, Wakeup, knee,
+    levels,
 };
 use quell_plan::inventory::{
     Availability, Cache, CacheKind, Cpu, CpusetKind, DemandSource, Identity, Inventory, Lack,
     Means, Measured, MemoryMeans, MeterKind, Node,
 };
-use quell_types::address::recovery::{Figures, Recovery, Tally, Verdict};
+use quell_types::address::bits;
+use quell_types::address::recovery::{Figures, Recovery, SetFigures, SetRecovery, Tally, Verdict};
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{Mask, Partitions};
@@ -200,6 +202,7 @@ pub(crate) fn measured_machine() -> Inventory {
                 wakeup(1, true, 5.0),
             ],
             address_map: Some(address_map()),
+            cache_sets: cache_sets(),
             page_faults: CounterCheck::of("number of pages touched", &[(2048, 2048)]),
             skipped: BTreeMap::from([("something".to_owned(), "it was not to be had".to_owned())]),
         }));
@@ -235,6 +238,55 @@ fn address_map() -> AddressMap {
             },
         },
     }
+}
+
+/// A second level as assumed, and a third one with a hash.
+fn cache_sets() -> Vec<CacheSets> {
+    let tally = |right, of| Tally { right, of };
+    let figures = SetFigures {
+        pages: 65_536,
+        times: 2_345,
+        kept_ns: 21.5,
+        lost_ns: 45.0,
+        kept: tally(62, 64),
+        lost: tally(64, 64),
+        classes: tally(3, 4),
+        explained: tally(71, 73),
+        again: tally(45, 46),
+        together: tally(95, 96),
+        apart: tally(96, 96),
+        over: false,
+    };
+    let seen = |level, megabytes: u64, sets: u32, functions: &[u64]| {
+        let cache = Cache {
+            level,
+            kind: CacheKind::Unified,
+            size: Bytes(megabytes << 20),
+            ways: Some(16),
+            sets: Some(sets),
+            line: Bytes(64),
+            cpus: cpus("0"),
+        };
+        let verdict = Verdict::Map {
+            functions: functions.iter().copied().map(Mask).collect(),
+            confidence: 0.9625,
+        };
+        let found = SetRecovery {
+            verdict,
+            ways: Some(16),
+            figures: figures.clone(),
+        };
+        CacheSets::new(&cache, Bytes(256 << 20), 1.5, found)
+    };
+    vec![
+        seen(2, 2, 2_048, &bits(12, 16)),
+        seen(
+            3,
+            4,
+            4_096,
+            &[bits(12, 16), vec![1 << 17 | 1 << 21]].concat(),
+        ),
+    ]
 }
 
 /// Two CPUs that claim a cache and do not share it.

@@ -10,38 +10,32 @@
 
 use std::io;
 
-use quell_kernel::node_memory;
 use quell_plan::deep::AddressMap;
 use quell_plan::inventory::Inventory;
-use quell_policy::workload::Pages;
-use quell_types::address::Ranges;
-use quell_types::address::gf2::Space;
-use quell_types::address::recovery::{Lines, Pool, Verdict, recover};
+use quell_types::address::recovery::{Lines, Pool, Reread, Verdict, recover};
 use quell_types::cpuset::CpuId;
 use quell_types::units::Bytes;
 
+use super::locked::{Locked, differences};
 use super::{Block, Watch, first};
 use crate::arch::{self, Maker, Request};
-use crate::memory::Buffer;
-use crate::{Error, affinity, clock, pagemap, procfs};
+use crate::{Error, affinity, clock, procfs};
 
 const WHAT: &str = "recovering the address map";
 /// Sizes of the pool, in bytes: the second one where the first does not reach all of memory.
 const POOLS: [u64; 2] = [256 << 20, 1 << 30];
 /// The part of the available memory that a pool takes at most.
-const PART: u64 = 4;
+pub(super) const PART: u64 = 4;
 /// A smaller pool reaches too few address bits.
-const LEAST: u64 = 32 << 20;
+pub(super) const LEAST: u64 = 32 << 20;
 /// How often both lines are read for one time, and how many of these rounds count.
 const ROUNDS: (usize, usize) = (12, 8);
 /// Nanoseconds between two questions whether to stop.
-const TURN_NS: u64 = 100_000_000;
+pub(super) const TURN_NS: u64 = 100_000_000;
 /// How long the counter is compared with the clock, in nanoseconds.
 const COMPARE_NS: u64 = 10_000_000;
 /// About how many turns a recovery takes, for the progress that is shown.
 const TURNS: u32 = 50;
-/// One of so many pages may move while its lines are timed.
-const MOVED: usize = 100;
 
 /// Times pairs of lines, and recovers the functions of the banks from them.
 ///
@@ -77,28 +71,11 @@ fn pool_of(cpu: CpuId, size: u64, block: &mut Block<'_, '_>) -> Result<AddressMa
     }
     let _pinned = affinity::pin_to(cpu)?;
     let timer = Timer::new()?;
-    let memory = memory()?;
+    let memory = differences()?;
     block.at(0, 1)?;
-    let buffer = Buffer::new(Bytes(size), Pages::Base)?;
-    let page = rustix::param::page_size();
-    let frames = || {
-        let start = buffer.start().addr();
-        pagemap::addresses(&procfs::live(), start, buffer.len() / page, page, WHAT)
-    };
-    let before = frames()?;
-    // SAFETY: the range is our own buffer.
-    if unsafe { libc::mlock(buffer.start().cast(), buffer.len()) } != 0 {
-        return Err(Error::refused(
-            WHAT,
-            format!(
-                "{} cannot be locked in memory: {}",
-                Bytes(size),
-                io::Error::last_os_error()
-            ),
-            "run as root, or raise the limit (ulimit -l)",
-        ));
-    }
-    let pool = Pool::new(before.clone(), page.trailing_zeros());
+    let locked = Locked::new(size, WHAT)?;
+    let shift = rustix::param::page_size().trailing_zeros();
+    let pool = Pool::new(locked.pieces(shift), shift);
     let (mut turn, mut due) = (0, clock::now());
     let found = recover(&pool, &memory, size, &mut |lines: Lines| {
         if clock::now() >= due {
@@ -106,20 +83,9 @@ fn pool_of(cpu: CpuId, size: u64, block: &mut Block<'_, '_>) -> Result<AddressMa
             (turn, due) = (turn + 1, clock::now() + TURN_NS);
         }
         // SAFETY: lines of the pool, which has the pages of the buffer.
-        Ok::<f64, Error>(unsafe { timer.ns(buffer.start(), lines) })
+        Ok::<f64, Error>(unsafe { timer.ns(locked.start(), lines) })
     })?;
-    let after = frames()?;
-    let moved = before.iter().zip(&after).filter(|(a, b)| a != b).count();
-    if moved > before.len() / MOVED {
-        return Err(Error::refused(
-            WHAT,
-            format!(
-                "the kernel moved {moved} of {} pages meanwhile",
-                before.len()
-            ),
-            "try again while the machine does nothing else",
-        ));
-    }
+    locked.stayed()?;
     Ok(AddressMap {
         pool: Bytes(size),
         took_s: 0.0,
@@ -127,16 +93,8 @@ fn pool_of(cpu: CpuId, size: u64, block: &mut Block<'_, '_>) -> Result<AddressMa
     })
 }
 
-/// The differences of all addresses of this machine's memory.
-fn memory() -> Result<Space, Error> {
-    let page = rustix::param::page_size() as u64;
-    let nodes = node_memory::ranges(&procfs::live(), page)?;
-    let all = nodes.values().flat_map(Ranges::iter).cloned();
-    Ok(Ranges::new(all).differences())
-}
-
-/// What times a pair.
-struct Timer {
+/// What times lines.
+pub(super) struct Timer {
     flush: Maker,
     ns_per_tick: f64,
 }
@@ -147,7 +105,7 @@ fn ticks() -> u64 {
 }
 
 impl Timer {
-    fn new() -> Result<Self, Error> {
+    pub fn new() -> Result<Self, Error> {
         let lacks = |what: &str| {
             Error::refused(
                 WHAT,
@@ -195,11 +153,40 @@ impl Timer {
         let counted = &rounds[..ROUNDS.1];
         counted.iter().sum::<u64>() as f64 / counted.len() as f64 * self.ns_per_tick
     }
+
+    /// Nanoseconds of the last read of a question. Afterwards no cache has any of its lines.
+    ///
+    /// # Safety
+    /// Its lines are offsets within a buffer of ours at `start`.
+    pub unsafe fn reread(&self, start: *mut u8, question: &Reread<'_>) -> f64 {
+        let at = |line: u64| start.wrapping_add(usize::try_from(line).unwrap_or(0));
+        let victim = at(question.victim);
+        // SAFETY: by the contract.
+        unsafe { victim.read_volatile() };
+        arch::fence();
+        for line in question.between() {
+            // SAFETY: by the contract.
+            unsafe { at(line).read_volatile() };
+        }
+        arch::fence();
+        let begin = ticks();
+        // SAFETY: by the contract.
+        unsafe { victim.read_volatile() };
+        let took = ticks().wrapping_sub(begin);
+        for line in question.lines() {
+            // SAFETY: by the contract; a flush changes no contents.
+            unsafe { (self.flush)(at(line)) };
+        }
+        arch::fence();
+        took as f64 * self.ns_per_tick
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Buffer;
+    use quell_policy::workload::Pages;
 
     #[test]
     fn a_line_from_memory_takes_time_and_keeps_its_contents() {
@@ -213,7 +200,7 @@ mod tests {
         assert!(ns > 1.0 && ns < 1e6, "{ns}");
         assert_eq!((buffer.bytes()[0], buffer.bytes()[4096]), (1, 1));
         // Memory has at least the bits of a page.
-        assert!(memory().unwrap().rank() >= 12);
+        assert!(differences().unwrap().rank() >= 12);
     }
 
     #[test]

@@ -5,7 +5,9 @@
 mod banks;
 mod canary;
 mod loaded;
+mod locked;
 mod pages;
+mod sets;
 mod steps;
 mod throttled;
 mod wakeup;
@@ -24,6 +26,7 @@ use crate::{Error, clock, measure, procfs};
 
 pub use banks::address_map;
 pub use canary::sharing;
+pub use sets::cache_sets;
 pub use throttled::{Class, curve as throttled};
 
 /// The longest list in bytes, whatever the cache.

@@ -1,4 +1,5 @@
-//! The functions that choose a DRAM bank, from the times of accesses.
+//! The functions that choose a DRAM bank, from the times of accesses. Those that choose the set of
+//! a cache are next to it (`sets`, by `evict`).
 //!
 //! Method: two lines of one bank, in different rows, close each other's row. Accesses that take
 //! turns between them take longer than those to other pairs (Pessl et al., "DRAMA", USENIX Security
@@ -17,12 +18,16 @@
 //! functions of an offset address look hidden.
 
 mod decode;
+mod evict;
+mod sets;
 mod timing;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::decode::{Kernel, decode};
+pub use self::evict::Reread;
+pub use self::sets::{SetFigures, SetRecovery, Shape, recover_sets};
 use self::timing::{Bench, CONFLICTS};
 pub use self::timing::{Lines, Pool};
 use crate::address::Functions;

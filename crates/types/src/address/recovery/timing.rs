@@ -62,6 +62,13 @@ impl Pool {
         Space::spanned(pages.chain((LINE_SHIFT..self.shift).map(|bit| 1 << bit)))
     }
 
+    /// The differences of the addresses of these pages, by number.
+    pub(super) fn frames(&self, pages: &[u64]) -> Space {
+        let first = pages.first().copied().unwrap_or_default() << self.shift;
+        let all = pages.iter().map(|page| page << self.shift);
+        Space::spanned(all.map(|page| self.difference((first, page))))
+    }
+
     /// How many pages it has.
     #[must_use]
     pub fn pages(&self) -> usize {
