@@ -184,7 +184,8 @@ fn colours_hold_off_an_ordinary_stream(kernel: &str) {
             "{kernel}, {size} bytes: misses per access {alone} alone, {none} without, {step} with colours; {theirs} of the stream's pages have reserved colours"
         );
         assert!(none > alone + 0.3, "the stream does not hurt: {none}");
-        assert!(step < none, "worse than nothing: {step}");
+        // Seven eighths of a part are nearly all of it, with what else the process has there.
+        assert!(step < alone + 0.3, "{alone} alone, {step} with colours");
         assert!(figure("step", size, "right") > 0.99);
         assert!(theirs < 0.02, "{theirs} of the stream's pages");
     }

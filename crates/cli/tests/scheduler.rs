@@ -8,6 +8,8 @@
 )]
 
 mod common;
+#[path = "common/cyclictest.rs"]
+mod cyclictest;
 #[path = "common/kills.rs"]
 mod kills;
 
@@ -17,6 +19,7 @@ use std::time::{Duration, Instant};
 use common::{
     Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell,
 };
+use cyclictest::Waking;
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::root::Files;
 use quell_kernel::{freezer, procfs};
@@ -477,10 +480,16 @@ fn a_dozen_programs_at_200_ms() {
     let programs = Loops(programs.collect());
     machine.remember();
     let policy = policy_of(&machine, "200ms", &programs.matching(), "");
+    // The dispatcher is on CPU 0.
+    let Some(waking) = Waking::start(1) else {
+        return;
+    };
     let run = held(&policy, &programs.pids());
     std::thread::sleep(Duration::from_secs(60));
     run.signal(Signal::TERM);
     show(&run.wait().err);
+    let late = waking.lateness([0.5, 0.99, 1.0]);
+    println!("cyclictest: late by {late:?} us at 50, 99, 100 %");
     machine.unchanged("after the run");
     programs.are_free("all run after the run");
 }

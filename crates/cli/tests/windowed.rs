@@ -21,6 +21,8 @@ use quell_policy::lab::{Accelerator, Guest};
 use quell_types::units::Nanos;
 
 mod guest;
+#[path = "common/kills.rs"]
+mod kills;
 #[path = "../../linux/tests/common/witness.rs"]
 mod witness;
 
@@ -77,10 +79,10 @@ kill -TERM $run; wait $run; echo status $?
 said
 tell restored
 # Killed at moments that no frame repeats.
-for kill in 1 2 3; do
+for kill in $(seq $KILLS); do
     quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
     within 60 reads 30 || echo never switched
-    usleep $((100000 + kill * 37000)); kill -9 $run; wait $run 2>/dev/null
+    usleep $((100000 + kill * 37000 % 400000)); kill -9 $run; wait $run 2>/dev/null
     within 30 gone; tell killed
 done
 policy '' "match = [{ pid = $N }]" "$SCHEDULE" >/tmp/policy.toml
@@ -153,6 +155,12 @@ kill -CONT $WRITERS
 kill -TERM $run; wait $run; echo status $?
 said
 tell restored
+for kill in $(seq $KILLS); do
+    quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
+    within 60 grep -q holding: /tmp/log || echo never held
+    usleep $((kill * 137000 % 1000000)); kill -9 $run; wait $run 2>/dev/null
+    within 30 gone; tell killed
+done
 kill $WRITERS
 "#;
 
@@ -173,11 +181,9 @@ fn booted(kernel: &str, profile: Option<&str>, script: &str) -> Option<guest::Sa
         cpus: 3,
         ..Guest::default()
     };
-    guest::says_on(
-        machine,
-        &format!("{WORDS}{script}"),
-        Duration::from_secs(500),
-    )
+    let kills = kills::kills();
+    let longest = Duration::from_secs(500 + 10 * kills as u64);
+    guest::says_on(machine, &format!("KILLS={kills}\n{WORDS}{script}"), longest)
 }
 
 fn ways_switch(kernel: &str) {
@@ -210,7 +216,7 @@ fn ways_switch(kernel: &str) {
     // On a busy host the guest may stand still for a second. That costs the promise for a while.
     assert!(["0", "3"].contains(&said.one("status")));
     assert_eq!(said.one("restored"), "restored");
-    assert_eq!(said.all("killed"), ["restored"; 3]);
+    assert_eq!(said.all("killed"), vec!["restored"; kills::kills()]);
     let at = said.all("at");
     assert_eq!(at.len(), 2);
     for death in at {
@@ -298,6 +304,7 @@ fn budgets_hold(kernel: &str) {
         println!("of {budget:?} lines, in thousandths: {parts:?}");
     }
     assert_eq!(said.one("restored"), "restored");
+    assert_eq!(said.all("killed"), vec!["restored"; kills::kills()]);
     for (_, parts) in budgets.iter().zip(&parts).filter(|(b, _)| b.is_some()) {
         assert!(parts.len() >= 15, "{parts:?}");
         // Single windows are off by what an emulated CPU stands still. The budgets are so small that

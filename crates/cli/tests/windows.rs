@@ -8,20 +8,21 @@
 )]
 
 mod common;
+#[path = "common/cyclictest.rs"]
+mod cyclictest;
 #[path = "common/kills.rs"]
 mod kills;
 #[path = "../../linux/tests/common/witness.rs"]
 mod witness;
 
-use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{
     Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell, run,
-    send, soak, status_of,
+    send, soak,
 };
+use cyclictest::Waking;
 use quell_types::units::Nanos;
 use rustix::process::Signal;
 use witness::{Span, quantile};
@@ -219,57 +220,6 @@ fn each_group_runs_in_its_windows_only() {
     }
 }
 
-/// `cyclictest` on CPU 0, at the dispatcher's priority, until it is told to end. Its lines of a
-/// histogram have microseconds and how many times it woke up so late.
-fn cyclictest() -> Option<Waking> {
-    let mut command = Command::new("cyclictest");
-    command.args("-q -m -p 80 -i 1000 -h 60000 -a 0 -t 1".split(' '));
-    let waking = Waking(command.stdout(Stdio::piped()).spawn().ok()?);
-    // What is pinned to another CPU leaves CPU 1 only when the run begins.
-    let tasks = format!("/proc/{}/task", waking.0.id());
-    let pinned = |tid: u32| status_of(tid, "Cpus_allowed_list").as_deref() == Some("0");
-    eventually("cyclictest is on its CPU", || {
-        let tids = std::fs::read_dir(&tasks).unwrap();
-        let tids = tids.filter_map(|e| e.unwrap().file_name().to_str()?.parse().ok());
-        let tids: Vec<u32> = tids.collect();
-        tids.len() > 1 && tids.into_iter().all(pinned)
-    });
-    Some(waking)
-}
-
-/// It ends with this.
-struct Waking(Child);
-
-impl Drop for Waking {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Microseconds at these parts of the wake-ups.
-fn lateness(mut cyclictest: Waking, parts: [f64; 3]) -> [i64; 3] {
-    send(cyclictest.0.id(), Signal::INT);
-    let mut text = String::new();
-    let mut told = cyclictest.0.stdout.take().unwrap();
-    told.read_to_string(&mut text).unwrap();
-    let counted = text.lines().filter_map(|line| {
-        let (late, times) = line.split_once(' ')?;
-        Some((late.parse::<i64>().ok()?, times.trim().parse::<u64>().ok()?))
-    });
-    let counted: Vec<(i64, u64)> = counted.collect();
-    let all: u64 = counted.iter().map(|(_, times)| times).sum();
-    assert!(all > 1_000, "{text}");
-    parts.map(|part| {
-        let mut upto = 0;
-        let within = |(_, times): &&(i64, u64)| {
-            upto += times;
-            upto as f64 >= all as f64 * part
-        };
-        counted.iter().find(within).unwrap().0
-    })
-}
-
 /// Time that the host took from CPU 1, in hundredths of a second.
 fn stolen() -> u64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap();
@@ -281,14 +231,11 @@ fn stolen() -> u64 {
 /// had. How late user code ended at the 99.9th percentile in nanoseconds, and how late `cyclictest`
 /// woke up then in microseconds.
 fn precise(machine: &mut Machine, shape: &Shape) -> Option<([i64; 2], i64)> {
-    let Some(waking) = cyclictest() else {
-        eprintln!("SKIPPED: no cyclictest (apt-get install rt-tests)");
-        return None;
-    };
+    let waking = Waking::start(0)?;
     eprintln!("{shape:?}");
     let before = stolen();
     let both = witnessed(machine, shape);
-    let late = lateness(waking, [0.5, 0.999, 1.0]);
+    let late = waking.lateness([0.5, 0.999, 1.0]);
     eprintln!(
         "cyclictest: µs at 50, 99.9, 100 %: {late:?}; stolen on CPU 1: {} ms",
         (stolen() - before) * 10

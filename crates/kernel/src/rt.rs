@@ -79,6 +79,25 @@ pub fn current_cpu() -> CpuId {
     CpuId::try_from(rustix::thread::sched_getcpu()).unwrap_or(CpuId::MAX)
 }
 
+/// CPU time of a process (clock_getcpuclockid(3)). `None` where there is none.
+#[must_use]
+pub fn process_time(pid: u32) -> Option<Nanos> {
+    let pid = libc::pid_t::try_from(pid).ok()?;
+    let mut clock = 0;
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel writes into live values.
+    let there = unsafe {
+        libc::clock_getcpuclockid(pid, &raw mut clock) == 0
+            && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    let part = |n: i64| u64::try_from(n).ok();
+    let time = part(time.tv_sec)? * 1_000_000_000 + part(time.tv_nsec)?;
+    there.then_some(Nanos(time))
+}
+
 /// CLOCK_MONOTONIC: the clock of every time in a run.
 #[must_use]
 pub fn now() -> Nanos {

@@ -29,8 +29,9 @@ use crate::brake::LOOK;
 use crate::placement;
 use crate::work::{self, Counters};
 
-/// The shortest time between two checks whether a running member has ended.
-const CHECK: Nanos = Nanos::millis(20);
+/// The shortest time between two checks whether a running member has ended. The second one after its
+/// end finds it.
+const CHECK: Nanos = Nanos::millis(10);
 
 /// A process that takes turns, with all that it starts.
 #[derive(Debug)]
@@ -155,6 +156,12 @@ struct Held {
     there: bool,
     /// Since when it is frozen.
     frozen: Option<Nanos>,
+    /// Whether it was seen to have stopped since then.
+    parked: bool,
+    /// Its first thread, which is a process's as a rule, and the CPU time of that process when it was
+    /// last checked.
+    first: Option<u32>,
+    used: Option<Nanos>,
     /// What it had done when it was last read.
     did: Option<Work>,
 }
@@ -207,8 +214,8 @@ impl Turning {
 
     /// Sleeps until `due`, or until a running member has ended while another one waits. `false`:
     /// the dispatcher is to end.
-    fn rest(&self, post: &Post, due: Nanos) -> Result<bool, Lost> {
-        let check = Nanos(self.quantum.0 / 4).max(CHECK).min(LOOK);
+    fn rest(&mut self, post: &Post, due: Nanos) -> Result<bool, Lost> {
+        let check = Nanos(self.quantum.0 / 8).max(CHECK).min(LOOK);
         loop {
             let next = due.min(rt::now().plus(check));
             if !post.sleep_until(next)? {
@@ -220,14 +227,24 @@ impl Turning {
         }
     }
 
-    /// Whether a CPU is free because a member has ended, and another one waits.
-    fn is_vacant(&self) -> bool {
-        let waits = self.held.iter().any(|h| h.there && h.frozen.is_some());
-        let runs = |held: &&Held| {
+    /// Whether a CPU is free because a member has ended, and another one waits. The list of threads
+    /// is read only where the process had no CPU time since the last check: reading it takes longer.
+    fn is_vacant(&mut self) -> bool {
+        if !self.held.iter().any(|h| h.there && h.frozen.is_some()) {
+            return false;
+        }
+        let mut held = std::mem::take(&mut self.held);
+        let mut running = 0;
+        for held in held.iter_mut().filter(|h| h.there && h.frozen.is_none()) {
+            let used = held.first.and_then(rt::process_time);
+            let before = std::mem::replace(&mut held.used, used);
             let threads = || self.listed(&held.member);
-            held.there && held.frozen.is_none() && threads().is_some_and(|t| !t.is_empty())
-        };
-        waits && self.held.iter().filter(runs).count() < self.given
+            if used > before || threads().is_some_and(|t| !t.is_empty()) {
+                running += 1;
+            }
+        }
+        self.held = held;
+        running < self.given
     }
 
     /// The threads of a member. `None` where its cgroup is gone.
@@ -245,7 +262,7 @@ impl Turning {
         self.settled = now;
         let stats = &self.stats;
         let mut waits = false;
-        for held in self.held.iter().filter(|held| held.there) {
+        for held in self.held.iter_mut().filter(|held| held.there) {
             let Some(of) = stats.groups.get(held.member.group) else {
                 continue;
             };
@@ -253,7 +270,8 @@ impl Turning {
                 Some(_) => {
                     waits = true;
                     add(&of.waited, since);
-                    if !held.member.gate.is_parked() {
+                    held.parked = held.parked || held.member.gate.is_parked();
+                    if !held.parked {
                         stats.unparked.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -278,6 +296,9 @@ impl Turning {
                     member,
                     there: true,
                     frozen: None,
+                    parked: false,
+                    first: None,
+                    used: None,
                     did: None,
                 });
             }
@@ -291,6 +312,7 @@ impl Turning {
             }
             let threads = self.listed(&held.member);
             held.there = threads.as_ref().is_some_and(|all| !all.is_empty());
+            held.first = threads.as_ref().and_then(|all| all.first().copied());
             if !held.member.counters.is_empty() {
                 held.did = work::together(&held.member.counters);
                 if held.did.is_none() {
@@ -345,7 +367,7 @@ impl Turning {
         for held in &mut self.held {
             if held.there && held.frozen.is_none() && turn(held).is_none() {
                 set(held, true)?;
-                held.frozen = Some(rt::now());
+                (held.frozen, held.parked) = (Some(rt::now()), false);
             }
         }
         let mut moved: Vec<(usize, Vec<u32>)> = Vec::new();
