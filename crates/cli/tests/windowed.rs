@@ -307,8 +307,8 @@ fn budgets_hold(kernel: &str) {
     assert_eq!(said.all("killed"), vec!["restored"; kills::kills()]);
     for (_, parts) in budgets.iter().zip(&parts).filter(|(b, _)| b.is_some()) {
         assert!(parts.len() >= 15, "{parts:?}");
-        // Single windows are off by what an emulated CPU stands still. The budgets are so small that
-        // most have the time for them all the same.
+        // Single windows are off by what an emulated CPU stands still. The budgets are so small
+        // that most have the time for them all the same.
         let middle = parts[parts.len() / 2];
         assert!((950..=1_050).contains(&middle), "{parts:?}");
     }

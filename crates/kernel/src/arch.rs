@@ -50,7 +50,8 @@ mod calls {
     const CS: usize = 17;
     const FLAGS: usize = 18;
     const RSP: usize = 19;
-    /// The other general registers, in the order in which instructions number them. RSP is number 4.
+    /// The other general registers, in the order in which instructions number them. RSP is number
+    /// 4.
     const NUMBERED: [usize; 16] = [
         RAX, 11, RDX, 5, RSP, 4, RSI, RDI, R8, R9, R10, 6, 3, 2, 1, 0,
     ];
@@ -93,10 +94,11 @@ mod calls {
     pub const WAY_BACK: usize = 41;
     const BYTES: usize = WAY_BACK * 8;
 
-    /// Code for the address `at`, with its data. A thread that enters it with registers of [`calling`]
-    /// does that system call. Then it gives itself these registers and this mask of signals, and goes on
-    /// where they say. A system call that the kernel would restart is begun again. Writes no memory,
-    /// and needs no stack. The stack pointer is another one only while all signals are blocked.
+    /// Code for the address `at`, with its data. A thread that enters it with registers of
+    /// [`calling`] does that system call. Then it gives itself these registers and this mask of
+    /// signals, and goes on where they say. A system call that the kernel would restart is begun
+    /// again. Writes no memory, and needs no stack. The stack pointer is another one only while all
+    /// signals are blocked.
     pub fn way_back(registers: &TaskRegisters, mask: u64, at: u64) -> [u64; WAY_BACK] {
         const SYSCALL: [u8; 2] = [0x0f, 0x05];
         const POP_FLAGS: u8 = 0x9d;
@@ -126,8 +128,8 @@ mod calls {
         std::array::from_fn(|n| u64::from_ne_bytes(words[n]))
     }
 
-    /// Registers with which a thread does what the kernel would let it do. In the kernel it may wait to
-    /// begin a system call again.
+    /// Registers with which a thread does what the kernel would let it do. In the kernel it may
+    /// wait to begin a system call again.
     fn resumed(registers: &TaskRegisters) -> TaskRegisters {
         const RESTART_SYSCALL: u64 = 219;
         let mut new = *registers;
@@ -213,3 +215,7 @@ mod calls {
         []
     }
 }
+
+#[cfg(test)]
+#[path = "arch_tests.rs"]
+pub mod tests;

@@ -188,8 +188,8 @@ pub(crate) fn stop(tid: i32, block: bool) -> io::Result<Option<(i32, i32)>> {
 }
 
 /// A stopped thread that does calls. Until [`Self::rest`] it has registers of the caller's, and
-/// blocks all signals. If the caller dies meanwhile, the thread ends the call that it does and takes
-/// its way back: code in its vDSO that gives it its own registers and signals.
+/// blocks all signals. If the caller dies meanwhile, the thread ends the call that it does and
+/// takes its way back: code in its vDSO that gives it its own registers and signals.
 pub(crate) struct Lent<'a> {
     tid: i32,
     slot: Slot,

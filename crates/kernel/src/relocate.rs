@@ -6,8 +6,8 @@
 //!   stay where they are.
 //! - Nothing is written but the side area, whose first page has a token and the calls' arguments,
 //!   and the thread's way back ([`crate::vdso`]).
-//! - If the caller is killed, the thread ends the call that it does and gets its own registers again.
-//!   Threads that touch a page that is away wait until [`bring_back`] supplies it.
+//! - If the caller is killed, the thread ends the call that it does and gets its own registers
+//!   again. Threads that touch a page that is away wait until [`bring_back`] supplies it.
 //! - The kernel writes a thread's area for restartable sequences whenever the thread returns to the
 //!   program. So the page with that area is moved by the last call, and is back before the thread
 //!   runs.

@@ -42,9 +42,9 @@ pub fn ordinary() -> io::Result<()> {
     scheduled(libc::SCHED_OTHER, 0)
 }
 
-/// Lets other programs have the CPU first, as far as the kernel allows: among those of this process's
-/// cgroup, and among sessions (sched(7), autogroups). With a tenth of the usual weight it still goes
-/// on next to them. For a process with a session of its own.
+/// Lets other programs have the CPU first, as far as the kernel allows: among those of this
+/// process's cgroup, and among sessions (sched(7), autogroups). With a tenth of the usual weight it
+/// still goes on next to them. For a process with a session of its own.
 pub fn give_way() {
     const NICENESS: i32 = 10;
     // SAFETY: takes numbers.

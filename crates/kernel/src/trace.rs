@@ -1,6 +1,6 @@
 //! One system call in another program, by ptrace(2): a thread is stopped, does the call, gets its
-//! registers back and runs on. Nothing of the program's memory is written but the thread's way back,
-//! in a part of the vDSO that no program reads ([`crate::vdso`]).
+//! registers back and runs on. Nothing of the program's memory is written but the thread's way
+//! back, in a part of the vDSO that no program reads ([`crate::vdso`]).
 //!
 //! - A program that is launched does it at its first instruction ([`trace_me`], [`at_exec`]).
 //! - In a program that runs, a helper process does it ([`within`]). It has a session of its own and

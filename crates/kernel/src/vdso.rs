@@ -1,5 +1,5 @@
-//! The vDSO of a process: code that the kernel maps into each program. Behind it lie names and tables
-//! that no program reads. There is room for the way back of a thread that does calls.
+//! The vDSO of a process: code that the kernel maps into each program. Behind it lie names and
+//! tables that no program reads. There is room for the way back of a thread that does calls.
 //!
 //! All 64-bit processes have the same image, so this process's own one says what is in there.
 
@@ -44,8 +44,8 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(u64::from_le_bytes(all)).ok()
 }
 
-/// What of an ELF file is loaded ends here, and here the file ends. `None` where that is not said in
-/// these bytes.
+/// What of an ELF file is loaded ends here, and here the file ends. `None` where that is not said
+/// in these bytes.
 fn ends(bytes: &[u8]) -> Option<(usize, usize)> {
     const LOAD: usize = 1;
     if !bytes.starts_with(b"\x7fELF\x02\x01") {
@@ -86,8 +86,8 @@ impl Image {
 }
 
 impl Vdso {
-    /// Of a process. ENOTSUP where it has none, for a 32-bit program, and on architectures for which
-    /// no way back is built.
+    /// Of a process. ENOTSUP where it has none, for a 32-bit program, and on architectures for
+    /// which no way back is built.
     pub(crate) fn of(pid: u32) -> io::Result<Self> {
         let none = || io::Error::from_raw_os_error(libc::ENOTSUP);
         if !IS_BUILT {

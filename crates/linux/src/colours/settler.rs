@@ -88,8 +88,8 @@ pub(super) struct Answer {
 pub(super) enum Trouble {
     /// Too few frames were found. Nothing was moved.
     NoFrames,
-    /// A thread did not stop in time, none could do a call, or the side area's place was taken. Another
-    /// try may help.
+    /// A thread did not stop in time, none could do a call, or the side area's place was taken.
+    /// Another try may help.
     Busy,
     /// The process has ended.
     Gone,

@@ -96,8 +96,8 @@ pub(super) fn entries(files: &dyn Files, task: TaskId, pages: Range<u64>) -> Res
 }
 
 /// An address for a side area: in the middle half of the largest gap between two mappings, by this
-/// number. An area that another settler left does not keep this one from another place. `None` where
-/// no gap is large enough.
+/// number. An area that another settler left does not keep this one from another place. `None`
+/// where no gap is large enough.
 pub(super) fn gap(all: &[Mapping], length: u64, number: u64) -> Option<u64> {
     /// What one table of page-table entries maps: so that as few tables as possible are needed.
     const ALIGNMENT: u64 = 2 << 20;

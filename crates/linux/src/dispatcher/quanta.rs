@@ -29,8 +29,8 @@ use crate::brake::LOOK;
 use crate::placement;
 use crate::work::{self, Counters};
 
-/// The shortest time between two checks whether a running member has ended. The second one after its
-/// end finds it.
+/// The shortest time between two checks whether a running member has ended. The second one after
+/// its end finds it.
 const CHECK: Nanos = Nanos::millis(10);
 
 /// A process that takes turns, with all that it starts.
@@ -158,8 +158,8 @@ struct Held {
     frozen: Option<Nanos>,
     /// Whether it was seen to have stopped since then.
     parked: bool,
-    /// Its first thread, which is a process's as a rule, and the CPU time of that process when it was
-    /// last checked.
+    /// Its first thread, which is a process's as a rule, and the CPU time of that process when it
+    /// was last checked.
     first: Option<u32>,
     used: Option<Nanos>,
     /// What it had done when it was last read.
@@ -228,7 +228,8 @@ impl Turning {
     }
 
     /// Whether a CPU is free because a member has ended, and another one waits. The list of threads
-    /// is read only where the process had no CPU time since the last check: reading it takes longer.
+    /// is read only where the process had no CPU time since the last check: reading it takes
+    /// longer.
     fn is_vacant(&mut self) -> bool {
         if !self.held.iter().any(|h| h.there && h.frozen.is_some()) {
             return false;

@@ -37,8 +37,8 @@ pub struct WindowKeys {
     #[serde(default = "idle")]
     pub spare: GroupId,
     /// How long before a window begins the CPU is taken for the switch. The window before it ends
-    /// so much earlier. A window lasts ten guards at least. 200us is enough for groups of 100 tasks, 1ms
-    /// for 1,000.
+    /// so much earlier. A window lasts ten guards at least. 200us is enough for groups of 100
+    /// tasks, 1ms for 1,000.
     #[serde(default = "guard")]
     pub guard: Nanos,
     /// What happens when a window begins more than a guard late: "report", or "stop" (everything is
