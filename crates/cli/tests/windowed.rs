@@ -100,6 +100,7 @@ policy 'command = ["sh", "/tmp/control.sh"]' 'command = ["sh", "/tmp/batch.sh"]'
     { group = "batch", start = "120ms", length = "80ms" }' >/tmp/policy.toml
 SUBJECTS=
 before
+echo preemption $(dmesg | grep -o 'Dynamic Preempt: .*')
 quell run /tmp/policy.toml >/tmp/log 2>&1; echo status $?
 said
 for who in control.1 control.2 batch.1 batch.2; do echo witness $who $(grep outside /tmp/$who); done
@@ -165,6 +166,16 @@ kill $WRITERS
 "#;
 
 fn booted(kernel: &str, profile: Option<&str>, script: &str) -> Option<guest::Said> {
+    booted_with(kernel, profile, &[], script)
+}
+
+/// The same with more words on the kernel's command line.
+fn booted_with(
+    kernel: &str,
+    profile: Option<&str>,
+    append: &[&str],
+    script: &str,
+) -> Option<guest::Said> {
     if !guest::soak() {
         eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
         return None;
@@ -179,6 +190,7 @@ fn booted(kernel: &str, profile: Option<&str>, script: &str) -> Option<guest::Sa
         kernel: kernel.to_owned(),
         profile: profile.map(str::to_owned),
         cpus: 3,
+        append: append.iter().map(|word| (*word).to_owned()).collect(),
         ..Guest::default()
     };
     let kills = kills::kills();
@@ -234,19 +246,39 @@ fn ways_switch_with_windows_under_7_2() {
     ways_switch("7.2");
 }
 
-#[test]
-fn each_group_has_all_windowed_cpus_in_its_windows() {
-    let Some(said) = booted("6.12", None, SEVERAL) else {
+fn each_group_has_all_windowed_cpus(kernel: &str, preemption: &str) {
+    let Some(said) = booted_with(kernel, None, &[&format!("preempt={preemption}")], SEVERAL) else {
         return;
     };
+    assert_eq!(
+        said.one("preemption"),
+        format!("Dynamic Preempt: {preemption}")
+    );
     assert_eq!(said.one("restored"), "restored");
     let witnesses = said.all("witness");
     assert_eq!(witnesses.len(), 4);
     for witness in witnesses {
         let [outside, used] = ["outside", "used"].map(|word| guest::figure(witness, word));
+        println!("{kernel}, preemption {preemption}: {witness}");
         // Two busy CPUs share the instructions, so each runs half of the time.
         assert!(outside < 0.01 && used > 0.4, "{witness}");
     }
+}
+
+#[test]
+fn each_group_has_all_windowed_cpus_in_its_windows() {
+    each_group_has_all_windowed_cpus("6.12", "voluntary");
+}
+
+#[test]
+fn windows_hold_with_full_preemption() {
+    each_group_has_all_windowed_cpus("6.12", "full");
+    each_group_has_all_windowed_cpus("7.2", "full");
+}
+
+#[test]
+fn windows_hold_with_lazy_preemption() {
+    each_group_has_all_windowed_cpus("7.2", "lazy");
 }
 
 #[test]

@@ -158,7 +158,7 @@ fn sleeps_as_long() -> bool {
 
 #[test]
 fn registers_outlive_the_death_of_a_tracer_at_any_point() {
-    survives(crate::arch::tests::keeps_registers);
+    survives(arch::tests::keeps_registers);
 }
 
 #[test]
