@@ -172,7 +172,7 @@ pub fn settle(
     for _ in 0..PASSES {
         let before = settling.done.moved;
         while settling.done.ended.is_none() {
-            match settling.turn(hold.files, hold.session, None, &mut |_| Ok(()))? {
+            match settling.turn(hold.files, hold.session, None, &mut |_, _| Ok(()))? {
                 Turn::Rest(rest) => {
                     if !hold.pause(rest)? {
                         settling.end("it was asked to end");
@@ -203,8 +203,8 @@ pub enum Turn {
     Through(Counted),
 }
 
-/// Provides so many frames before they are looked for.
-pub type Provide<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
+/// Provides so many frames before they are looked for, and so many more where there are some.
+pub type Provide<'a> = &'a mut dyn FnMut(u64, u64) -> Result<()>;
 
 /// Moves the pages of one process, chunk by chunk.
 pub struct Settling {
@@ -406,7 +406,7 @@ impl Settling {
             return Ok((Turn::Rest(Nanos(0)), false));
         };
         side.at = at;
-        provide(total(&side.runs) + spare(&self.job.colours))?;
+        provide(total(&side.runs), spare(&self.job.colours))?;
         let entry = Undo::Settle { side: side.clone() };
         session.journal().record(&entry)?;
         let answer = self.ask(session, &side, place)?;

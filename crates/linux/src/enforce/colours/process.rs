@@ -191,8 +191,8 @@ impl Process {
         let done = self.settling.done();
         let (moved, stops) = (done.moved, done.stops.len());
         let mut broken = None;
-        let mut provide = |pages: u64| {
-            let wanted = pages.saturating_add(BEYOND);
+        let mut provide = |pages: u64, more: u64| {
+            let wanted = pages.saturating_add(more).saturating_add(BEYOND);
             if stock < wanted {
                 let colours = &group.wanted.colours;
                 match held.provide(wanted - stock, group.cpu, colours, &mut heart) {
