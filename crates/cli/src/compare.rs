@@ -331,7 +331,7 @@ pub fn carry_out(
         Bar::seeing_signals().map_err(|e| failed(format!("signals cannot be received: {e}")))?
     };
     bar = bar.within(wanted.time);
-    let before = Others::now().filter(|_| real);
+    let before = real.then(Others::now).flatten();
     let done = compare(
         wanted.experiment,
         target.machines(),
@@ -348,9 +348,7 @@ pub fn carry_out(
     );
     drop(bar);
     let ended = target.end();
-    let share = Others::now()
-        .zip(before)
-        .map(|(now, before)| now.since(before));
+    let share = before.and_then(|before| Some(Others::now()?.since(before)));
     if let Some(share) = share.filter(|share| share.matters()) {
         eprintln!("quell: note: {share}");
     }

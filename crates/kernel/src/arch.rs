@@ -50,8 +50,7 @@ mod calls {
     const CS: usize = 17;
     const FLAGS: usize = 18;
     const RSP: usize = 19;
-    /// The other general registers, in the order in which instructions number them. RSP is number
-    /// 4.
+    /// All general registers, in the order in which instructions number them. RSP is number 4.
     const NUMBERED: [usize; 16] = [
         RAX, 11, RDX, 5, RSP, 4, RSI, RDI, R8, R9, R10, 6, 3, 2, 1, 0,
     ];

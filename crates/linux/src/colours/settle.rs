@@ -324,11 +324,8 @@ impl Settling {
             let at = walk.page.unwrap_or(mapping.range.start / self.page);
             let movable = mapping.anonymous && !mapping.executable && mapping.resident > Bytes(0);
             if !movable || at >= end {
-                (walk.mapping, walk.page) = (walk.mapping + 1, None);
+                walk.skip();
                 continue;
-            }
-            if walk.page.is_none() {
-                walk.begin(files, self.task, &self.right, at..end)?;
             }
             let window = entries(files, self.task, at..end.min(at + WINDOW))?;
             let states = self.states(at, &window);
@@ -340,6 +337,8 @@ impl Settling {
                 continue;
             };
             let considered = usize::try_from(chunk.next - at).unwrap_or(usize::MAX);
+            let pages = mapping.range.start / self.page..end;
+            walk.count_colours(files, self.task, &self.right, pages)?;
             // Right pages between wrong ones get other frames, too.
             walk.note(&self.right, &chunk.of(at, &window), -1);
             let runs = chunk.runs.clone();
@@ -462,7 +461,7 @@ impl Settling {
             locked: place.mapping.locked,
             longest: self.longest,
             cpu: place.cpu,
-            had: place.walk.had.clone(),
+            had: place.walk.had.clone().unwrap_or_default(),
         };
         let answer = settler.ask(&ask, &mut || {
             let _ = session.still_held();

@@ -31,8 +31,8 @@ pub(super) struct Walk {
     pub mapping: usize,
     pub page: Option<u64>,
     pub counted: Counted,
-    /// Right pages of this mapping by their colour.
-    pub had: PagesOf,
+    /// Right pages of this mapping by their colour. `None`: none of its pages was moved yet.
+    pub had: Option<PagesOf>,
 }
 
 impl Walk {
@@ -42,21 +42,29 @@ impl Walk {
             mapping: 0,
             page: None,
             counted: Counted::default(),
-            had: PagesOf::new(),
+            had: None,
         }
     }
 
-    /// Counts the pages of the next mapping by their colour.
-    pub(super) fn begin(
+    /// Goes on to the next mapping.
+    pub(super) fn skip(&mut self) {
+        (self.mapping, self.page, self.had) = (self.mapping + 1, None, None);
+    }
+
+    /// Counts the pages of this mapping by their colour, unless that was done. A mapping without
+    /// wrong pages is not read once more for it.
+    pub(super) fn count_colours(
         &mut self,
         files: &dyn Files,
         task: TaskId,
         right: &RightFrames,
         pages: Range<u64>,
     ) -> Result<()> {
-        self.had.clear();
-        self.page = Some(pages.start);
-        let mut at = pages.start;
+        let mut at = if self.had.is_none() {
+            pages.start
+        } else {
+            pages.end
+        };
         while at < pages.end {
             let next = pages.end.min(at + WINDOW);
             self.note(right, &entries(files, task, at..next)?, 1);
@@ -67,9 +75,10 @@ impl Walk {
 
     /// Adds pages to those of their colour, or takes them away.
     pub(super) fn note(&mut self, right: &RightFrames, pages: &[Page], by: i64) {
+        let all = self.had.get_or_insert_default();
         let there = pages.iter().filter(|page| page.is_present());
         for colour in there.filter_map(|page| right.colour(page.frame())) {
-            let had = self.had.entry(colour).or_default();
+            let had = all.entry(colour).or_default();
             *had = had.saturating_add_signed(by);
         }
     }
