@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use colours::{PAGE, able, counted, run_of, settle};
 use common::{Machine, Running, eventually, send, soak, status_of};
+use quell_kernel::affinity;
 use rustix::process::Signal;
 
 /// Set by the program's signal handler.
@@ -238,6 +239,11 @@ impl Checked {
         let flags = smaps.lines().filter(|l| l.starts_with("VmFlags:"));
         assert_eq!(flags.filter(|l| l.contains(" um")).count(), 0);
         assert_eq!(status_of(self.pid(), "TracerPid").as_deref(), Some("0"));
+        let own = affinity::of(0).unwrap();
+        for thread in fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap() {
+            let tid = thread.unwrap().file_name().to_str().unwrap().parse();
+            assert_eq!(affinity::of(tid.unwrap()).unwrap(), own);
+        }
     }
 }
 

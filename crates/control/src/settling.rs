@@ -1,9 +1,11 @@
 //! Settling: which pages of a program are moved to frames of other colours next, how many at once,
 //! and when. The program's threads are stopped for each chunk.
 //!
-//! Method: a chunk is sized from what the last one cost per page, so that the stop takes three
-//! quarters of the longest one that is allowed. It at most doubles from one stop to the next. A
-//! pause after each stop keeps the share of time that the program is stopped.
+//! Method: a chunk is sized from what the last one cost per page, and besides, so that the stop
+//! takes three quarters of the longest one that is allowed. Where stopping the threads alone takes
+//! about that long, as on a busy machine, pages are moved for another quarter of it: fewer and
+//! longer stops cost the program less than many with a page each. A chunk at most doubles from one
+//! stop to the next. A pause after each stop keeps the share of time that the program is stopped.
 
 use quell_types::address::Functions;
 use quell_types::cpuset::CpuSet;
@@ -187,18 +189,20 @@ impl Pacer {
         self.pace.share = share;
     }
 
-    /// To be called after a stop that moved so many pages and took so long. Returns how long the
-    /// program runs before the next stop, at least.
-    pub fn after(&mut self, pages: u64, lasted: Nanos) -> Nanos {
+    /// To be called after a stop that moved so many pages. It took so long, of which `moving` was
+    /// for these pages. Returns how long the program runs before the next stop, at least.
+    pub fn after(&mut self, pages: u64, lasted: Nanos, moving: Nanos) -> Nanos {
         let aim = u128::from(self.pace.longest.0) * 3 / 4;
-        let fitting = u128::from(pages.max(1)) * aim / u128::from(lasted.0.max(1));
+        let besides = u128::from(lasted.since(moving).0);
+        let room = aim.saturating_sub(besides).max(aim / 4);
+        let fitting = u128::from(pages.max(1)) * room / u128::from(moving.0.max(1));
         let fitting = u64::try_from(fitting).unwrap_or(u64::MAX);
         // A chunk that was smaller than it could be says nothing of larger ones.
         let most = match pages >= self.pages {
             true => self.pages.saturating_mul(2),
             false => self.pages,
         };
-        if pages > 0 || u128::from(lasted.0) > aim {
+        if pages > 0 || u128::from(moving.0) > room {
             self.pages = fitting.clamp(1, most.min(MOST_PAGES));
         }
         let share = self.pace.share.0.clamp(1, Share::WHOLE.0);

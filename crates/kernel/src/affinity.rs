@@ -47,12 +47,30 @@ pub fn set(tid: u32, cpus: &CpuSet) -> io::Result<()> {
         let word = words.get_mut((cpu / 64) as usize);
         *word.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))? |= 1 << (cpu % 64);
     }
-    // SAFETY: the buffer is valid for reading `size_of_val(&words)` bytes for the whole call.
+    set_words(tid, &words)
+}
+
+/// Gives a thread the CPUs back that it had before another one was chosen for it. Where they are
+/// all that its cpuset allows, it is let run on any: so it follows its cpuset from then on, as it
+/// did before.
+///
+/// # Errors
+/// The kernel's.
+pub fn give_back(tid: u32, before: &CpuSet) -> io::Result<()> {
+    set_words(tid, &[u64::MAX; WORDS])?;
+    match of(tid)? == *before {
+        true => Ok(()),
+        false => set(tid, before),
+    }
+}
+
+fn set_words(tid: u32, words: &[u64; WORDS]) -> io::Result<()> {
+    // SAFETY: the buffer is valid for reading `size_of_val(words)` bytes for the whole call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_sched_setaffinity,
             pid(tid)?,
-            size_of_val(&words),
+            size_of_val(words),
             words.as_ptr(),
         )
     };
@@ -60,5 +78,26 @@ pub fn set(tid: u32, cpus: &CpuSet) -> io::Result<()> {
         Err(io::Error::last_os_error())
     } else {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_gets_its_cpus_back() {
+        let own = of(0).unwrap();
+        let each: Vec<CpuSet> = own.iter().map(|cpu| CpuSet::from_iter([cpu])).collect();
+        let [first, .., last] = &each[..] else {
+            eprintln!("SKIPPED: one CPU");
+            return;
+        };
+        for before in [&own, last] {
+            set(0, first).unwrap();
+            give_back(0, before).unwrap();
+            assert_eq!(of(0).unwrap(), *before);
+        }
+        set(0, &own).unwrap();
     }
 }

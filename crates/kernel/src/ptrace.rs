@@ -192,6 +192,7 @@ pub(crate) fn stop(tid: i32, block: bool) -> io::Result<Option<(i32, i32)>> {
 /// takes its way back: code in its vDSO that gives it its own registers and signals.
 pub(crate) struct Lent<'a> {
     tid: i32,
+    vdso: &'a Vdso,
     slot: Slot,
     registers: TaskRegisters,
     blocked: u64,
@@ -209,7 +210,7 @@ impl<'a> Lent<'a> {
     /// EBUSY where it is on its way back from another caller, ENOSPC without room for a way back.
     pub(crate) fn new(
         tid: i32,
-        vdso: Vdso,
+        vdso: &'a Vdso,
         spare: usize,
         boundary: &'a dyn Fn(),
     ) -> io::Result<Self> {
@@ -219,6 +220,7 @@ impl<'a> Lent<'a> {
         }
         Ok(Self {
             tid,
+            vdso,
             slot: vdso.slot(tid.unsigned_abs(), spare)?,
             registers,
             blocked: mask(tid)?,
@@ -261,9 +263,11 @@ impl<'a> Lent<'a> {
 
     /// Writes its way back, which it may read and execute only.
     fn write(&self, code: &[u64; WAY_BACK]) -> io::Result<()> {
-        for (n, word) in code.iter().enumerate() {
-            let place = self.slot.at as usize + n * size_of::<u64>();
-            request(libc::PTRACE_POKEDATA, self.tid, place, *word as usize)?;
+        if !self.vdso.write(self.slot.at, code) {
+            for (n, word) in code.iter().enumerate() {
+                let place = self.slot.at as usize + n * size_of::<u64>();
+                request(libc::PTRACE_POKEDATA, self.tid, place, *word as usize)?;
+            }
         }
         (self.boundary)();
         Ok(())
@@ -309,7 +313,7 @@ impl<'a> Lent<'a> {
 }
 
 /// Makes a stopped thread do a call and gives it back its registers and its mask of signals.
-pub(crate) fn perform(tid: i32, vdso: Vdso, call: &Call) -> io::Result<()> {
+pub(crate) fn perform(tid: i32, vdso: &Vdso, call: &Call) -> io::Result<()> {
     let mut thread = Lent::new(tid, vdso, 0, &|| ())?;
     let done = thread.call(call);
     thread.rest()?;

@@ -87,7 +87,7 @@ fn traced(program: &Program, shared: &Shared, death: u64) -> i32 {
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
-        let done = vdso.and_then(|vdso| calls(program.0, vdso, shared, death));
+        let done = vdso.and_then(|vdso| calls(program.0, &vdso, shared, death));
         let code = done.map_or_else(|e| e.raw_os_error().unwrap_or(1), |()| 0);
         // SAFETY: ends the process.
         unsafe { libc::_exit(code) };
@@ -98,7 +98,7 @@ fn traced(program: &Program, shared: &Shared, death: u64) -> i32 {
     status
 }
 
-fn calls(tid: i32, vdso: Vdso, shared: &Shared, death: u64) -> io::Result<()> {
+fn calls(tid: i32, vdso: &Vdso, shared: &Shared, death: u64) -> io::Result<()> {
     let dies = || {
         if shared.points.fetch_add(1, Ordering::SeqCst) + 1 == death {
             // SAFETY: ends this process.

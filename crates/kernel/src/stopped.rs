@@ -149,15 +149,18 @@ impl Stopped {
         Ok(())
     }
 
-    /// A thread that can do calls: one of the program's, outside of restartable sequences. `None`
-    /// where there is none, or the process is stopped by a signal.
+    /// A thread that can do calls: one of the program's, outside of restartable sequences. This one
+    /// rather than others. `None` where there is none, or the process is stopped by a signal.
     pub(crate) fn lend<'a>(
         &self,
-        vdso: Vdso,
+        vdso: &'a Vdso,
+        rather: Option<u32>,
         boundary: &'a dyn Fn(),
     ) -> io::Result<Option<Lent<'a>>> {
         let trapped = |thread: &&Seized| thread.stop == Some(libc::SIGTRAP);
-        let mut all = self.threads.iter().filter(trapped);
+        let first = |thread: &&Seized| Some(thread.tid.unsigned_abs()) == rather;
+        let all = || self.threads.iter().filter(trapped);
+        let mut all = all().filter(first).chain(all());
         let own = |thread: &Seized| self.stat(thread.tid).is_some_and(|stat| !stat.io_worker());
         let found = all.find(|thread| !in_sequence(thread.tid) && own(thread));
         // What finishes the work of a caller that died needs room, too.

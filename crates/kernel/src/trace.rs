@@ -83,7 +83,7 @@ pub fn at_exec(pid: u32, call: &Call, blocked: Blocked) -> io::Result<()> {
         request(libc::PTRACE_CONT, tid, 0, 0)?;
     }
     request(libc::PTRACE_SETOPTIONS, tid, 0, LAUNCHED)?;
-    perform(tid, Vdso::of(pid)?, call)?;
+    perform(tid, &Vdso::of(pid)?, call)?;
     set_mask(tid, blocked.0)?;
     request(libc::PTRACE_DETACH, tid, 0, 0)
 }
@@ -170,7 +170,7 @@ impl Job {
         let begun = Instant::now();
         let done = self
             .seize()
-            .and_then(|()| perform(self.tid, self.vdso, call));
+            .and_then(|()| perform(self.tid, &self.vdso, call));
         // Where it has not stopped, it is let go when this process ends.
         let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
         done.map(|()| begun.elapsed())

@@ -3,8 +3,10 @@
 //!
 //! All 64-bit processes have the same image, so this process's own one says what is in there.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 use crate::arch::{IS_BUILT, WAY_BACK};
 use crate::process_memory::read_memory;
@@ -18,9 +20,12 @@ const HEADER: usize = 64;
 const SIZE: usize = WAY_BACK * 8;
 
 /// The vDSO of a process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Vdso {
     at: u64,
+    /// The memory of the process, for writing. Some kernels let nothing be written so that the
+    /// process may not write itself (`proc_mem.force_override`).
+    memory: Option<File>,
 }
 
 /// Room for one way back.
@@ -99,11 +104,15 @@ impl Vdso {
         let words: Vec<u64> = words.map(|word| u64::from_ne_bytes(*word)).collect();
         let mut pairs = words.as_chunks::<2>().0.iter();
         let found = pairs.find(|[kind, _]| *kind == KIND);
-        let vdso = found.map(|[_, at]| Self { at: *at });
+        let memory = || File::options().write(true).open(format!("/proc/{pid}/mem"));
+        let vdso = found.map(|[_, at]| Self {
+            at: *at,
+            memory: memory().ok(),
+        });
         vdso.filter(|vdso| vdso.is_there(pid)).ok_or_else(none)
     }
 
-    fn is_there(self, pid: u32) -> bool {
+    fn is_there(&self, pid: u32) -> bool {
         let mut header = [0; HEADER];
         let read = read_memory(pid, self.at, &mut header);
         read.is_ok() && Image::own().is_some_and(|own| own.bytes.starts_with(&header))
@@ -112,7 +121,7 @@ impl Vdso {
     /// Room that is as the kernel made it, in the process of a thread. EBUSY where the process has
     /// executed another program since, ENOSPC where tracers that died have left their ways back in
     /// all of it but `spare`. Allocates nothing.
-    pub(crate) fn slot(self, tid: u32, spare: usize) -> io::Result<Slot> {
+    pub(crate) fn slot(&self, tid: u32, spare: usize) -> io::Result<Slot> {
         let busy = || io::Error::from_raw_os_error(libc::EBUSY);
         let own = Image::own()
             .filter(|_| self.is_there(tid))
@@ -133,8 +142,18 @@ impl Vdso {
         Err(io::Error::from_raw_os_error(libc::ENOSPC))
     }
 
+    /// Writes to an address in it, by one system call. Returns whether that was possible.
+    pub(crate) fn write(&self, at: u64, words: &[u64; WAY_BACK]) -> bool {
+        let mut bytes = [0; SIZE];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *to = word.to_ne_bytes();
+        }
+        let memory = self.memory.as_ref();
+        memory.is_some_and(|memory| matches!(memory.write_at(&bytes, at), Ok(SIZE)))
+    }
+
     /// Whether an address is where ways back are.
-    pub(crate) fn is_way_back(self, at: u64) -> bool {
+    pub(crate) fn is_way_back(&self, at: u64) -> bool {
         let unread = |own: Image| own.unread.contains(&(at.wrapping_sub(self.at) as usize));
         Image::own().is_some_and(unread)
     }

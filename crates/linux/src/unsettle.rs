@@ -7,7 +7,8 @@ use quell_kernel::relocate::{self, Process};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::trace::{Call, Thread};
 use quell_kernel::traceable::{self, Obstacle};
-use quell_kernel::{procfs, uffd};
+use quell_kernel::{affinity, procfs, uffd};
+use quell_types::cpuset::CpuSet;
 use quell_types::pages::SideArea;
 
 /// How long a settler may go on with its chunk.
@@ -22,6 +23,30 @@ const TRIES: u32 = 100;
 /// # Errors
 /// Why it could not be finished, in a sentence.
 pub(crate) fn finish(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Result<bool, String> {
+    let done = bring_back(files, side, alive);
+    let kept = give_cpus_back(files, side);
+    done.map(|done| done || kept)
+}
+
+/// Gives the thread that did calls its CPUs back, if it is still kept on one. Returns whether it
+/// was.
+fn give_cpus_back(files: &dyn Files, side: &SideArea) -> bool {
+    let Some(caller) = &side.caller else {
+        return false;
+    };
+    let kept = CpuSet::from_iter([caller.on]);
+    let there = procfs::alive(files, side.task)
+        && matches!(
+            procfs::thread_stat(files, side.task.pid, caller.tid),
+            Ok(Some(_))
+        );
+    there
+        && caller.cpus != kept
+        && files.affinity(caller.tid).is_ok_and(|now| now == kept)
+        && affinity::give_back(caller.tid, &caller.cpus).is_ok()
+}
+
+fn bring_back(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Result<bool, String> {
     let pid = side.task.pid;
     let left = |why: &str| format!("pages of process {pid} are away from their places: {why}");
     let begun = Instant::now();

@@ -5,6 +5,7 @@ use std::ops::Range;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::cpuset::{CpuId, CpuSet};
 use crate::task::TaskId;
 
 /// Neighbouring pages.
@@ -48,6 +49,21 @@ pub struct SideArea {
     pub page: u64,
     /// The pages that are moved, all of one mapping, ascending.
     pub runs: Vec<PageRun>,
+    /// The thread that is to do the calls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caller: Option<Caller>,
+}
+
+/// A thread that is kept on one CPU while it does calls, so that no other CPU has to be woken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Caller {
+    /// Its number.
+    pub tid: u32,
+    /// The CPUs that it had, and gets back.
+    pub cpus: CpuSet,
+    /// The CPU that it is kept on: one of them.
+    pub on: CpuId,
 }
 
 /// A part of a run, and where it is in the side area.
@@ -141,6 +157,7 @@ mod tests {
             token: 1,
             page: 4096,
             runs: vec![run(16, 3), run(32, 1)],
+            caller: None,
         };
         assert_eq!(side.length(), 5 * 4096);
         assert_eq!(side.slots(), 0x10_1000..0x10_5000);

@@ -17,7 +17,7 @@ use quell_kernel::traceable::{self, Obstacle};
 use quell_kernel::{procfs, rt, trace, uffd, vm};
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::journal::Undo;
-use quell_types::pages::{PageRun, SideArea, total};
+use quell_types::pages::{Caller, PageRun, SideArea, total};
 use quell_types::partition::Colouring;
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
@@ -399,6 +399,7 @@ impl Settling {
             token: rt::now().0 ^ self.task.start.rotate_left(32) | 1,
             page: self.page,
             runs,
+            caller: caller(files, self.task),
         };
         let Some(at) = gap(&place.walk.all, side.length(), side.token) else {
             self.end("there is no room for a side area among its mappings");
@@ -479,7 +480,7 @@ impl Settling {
         self.refused.extend(&answer.refused);
         let handled = answer.moved + answer.refused.len() as u64;
         let mut all = handled >= total(&side.runs);
-        let mut rest = self.pacer.after(handled, answer.lasted);
+        let mut rest = self.pacer.after(handled, answer.lasted, answer.moving);
         let busy = match answer.trouble {
             None => false,
             Some(Trouble::Busy) => {
@@ -525,6 +526,18 @@ impl Settling {
         }
         (Turn::Rest(rest), all && !busy)
     }
+}
+
+/// The thread that is to do calls, and the CPU that it ran on last.
+fn caller(files: &dyn Files, task: TaskId) -> Option<Caller> {
+    let thread = traceable::thread(files, task)?;
+    let stat = procfs::thread_stat(files, task.pid, thread.tid).ok()??;
+    let cpus = files.affinity(thread.tid).ok()?;
+    cpus.contains(stat.last_cpu).then_some(Caller {
+        tid: thread.tid,
+        cpus,
+        on: stat.last_cpu,
+    })
 }
 
 /// Where a chunk lies.

@@ -69,6 +69,8 @@ pub(super) struct Ask {
 pub(super) struct Answer {
     /// How long the threads were stopped.
     pub lasted: Nanos,
+    /// How long of that pages were moved and copied.
+    pub moving: Nanos,
     /// Pages that have new frames.
     pub moved: u64,
     /// Pages that the kernel refuses to move, by number.
@@ -181,11 +183,10 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
     };
     // A frame that is released comes back on the same CPU.
     let allowed = files.affinity(0);
-    let pinned = ask
-        .cpu
-        .is_some_and(|cpu| affinity::set(0, &CpuSet::from_iter([cpu])).is_ok());
-    if !pinned {
-        let _ = affinity::set(0, &CpuSet::from_iter([rt::current_cpu()]));
+    let pin = |cpu| affinity::set(0, &CpuSet::from_iter([cpu])).is_ok();
+    let calling = ask.side.caller.as_ref().map(|caller| caller.on);
+    if !ask.cpu.or(calling).is_some_and(pin) {
+        pin(rt::current_cpu());
     }
     let wanted = usize::try_from(total(&ask.side.runs)).unwrap_or(usize::MAX);
     sieve.deal(ask.had.clone());
@@ -198,13 +199,20 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
             ..trouble(Trouble::Busy)
         },
         Ok(found) if found >= wanted => {
+            let side = match calling.is_some_and(pin) {
+                true => ask.side.clone(),
+                false => SideArea {
+                    caller: None,
+                    ..ask.side.clone()
+                },
+            };
             let manner = Manner {
                 locked: ask.locked,
                 longest: std::time::Duration::from_nanos(ask.longest.0),
             };
             // Other programs that want this CPU would make the stop longer.
             let urgent = rt::fifo(rt::SETTLER_PRIORITY).is_ok();
-            let outcome = process.relocate(&ask.side, manner, sieve, &fault::boundary);
+            let outcome = process.relocate(&side, manner, sieve, &fault::boundary);
             if urgent {
                 let _ = rt::ordinary();
             }
@@ -221,8 +229,11 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
 
 fn answer(outcome: Outcome) -> Answer {
     let late = |error: &std::io::Error| error.raw_os_error() == Some(libc::ETIMEDOUT);
+    let nanos =
+        |time: std::time::Duration| Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     Answer {
-        lasted: Nanos(u64::try_from(outcome.lasted.as_nanos()).unwrap_or(u64::MAX)),
+        lasted: nanos(outcome.lasted),
+        moving: nanos(outcome.moving),
         moved: outcome.moved,
         refused: outcome.refused,
         held: Bytes(0),

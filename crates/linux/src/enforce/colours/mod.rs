@@ -40,8 +40,6 @@ const NEVER: Nanos = Nanos(u64::MAX);
 /// Going through memory in which nothing is to be moved, and sieving again, take at most one in so
 /// many parts of the time each.
 const REST: u64 = 200;
-/// How long a process is young.
-const YOUTH: Nanos = Nanos::secs(10);
 /// How long to wait after something failed.
 const AGAIN: Nanos = Nanos::secs(10);
 /// The most memory that a settler holds to find frames.
@@ -294,12 +292,8 @@ impl Colours {
                 }
                 continue;
             }
-            let until = if young {
-                rt::now().plus(YOUTH)
-            } else {
-                Nanos(0)
-            };
-            let process = Process::new(&stat.comm, stat.id, &group.wanting, until, host)?;
+            let born = young.then(rt::now);
+            let process = Process::new(&stat.comm, stat.id, &group.wanting, born, host)?;
             group.processes.insert(stat.id, process);
             self.next = Nanos(0);
         }

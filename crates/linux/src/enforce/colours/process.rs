@@ -17,8 +17,14 @@ use crate::host::Host;
 const BEYOND: u64 = 64;
 /// The shortest time between two passes over the memory of a process.
 pub(super) const PASS: Nanos = Nanos::secs(1);
-/// The share of time that a young process may be stopped, until its pages are moved.
-const YOUNG: Share = Share::percent(50);
+/// The share of time that a process may be stopped that has just started, and how long this is so.
+const STARTS: Share = Share::percent(50);
+const START: Nanos = Nanos::secs(1);
+/// The share of time that it may be stopped afterwards, while it is young: for [`YOUTH`], and on
+/// until what it had got by then is right, but no longer than [`LONGEST_YOUTH`].
+const YOUNG: Share = Share::percent(5);
+const YOUTH: Nanos = Nanos::secs(10);
+const LONGEST_YOUTH: Nanos = Nanos::secs(300);
 /// The shortest time between two passes over its memory. Each pass that moves nothing doubles it,
 /// up to [`PASS`].
 const YOUNG_PASS: Nanos = Nanos::millis(50);
@@ -61,8 +67,8 @@ pub(super) struct Process {
     pub settling: Settling,
     /// When its next turn is.
     pub next: Nanos,
-    /// Until when it may be stopped more than others.
-    young: Nanos,
+    /// When it started, if it may be stopped more than others at first.
+    born: Option<Nanos>,
     /// Time that was spent in this pass without a stop.
     spent: Nanos,
     /// Pages moved before this pass.
@@ -86,18 +92,14 @@ impl Process {
         comm: &str,
         task: TaskId,
         group: &Wanting,
-        young: Nanos,
+        born: Option<Nanos>,
         host: &Host,
     ) -> Result<Self> {
-        let mut settling = Settling::new(task, &group.wanted, &host.tools.settler)?;
-        if rt::now() < young {
-            settling.pace(YOUNG);
-        }
         Ok(Self {
             comm: comm.to_owned(),
-            settling,
+            settling: Settling::new(task, &group.wanted, &host.tools.settler)?,
             next: Nanos(0),
-            young,
+            born,
             spent: Nanos(0),
             moved: 0,
             idle: 0,
@@ -110,8 +112,25 @@ impl Process {
         })
     }
 
+    /// The share of time that it may be stopped: more at first, when it may have nothing to answer.
+    fn share(&self, pace: Share, now: Nanos) -> Share {
+        let age = self.born.map(|born| now.since(born));
+        match age {
+            Some(age) if age < START => pace.max(STARTS),
+            _ if self.is_young(now) => pace.max(YOUNG),
+            _ => pace,
+        }
+    }
+
+    fn is_young(&self, now: Nanos) -> bool {
+        self.born.is_some_and(|born| {
+            let late = self.behind.is_some_and(|since| since < born.plus(YOUTH));
+            now.since(born) < if late { LONGEST_YOUTH } else { YOUTH }
+        })
+    }
+
     /// Decides when the next pass begins. Returns where the pages lie.
-    fn through(&mut self, counted: Counted, pace: Share) -> Counted {
+    fn through(&mut self, counted: Counted) -> Counted {
         let now = rt::now();
         let moved = self.settling.done().moved - self.moved;
         // What was wrong when the pass began, and was moved in it.
@@ -119,12 +138,9 @@ impl Process {
             right: counted.right + moved.min(counted.wrong),
             wrong: counted.wrong - moved.min(counted.wrong),
         };
-        if now >= self.young {
-            self.settling.pace(pace);
-        }
         self.idle = if moved > 0 { 0 } else { self.idle + 1 };
         let rest = match self.idle {
-            idle if now < self.young => Nanos(YOUNG_PASS.0 << idle.min(8)).min(PASS),
+            idle if self.is_young(now) => Nanos(YOUNG_PASS.0 << idle.min(8)).min(PASS),
             0 => PASS,
             _ => PASS.max(Nanos(self.spent.0.saturating_mul(REST))),
         };
@@ -186,6 +202,8 @@ impl Process {
             self.next = begun.plus(PASS);
             return Ok(Came::default());
         }
+        let share = self.share(group.wanted.pace, begun);
+        self.settling.pace(share);
         let mut heart = host.heart();
         let (mut came, mut stock) = (Came::default(), self.stock);
         let done = self.settling.done();
@@ -247,7 +265,7 @@ impl Process {
                     let (pages, cpu) = (stock.saturating_add(BEYOND), group.cpu);
                     held.hoard.ask(&Command::Retake { pages, cpu })?;
                 }
-                came.counted = Some(self.through(found, group.wanted.pace));
+                came.counted = Some(self.through(found));
             }
         }
         Ok(came)
