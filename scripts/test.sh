@@ -13,7 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Targets (PACKAGE/NAME) that need the machine to themselves.
-alone='^(quell-(linux|workload)/.*|quell/(attached|attribution|backend|deep|demo|direct|hoard|hold|input|kills|limits|look|memory|native|pages|paging|profile|programs|real|scheduler|settling|speaks|stages|sweep|units|windows))$'
+alone='^(quell-(linux|workload)/.*|quell/(attached|attribution|backend|combined|deep|demo|direct|hoard|hold|input|kills|limits|look|memory|native|pages|paging|profile|programs|real|scheduler|settling|speaks|stages|sweep|units|windows))$'
 # Targets in a virtual machine: the longest, so that they begin first.
 lab='^(quell/(coloured|divided|following|hoarded|interrupts|lab|locked|nodes|pressed|registers|stopped|throttled|timeline|turned|ways|windowed)|quell-lab-plugin/lab|vm)$'
 

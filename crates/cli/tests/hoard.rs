@@ -8,6 +8,8 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "common/colours.rs"]
+mod colours;
 mod common;
 
 use std::fs::File;
@@ -15,6 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use colours::child_of;
 use common::{Running, eventually, in_status, quell, run};
 use quell_kernel::root::Kernel;
 use quell_kernel::{affinity, rt, vm};
@@ -459,16 +462,4 @@ fn the_command_holds_frames_and_reverts_what_it_set() {
         drop(run);
     }
     machine.unchanged("after the kills");
-}
-
-/// The process with this word among its arguments that a process has started.
-fn child_of(parent: u32, word: &str) -> Option<u32> {
-    let kernel = Kernel::new().unwrap();
-    let all = quell_kernel::procfs::processes(&kernel).unwrap();
-    let mut all = all.iter().filter(|stat| stat.parent == parent);
-    let found = all.find(|stat| {
-        std::fs::read_to_string(format!("/proc/{}/cmdline", stat.id.pid))
-            .is_ok_and(|line| line.contains(word))
-    });
-    found.map(|stat| stat.id.pid)
 }

@@ -17,7 +17,7 @@ use quell_plan::inventory::{
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::partition::{Partitions, SMALL_PAGE, WayPartition};
+use quell_types::partition::{SMALL_PAGE, WayPartition};
 
 use crate::colours::{self, Declared};
 use crate::disks;
@@ -134,13 +134,7 @@ pub fn probe(
         mechanisms,
         means,
         measured,
-        partitions: Partitions {
-            sets: colours.sets,
-            banks: colours.banks,
-            hoarded: colours.hoarded,
-            address_map: colours.known,
-            ..offer.map(|o| o.partitions).unwrap_or_default()
-        },
+        partitions: colours.partitions(offer.map(|o| o.partitions).unwrap_or_default()),
         simulated: None,
     };
     Ok(Probed {

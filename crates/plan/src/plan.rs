@@ -48,14 +48,13 @@ impl Step {
     /// All mechanisms at work: one choice of pages may divide both caches and banks.
     #[must_use]
     pub fn mechanisms(&self) -> Vec<Mechanism> {
-        let Setting::Colour { choices, .. } = &self.set else {
-            return vec![self.mechanism];
+        let divides: Vec<Divides> = match &self.set {
+            Setting::Colour { choices, .. } => choices.iter().map(|c| c.divides).collect(),
+            Setting::Hoard { divides, .. } | Setting::Settle { divides, .. } => vec![*divides],
+            _ => return vec![self.mechanism],
         };
-        let all: BTreeSet<Mechanism> = choices
-            .iter()
-            .flat_map(|c| c.divides.mechanisms())
-            .copied()
-            .collect();
+        let all = divides.iter().flat_map(|divides| divides.mechanisms());
+        let all: BTreeSet<Mechanism> = all.copied().collect();
         all.into_iter().collect()
     }
 }
@@ -181,16 +180,18 @@ pub enum Setting {
     /// Hold the free page frames of these colours, so that no program gets them but the groups that
     /// reserve them.
     Hoard {
+        /// What the colours divide.
+        divides: Divides,
         /// How frames have colours.
         colouring: Colouring,
-        /// The colours that some group reserves.
+        /// The colours of which some group reserves sets or banks.
         colours: CpuSet,
         /// What is held at most, at any time. Absent: what is free.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         limit: Option<Bytes>,
         /// Memory that stays free for other programs.
         reserve: Bytes,
-        /// What the groups need at least, by their reserves of memory.
+        /// What has to be held at least, so that each group has what it reserves of memory.
         least: Bytes,
     },
     /// Move pages of the group into frames of these colours, which a hoard releases for it.

@@ -74,12 +74,13 @@ pub(crate) fn lines(machine: &Inventory) -> Vec<(&'static str, String)> {
 /// Labels and lines about the colours of pages alone, as `label: line`.
 #[must_use]
 pub fn colour_lines(machine: &Inventory) -> Vec<String> {
-    const LABELS: [&str; 5] = [
+    const LABELS: [&str; 6] = [
         "address map",
         "bank colours",
         "set colours",
         "sets",
         "banks",
+        "sets + banks",
     ];
     let told = lines(machine).into_iter();
     let told = told.filter(|(label, _)| LABELS.contains(label));
@@ -252,10 +253,14 @@ pub(crate) fn described(set: &Setting) -> String {
         }
         Setting::Colour { choices, spill } => coloured(choices, *spill),
         Setting::Hoard {
-            colours, reserve, ..
+            divides,
+            colours,
+            reserve,
+            ..
         } => format!(
-            "hold the free page frames of {}; {reserve} stay free",
-            numbered(colours)
+            "hold the free page frames of {} of {}; {reserve} stay free",
+            numbered(colours),
+            divides.of()
         ),
         Setting::Settle {
             divides,

@@ -237,8 +237,8 @@ fn is_small_page(size: &Bytes) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Colouring {
-    /// Functions of the physical address that tell the colours apart, colour bit 0 first: in
-    /// reduced form, so that each has a bit that no other has.
+    /// Functions of the physical address that tell the colours apart, colour bit 0 first. Those of
+    /// one kind are in reduced form: each has a bit that no other has.
     pub functions: Vec<Mask>,
     /// Colour bits that large pages leave.
     pub large: u32,

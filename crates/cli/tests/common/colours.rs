@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
+use quell_kernel::root::Kernel;
 use quell_kernel::{trace, uffd};
 
 use crate::common::{Machine, Running, machine, quell};
@@ -42,12 +43,16 @@ pub fn settle(machine: &Machine, pid: u32, colours: &str, more: &[&str]) -> Comm
     command
 }
 
-/// `quell run` of a policy, with the map declared.
+/// `quell run` of a policy, with [`MAP`] declared.
 pub fn run_of(machine: &Machine, policy: &str) -> Command {
+    run_under(machine, &machine.file("map.txt", MAP), policy)
+}
+
+/// The same with this map: a file or the name of a published one.
+pub fn run_under(machine: &Machine, map: &str, policy: &str) -> Command {
     let state = machine.path("state");
-    let map = machine.file("map.txt", MAP);
     let mut declared = quell();
-    declared.args(["colours", "map", &map]);
+    declared.args(["colours", "map", map]);
     let done = Running::start(declared.env("QUELL_STATE_DIR", &state)).wait();
     assert_eq!(done.code, 0, "{done:?}");
     let mut command = quell();
@@ -57,12 +62,21 @@ pub fn run_of(machine: &Machine, policy: &str) -> Command {
 }
 
 /// Pages of private mappings without a file that may be written and not executed, by frame number
-/// modulo 8. Pages that another process shares after a fork do not count, nor does the page of
-/// zeroes.
+/// modulo 8.
 pub fn counted(pid: u32) -> [u64; 8] {
+    let mut found = [0; 8];
+    for frame in own_frames(pid) {
+        found[usize::try_from(frame % 8).unwrap()] += 1;
+    }
+    found
+}
+
+/// The frames of these pages. Pages that another process shares after a fork do not count, nor does
+/// the page of zeroes.
+pub fn own_frames(pid: u32) -> Vec<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let pagemap = File::open(format!("/proc/{pid}/pagemap")).unwrap();
-    let mut found = [0; 8];
+    let mut found = Vec::new();
     for line in maps.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let own = words
@@ -81,9 +95,21 @@ pub fn counted(pid: u32) -> [u64; 8] {
             let entry = u64::from_ne_bytes(entry.try_into().unwrap());
             // In memory, and mapped by this process alone.
             if entry >> 63 == 1 && entry >> 56 & 1 == 1 {
-                found[usize::try_from(entry % 8).unwrap()] += 1;
+                found.push(entry & 0x7f_ffff_ffff_ffff);
             }
         }
     }
     found
+}
+
+/// The process with this word among its arguments that a process has started.
+pub fn child_of(parent: u32, word: &str) -> Option<u32> {
+    let kernel = Kernel::new().unwrap();
+    let all = quell_kernel::procfs::processes(&kernel).unwrap();
+    let mut all = all.iter().filter(|stat| stat.parent == parent);
+    let found = all.find(|stat| {
+        fs::read_to_string(format!("/proc/{}/cmdline", stat.id.pid))
+            .is_ok_and(|line| line.contains(word))
+    });
+    found.map(|stat| stat.id.pid)
 }

@@ -20,11 +20,12 @@ use quell_kernel::root::Files;
 use quell_plan::inventory::{Availability, Cache, CacheKind, CpusetKind, Lack, Node};
 use quell_types::address::gf2::Space;
 use quell_types::address::{
-    ADDRESS_BITS, BankMap, BitFunctions, Colours, Functions, Ranges, constant, of_index,
+    ADDRESS_BITS, BankMap, BitFunctions, Colours, Functions, Ranges, constant, large_shift,
+    of_index,
 };
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
-use quell_types::partition::{Colouring, KnownMap, MapOrigin, Mask};
+use quell_types::partition::{Colouring, KnownMap, MapOrigin, Mask, Partitions};
 use quell_types::units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +56,8 @@ pub struct Offer {
     pub banks: Option<Colouring>,
     /// Colours of the cache sets that memory nodes have.
     pub sets: Option<Colouring>,
+    /// Colours that banks and sets have in common, by a hoard. `None` where there are none.
+    pub joint: Option<Colouring>,
     /// Whether nodes have all colours, so that a hoard keeps the frames of a group's.
     pub hoarded: bool,
     /// Why no colours are offered, where there is a map.
@@ -71,11 +74,6 @@ pub struct Around<'a> {
     pub page: Bytes,
     /// Whether page frames can be held, and pages be moved into them. The error is the reason.
     pub frames: std::result::Result<(), String>,
-}
-
-/// log2 of the size of a large page: what one table of page-table entries maps.
-const fn large_shift(page_shift: u32) -> u32 {
-    2 * page_shift - 3
 }
 
 /// The functions of the last level's index, if it is plain address bits.
@@ -141,6 +139,11 @@ pub fn offer(files: &dyn Files, declared: Option<&Declared>, around: Around<'_>)
             offer.hoarded = true;
             offer.banks = offer.known.as_ref().and_then(|map| map.banks.clone());
             offer.sets = offer.known.as_ref().and_then(|map| map.sets.clone());
+            let of = |kind: &Option<Colouring>| {
+                let functions = kind.iter().flat_map(|colours| &colours.functions);
+                Space::spanned(functions.map(|mask| mask.0))
+            };
+            offer.joint = of_pages(&of(&offer.banks).intersection(&of(&offer.sets)));
             offer.why = "pages of this kernel leave no colours of this kind".to_owned();
         }
         (Err((why, true)), Err(no)) => {
@@ -233,6 +236,19 @@ fn nodes_by_colour(functions: &[u64], memory: &BTreeMap<u32, Ranges>) -> Option<
 }
 
 impl Offer {
+    /// What the machine can be divided by: by these colours, and by all `others`.
+    #[must_use]
+    pub fn partitions(self, others: Partitions) -> Partitions {
+        Partitions {
+            sets: self.sets,
+            banks: self.banks,
+            joint: self.joint,
+            hoarded: self.hoarded,
+            address_map: self.known,
+            ..others
+        }
+    }
+
     /// Whether banks or sets can be divided here. `root`: Quell may change the machine.
     #[must_use]
     pub fn availability(

@@ -154,16 +154,20 @@ fn undivided(draft: &Draft<'_>, name: &str) -> Option<(Divides, Colouring)> {
         .steps
         .iter()
         .filter(|s| s.group.as_deref() == Some(name));
+    let of = |divides| {
+        Some((
+            divides,
+            colouring(&draft.machine.partitions, divides)?.clone(),
+        ))
+    };
     let mut divided = own.flat_map(|step| match &step.set {
-        Setting::Colour { choices, .. } => choices.iter().map(|choice| choice.divides).collect(),
-        Setting::Settle { divides, .. } => vec![*divides],
+        Setting::Colour { choices, .. } => choices.iter().filter_map(|c| of(c.divides)).collect(),
+        Setting::Settle {
+            divides, colouring, ..
+        } => vec![(*divides, colouring.clone())],
         _ => Vec::new(),
     });
-    divided.find_map(|divides| {
-        let colouring = colouring(&draft.machine.partitions, divides)?;
-        let lost = colouring.count_large() < colouring.count();
-        lost.then(|| (divides, colouring.clone()))
-    })
+    divided.find(|(_, colouring)| colouring.count_large() < colouring.count())
 }
 
 #[cfg(test)]

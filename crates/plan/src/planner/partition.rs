@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use quell_policy::{Coloured, Group, Role};
 use quell_types::cpuset::CpuSet;
-use quell_types::ids::REST;
+use quell_types::ids::{REST, StepId};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{ColourChoice, Divides, Mask};
 use quell_types::refusal::Remedy;
@@ -217,6 +217,12 @@ fn promise(draft: &mut Draft<'_>, one: &Divided) {
             None => worth(draft, one.kind, claim),
         };
         let held_by = one.steps.iter().copied();
+        let held_by: Vec<StepId> = match one.kind {
+            Kind::Colours(_) if hoard::is_used(draft) => held_by
+                .filter(|step| hoard::holds(draft, *step, &claim.group))
+                .collect(),
+            _ => held_by.collect(),
+        };
         draft.promise(&claim.group, promise, worth, held_by);
     }
 }
@@ -294,6 +300,8 @@ fn notes(draft: &mut Draft<'_>, one: &Divided) {
                 return;
             };
             if hoard::is_used(draft) {
+                let narrowed = narrowed(draft, one, divides);
+                draft.notes.extend(narrowed);
                 return;
             }
             if !colours.nodes.is_empty() {

@@ -19,6 +19,13 @@ pub struct Colours {
     of_address: Functions,
 }
 
+/// log2 of the size of a large page, from that of a small one: what one table of page-table entries
+/// maps.
+#[must_use]
+pub const fn large_shift(page_shift: u32) -> u32 {
+    (2 * page_shift).saturating_sub(3)
+}
+
 /// How two kinds of colour relate, for example those of banks and of cache sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Joint {

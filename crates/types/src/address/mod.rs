@@ -22,7 +22,7 @@ mod ranges;
 mod regions;
 mod written;
 
-pub use colour::{Colours, Joint};
+pub use colour::{Colours, Joint, large_shift};
 pub use function::{Functions, bits, of_index};
 pub use ranges::{Ranges, constant};
 pub use regions::{BankMap, Region};

@@ -308,6 +308,7 @@ impl Colours {
             limit,
             reserve,
             least,
+            ..
         } = set
         else {
             return Ok(None);
@@ -361,7 +362,10 @@ impl Colours {
         let Some(held) = &self.held else {
             return Err(Error::refused(format!("group {name}: no frames are held")));
         };
-        let kept = held.hoard.kept();
+        // Of each colour about as much is held.
+        let part = u128::from(held.hoard.kept().0) * colours.len() as u128;
+        let part = part / held.rules.colours.len().max(1) as u128;
+        let kept = Bytes(u64::try_from(part).unwrap_or(u64::MAX));
         let mut needed = 0u64;
         for stat in host.processes(name)? {
             settle::possible(&host.files, stat.id.pid)?;

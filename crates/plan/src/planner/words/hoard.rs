@@ -2,10 +2,15 @@
 
 use quell_types::units::Bytes;
 
+use super::division::listed;
+use super::one_or;
+
 pub const EXCLUDES: &str =
     "exclusion comes first: a group with fewer colours that keeps its neighbours is worse off";
 pub const NOT_PROMISED: &str = "what other programs hold already stays theirs; pages of files, shared pages, page tables and the \
     reserve have any colour";
+pub const NOT_INDEPENDENT: &str = "cache sets and DRAM banks share address bits here, so that some of their colours have no page in \
+    common";
 pub const NO_LARGE_PAGES: &str =
     "while frames are held, hardly any program gets large pages: they need frames of all colours";
 
@@ -14,13 +19,19 @@ sentences! {
         "{key}: its pages are moved into frames that are held for it, while its threads are stopped";
     nothing_is_left(reserve: Bytes, memory: Bytes)
         "{reserve} of {memory} are to stay free for other programs: nothing is left to hold";
-    one_hoard(other: &str)
-        "one hoard holds frames at a time, and that of {other} does already";
-    holds_too_little(own: usize, all: u32, most: Bytes, least: Bytes)
-        "{own} of the {all} colours come to {most} outside of the reserve and within the limit, and the group needs {least}";
-    at_most(most: Bytes, own: usize, all: u32)
+    too_many_colours(sets: u32, banks: u32, most: u32)
+        "{sets} colours of cache sets and {banks} of DRAM banks make more combined colours than the {most} that a hoard \
+         distinguishes";
+    at_most(most: Bytes, own: usize, all: usize)
         "at most {most} of memory in {own} of {all} colours are held for the groups that reserve them; all other programs \
          together lose as much";
+    has_combined(group: &str, parts: &str, own: usize, all: usize, most: Bytes)
+        "group {group}: {parts} are {own} of {all} combined colours, at most {most}";
+    unused(most: Bytes, colours: usize)
+        "of what is held, at most {most} in {colours} combined colours no program can use: their sets or their banks are \
+         reserved, and no group may use both";
+    has_the_rest(kind: &str)
+        "; of the {kind} it has those that no group reserves";
     not_sorted(reserve: Bytes)
         "{reserve} of free memory stay for all programs and are not sorted: a program that uses them gets any colour";
     limited(limit: Bytes)
@@ -30,4 +41,21 @@ sentences! {
          (coloured = \"fail\" ends the run)";
     fails(group: &str)
         "group {group}: when no frames of its colours are held any more, the run ends (coloured = \"fail\")";
+}
+
+pub fn holds_too_little(
+    own: usize,
+    all: usize,
+    most: Bytes,
+    groups: &[String],
+    least: Bytes,
+) -> String {
+    let (s, needs) = (
+        one_or(groups.len(), "", "s"),
+        one_or(groups.len(), "needs", "need"),
+    );
+    format!(
+        "{own} of the {all} colours come to {most} outside of the reserve and within the limit, and group{s} {} {needs} {least}",
+        listed(groups)
+    )
 }

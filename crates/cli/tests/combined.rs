@@ -1,0 +1,146 @@
+//! A hoard of cache sets and DRAM banks at once, on the kernel that the tests run on, under a
+//! published map that means nothing for the hardware here. The witness is a reader of `pagemap`
+//! that shares no code with the program.
+//!
+//! Skipped aloud without root, and where the kernel moves no pages.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "common/colours.rs"]
+mod colours;
+mod common;
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use colours::{PAGE, able, child_of, own_frames, run_under};
+use common::{Running, eventually};
+use rustix::process::Signal;
+
+/// Not a test of its own: a program with 16 MiB of memory that it checks and writes again and
+/// again. It says in a file how often, and whether all was as it should be.
+#[test]
+#[ignore = "a program that another test starts"]
+fn checks_its_words() {
+    const WORDS: usize = (16 << 20) / 8;
+    let out = std::env::var("QUELL_TEST_OUT").unwrap();
+    // SAFETY: a new mapping, which stays until the end, and which no other code uses.
+    let words = unsafe {
+        let at = libc::mmap(
+            std::ptr::null_mut(),
+            WORDS * 8,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        assert_ne!(at, libc::MAP_FAILED);
+        libc::madvise(at, WORDS * 8, libc::MADV_NOHUGEPAGE);
+        std::slice::from_raw_parts_mut(at.cast::<u64>(), WORDS)
+    };
+    let word = |at: usize, round: u64| (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round;
+    let mut right = true;
+    for round in 1.. {
+        for (at, place) in words.iter_mut().enumerate() {
+            right &= round == 1 || *place == word(at, round - 1);
+            *place = word(at, round);
+        }
+        std::fs::write(format!("{out}.new"), format!("{round} {right}")).unwrap();
+        std::fs::rename(format!("{out}.new"), &out).unwrap();
+    }
+}
+
+/// The program above, and its file; killed on drop.
+struct Words(Child, PathBuf);
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Colour of sets (address bits 12 to 15) and of banks by the published map `ryzen-9900x`. This
+/// shares no code with the program.
+fn both_colours(frame: u64) -> (u64, u64) {
+    let odd = |bits: &[u64]| {
+        bits.iter()
+            .fold(0, |sum, bit| sum ^ frame >> (bit - 12) & 1)
+    };
+    let bank = odd(&[19]) | odd(&[12, 21, 26]) << 1 | odd(&[13, 24, 29]) << 2;
+    (frame & 15, bank)
+}
+
+/// One group has half of the sets in two of eight banks. The other reserves two other banks, and
+/// has the sets that are left.
+#[test]
+fn sets_and_banks_of_two_groups_are_held_at_once() {
+    let Some(mut machine) = able("sets and banks") else {
+        return;
+    };
+    let exe = std::env::current_exe().unwrap();
+    let start = |name: &str| -> Words {
+        let out = machine.path(name);
+        let mut command = Command::new(&exe);
+        command.args(["--exact", "checks_its_words", "--ignored", "--nocapture"]);
+        command.env("QUELL_TEST_OUT", &out);
+        let child = command.stdout(Stdio::null()).spawn();
+        let program = Words(child.unwrap(), out);
+        eventually("the program runs", || program.1.exists());
+        program
+    };
+    let programs = [start("a"), start("b")];
+    machine.remember();
+    let pids = [0, 1].map(|i: usize| programs[i].0.id());
+    let group = |name: &str, pid: u32, reserves: &str| {
+        format!(
+            "[group.{name}]\nrole='critical'\ncpus='any'\nmatch=[{{ pid={pid} }}]\n{reserves}\n"
+        )
+    };
+    let sets = "reserve.cache={ colours='0-7' }\nreserve.banks='0-1'";
+    let policy = [
+        "quell=1\n".to_owned(),
+        group("a", pids[0], sets),
+        group("b", pids[1], "reserve.banks='2-3'"),
+        "[hoard]\nlimit='256MiB'\nreserve='1GiB'\npace='100%'\nlongest-stop='100ms'\n".to_owned(),
+    ];
+    let mut run = run_under(&machine, "ryzen-9900x", &policy.concat());
+    let run = Running::start(&mut run);
+    let right = |group: usize, frame: u64| match (group, both_colours(frame)) {
+        (0, (set, bank)) => set < 8 && bank < 2,
+        (_, (set, bank)) => set >= 8 && (2..4).contains(&bank),
+    };
+    for (group, pid) in pids.into_iter().enumerate() {
+        eventually("its pages have its sets and banks", || {
+            let frames = own_frames(pid);
+            let right = frames.iter().filter(|frame| right(group, **frame)).count();
+            right * 100 >= frames.len() * 95
+        });
+    }
+    // What is held has a reserved set or a reserved bank.
+    let keeper = child_of(run.pid(), "__hoard").unwrap();
+    let held = own_frames(keeper);
+    let reserved = |frame: u64| both_colours(frame).0 < 8 || both_colours(frame).1 < 4;
+    assert!(held.len() * PAGE >= 128 << 20, "{}", held.len());
+    // The keeper has a heap and a stack, too.
+    let others = held.iter().filter(|frame| !reserved(**frame)).count();
+    assert!(others * PAGE < 4 << 20, "{others} of {}", held.len());
+    let unused = |frame: u64| reserved(frame) && !right(0, frame) && !right(1, frame);
+    assert!(held.iter().any(|frame| unused(*frame)));
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    let kept = "of reserved colours are held";
+    assert!(done.err.contains(kept), "{done:?}");
+    for Words(_, out) in &programs {
+        let said = || std::fs::read_to_string(out).unwrap();
+        let before = said();
+        eventually("the program goes on", || said() != before);
+        assert!(said().ends_with(" true"), "its memory is wrong: {}", said());
+    }
+    machine.unchanged("after the run");
+}
