@@ -209,6 +209,19 @@ pub enum Setting {
         /// The longest stop that is aimed at.
         longest: Nanos,
     },
+    /// Move pages of the group that lie in reserved colours already into free frames of others.
+    Vacate {
+        /// What the colours divide.
+        divides: Divides,
+        /// How frames have colours.
+        colouring: Colouring,
+        /// The colours that no group reserves.
+        colours: CpuSet,
+        /// The share of time that a process may be stopped.
+        pace: Share,
+        /// The longest stop that is aimed at.
+        longest: Nanos,
+    },
     /// Pseudo-lock the first bytes of the group's memory in the caches of a level: others fill
     /// other ways, and what is locked is not evicted.
     Lock {

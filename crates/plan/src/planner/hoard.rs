@@ -4,7 +4,7 @@
 //! No other group is confined: a frame that is held cannot be handed out, whichever program asks
 //! for one. That includes exempt groups. So one step holds, and each owner has one that settles it.
 
-use quell_policy::{Coloured, MemoryWanted};
+use quell_policy::{Coloured, HoardMoves, MemoryWanted, Role};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::StepId;
 use quell_types::mechanism::Level;
@@ -52,9 +52,10 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {
         let Some(whole) = whole else { continue };
         let parts = one.allotted.parts.iter();
         let colours = parts.fold(CpuSet::new(), |all, part| all.union(part));
-        if let Some(held) = hold(draft, one, divides, &whole, colours) {
+        if let Some(held) = hold(draft, one, divides, &whole, colours.clone()) {
             one.steps.push(held);
             settle(draft, one, divides, &whole);
+            vacate(draft, &one.owners(), divides, &whole, &colours);
         }
     }
 }
@@ -161,6 +162,45 @@ fn settle(draft: &mut Draft<'_>, one: &mut Divided, divides: Divides, whole: &Co
         let because = said::moved(claim.key);
         let step = draft.step(Some(&claim.group), divides.mechanisms()[0], set, because);
         one.steps.push(step);
+    }
+}
+
+/// Adds a step for each best-effort group without reserved colours, which moves its pages out of
+/// them, if the policy allows that. `reserved` are the colours of all owners.
+fn vacate(
+    draft: &mut Draft<'_>,
+    owners: &[&str],
+    divides: Divides,
+    whole: &Colouring,
+    reserved: &CpuSet,
+) {
+    let keys = draft.policy.hoard.clone().unwrap_or_default();
+    if keys.moved != HoardMoves::Groups {
+        return;
+    }
+    let left: CpuSet = (0..whole.count())
+        .filter(|colour| !reserved.contains(*colour))
+        .collect();
+    let (policy, mut any) = (draft.policy, false);
+    for (name, _) in policy.with_role(Role::BestEffort) {
+        if owners.contains(&name.as_str()) {
+            continue;
+        }
+        any = true;
+        draft
+            .notes
+            .push(said::vacates(name, keys.pace, keys.longest_stop));
+        let set = Setting::Vacate {
+            divides,
+            colouring: whole.clone(),
+            colours: left.clone(),
+            pace: keys.pace,
+            longest: keys.longest_stop,
+        };
+        draft.step(Some(name), divides.mechanisms()[0], set, said::VACATED);
+    }
+    if !any {
+        draft.notes.push(said::NOTHING_TO_VACATE.to_owned());
     }
 }
 

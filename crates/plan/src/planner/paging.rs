@@ -156,7 +156,7 @@ fn undivided(draft: &Draft<'_>, name: &str) -> Option<(Divides, Colouring)> {
         .filter(|s| s.group.as_deref() == Some(name));
     let mut divided = own.flat_map(|step| match &step.set {
         Setting::Colour { choices, .. } => choices.iter().map(|choice| choice.divides).collect(),
-        Setting::Settle { divides, .. } => vec![*divides],
+        Setting::Settle { divides, .. } | Setting::Vacate { divides, .. } => vec![*divides],
         _ => Vec::new(),
     });
     divided.find_map(|divides| {

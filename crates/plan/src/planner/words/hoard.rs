@@ -1,6 +1,6 @@
 //! Sentences about hoards of page frames.
 
-use quell_types::units::Bytes;
+use quell_types::units::{Bytes, Nanos, Share};
 
 pub const EXCLUDES: &str =
     "exclusion comes first: a group with fewer colours that keeps its neighbours is worse off";
@@ -8,6 +8,10 @@ pub const NOT_PROMISED: &str = "what other programs hold already stays theirs; p
     reserve have any colour";
 pub const NO_LARGE_PAGES: &str =
     "while frames are held, hardly any program gets large pages: they need frames of all colours";
+
+pub const VACATED: &str = "hoard.move: its pages in reserved colours are moved out of them, while its threads are stopped";
+pub const NOTHING_TO_VACATE: &str =
+    "hoard.move changes nothing: no best-effort group is without reserved colours";
 
 sentences! {
     moved(key: &str)
@@ -25,6 +29,9 @@ sentences! {
         "{reserve} of free memory stay for all programs and are not sorted: a program that uses them gets any colour";
     limited(limit: Bytes)
         "hoard.limit: at most {limit} are held at any time; frames of these colours beyond that stay free for any program";
+    vacates(group: &str, pace: Share, longest: Nanos)
+        "group {group}: each of its processes is stopped for at most {pace} of the time, about {longest} each, until its pages \
+         have left the reserved colours (hoard.move); it loses large pages that have both kinds of colours";
     spills(group: &str)
         "group {group}: when no frames of its colours are held any more, its pages stay in others, reported \
          (coloured = \"fail\" ends the run)";
