@@ -26,6 +26,8 @@ use super::{census, placement};
 
 /// How often something else is done meanwhile.
 const EVERY: Nanos = Nanos::millis(20);
+/// Pages after which it is asked whether that is due.
+const AT_ONCE: u64 = 1 << 14;
 /// In place of a program: the page of zeroes, which is nobody's.
 const ZEROES: usize = usize::MAX;
 
@@ -80,6 +82,9 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn page(&mut self, page: Page) -> Result<()> {
         self.seen.0 += u64::from(page.is_present());
+        if self.seen.0.is_multiple_of(AT_ONCE) {
+            self.beat();
+        }
         self.seen.1 += u64::from(page.is_present() && page.frame() != 0);
         if !page.is_present() || !self.right.has(page.frame()) {
             return Ok(());
@@ -128,16 +133,21 @@ impl Walk<'_> {
                 continue;
             }
             placement::pages(&pagemap, &mapping, self.page, &mut |page| self.page(page))?;
-            if rt::now() >= self.next_beat {
-                (self.beat)();
-                self.next_beat = rt::now().plus(EVERY);
-            }
+            self.beat();
         }
         Ok(true)
     }
+
+    /// Does what is done meanwhile, if it is time.
+    fn beat(&mut self) {
+        if rt::now() >= self.next_beat {
+            (self.beat)();
+            self.next_beat = rt::now().plus(EVERY);
+        }
+    }
 }
 
-/// Counts them. `beat` is called every 20 ms meanwhile, but not while one mapping is read.
+/// Counts them. `beat` is called about every 20 ms meanwhile.
 ///
 /// # Errors
 /// [`Error::Refused`] where there are no such colours, and where the kernel hides page frames;

@@ -62,6 +62,9 @@ pub(crate) struct Colours {
     groups: BTreeMap<String, Group>,
     /// Who had frames when the hoard was full, until that is reported.
     owners: Option<FrameOwners>,
+    /// Before this time no pages leave reserved colours. Groups may have any number of processes, and
+    /// all of them together take one in [`REST`] parts of the time, stops left out.
+    vacates: Nanos,
     /// When [`Colours::turn`] has something to do.
     pub next: Nanos,
 }
@@ -72,6 +75,7 @@ impl Default for Colours {
             held: None,
             groups: BTreeMap::new(),
             owners: None,
+            vacates: Nanos(0),
             next: NEVER,
         }
     }
@@ -149,8 +153,8 @@ impl Group {
         }
         let pid = task.pid;
         if self.wanting.out {
-            let what = vacate::stays(name, pid, &why);
-            seen.push(finding(about(), what, Some(name)));
+            let what = vacate::stays(name, pid, &why, self.failed.len());
+            seen.extend(what.map(|what| finding(about(), what, Some(name))));
             return;
         }
         let because = Cause::Unsettled { pid, why };
@@ -193,8 +197,13 @@ impl Colours {
         let may = groups.filter(|(_, group)| !(busy && group.wanting.out));
         let due = may.flat_map(|(name, group)| {
             let processes = group.processes.iter();
-            let next = processes.min_by_key(|(_, process)| process.next);
-            next.map(|(task, process)| (process.next, *task, name.clone()))
+            let (task, process) = processes.min_by_key(|(_, process)| process.next)?;
+            let least = if group.wanting.out {
+                self.vacates
+            } else {
+                Nanos(0)
+            };
+            Some((process.next.max(least), *task, name.clone()))
         });
         due.min()
     }
@@ -212,7 +221,12 @@ impl Colours {
         let Some(process) = group.processes.get_mut(&task) else {
             return Ok(());
         };
+        let (begun, stops) = (rt::now(), process.settling.done().stops.len());
         let came = process.turn(host, held, &group.wanting)?;
+        if group.wanting.out && process.settling.done().stops.len() == stops {
+            let spent = rt::now().since(begun);
+            self.vacates = rt::now().plus(Nanos(spent.0.saturating_mul(REST)));
+        }
         if let Some(counted) = came.counted {
             let pages = process.pages(counted, held.hoard.kept());
             if process.reported.replace(pages) != Some(pages) {

@@ -22,9 +22,20 @@ use crate::host::Host;
 const HOLD: Bytes = Bytes(32 << 20);
 const PART: u64 = 8;
 
-/// What is reported of a process whose pages are not moved.
-pub(super) fn stays(group: &str, pid: u32, why: &str) -> String {
-    format!("group {group}: pages of process {pid} stay in reserved colours: {why}")
+/// The most processes that are named.
+const NAMED: usize = 10;
+
+/// What is reported of a process whose pages are not moved: the one with this number among those of
+/// the group. `None` where enough were named.
+pub(super) fn stays(group: &str, pid: u32, why: &str, number: usize) -> Option<String> {
+    match number {
+        ..=NAMED => Some(format!(
+            "group {group}: pages of process {pid} stay in reserved colours: {why}"
+        )),
+        _ => (number == NAMED + 1).then(|| {
+            format!("group {group}: pages of more than {NAMED} processes stay in reserved colours")
+        }),
+    }
 }
 
 /// Why too little memory is available to find frames. `None`: there is enough.
@@ -71,5 +82,25 @@ impl Colours {
             .insert(name.to_owned(), Group::new(wanting, true));
         self.find(host, name, false, &mut Observation::new())?;
         Ok(Some(Vec::new()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_processes_are_named_and_more_are_one_line() {
+        let said = (1..=15).filter_map(|pid| {
+            let number = usize::try_from(pid).unwrap();
+            stays("b", pid, "it is traced", number)
+        });
+        let said: Vec<String> = said.collect();
+        assert_eq!(said.len(), 11);
+        assert_eq!(
+            said[9],
+            "group b: pages of process 10 stay in reserved colours: it is traced"
+        );
+        assert!(said[10].contains("more than 10 processes"), "{}", said[10]);
     }
 }
