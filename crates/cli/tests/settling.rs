@@ -16,6 +16,7 @@ mod colours;
 mod common;
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -484,13 +485,8 @@ fn a_policy_moves_pages_into_colours_that_it_holds() {
         let (right, all) = share(program.pid());
         right * 100 >= all * 95
     });
-    let recorded = || {
-        let mut runs = fs::read_dir(&record).ok()?;
-        let events = runs.next()?.ok()?.path().join("events.jsonl");
-        fs::read_to_string(events).ok()
-    };
     eventually("it is recorded", || {
-        recorded().is_some_and(|text| text.contains("\"coloured\""))
+        events(&record).is_some_and(|text| text.contains("\"coloured\""))
     });
     send(run.pid(), Signal::TERM);
     let done = run.wait();
@@ -504,11 +500,16 @@ fn a_policy_moves_pages_into_colours_that_it_holds() {
     machine.unchanged("after the run");
 }
 
+/// The events of the one run on record, as far as they are written.
+fn events(record: &Path) -> Option<String> {
+    let run = fs::read_dir(record).ok()?.next()?.ok()?;
+    fs::read_to_string(run.path().join("events.jsonl")).ok()
+}
+
 /// The events `owners` of a record: for each the bytes of group b's processes, and of those in the
 /// groups that reserve the colours.
-fn owners(record: &std::path::Path) -> Vec<[u64; 2]> {
-    let run = fs::read_dir(record).unwrap().next().unwrap().unwrap();
-    let text = fs::read_to_string(run.path().join("events.jsonl")).unwrap();
+fn owners(record: &Path) -> Vec<[u64; 2]> {
+    let text = events(record).unwrap();
     let events = text
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -561,6 +562,9 @@ fn pages_leave_reserved_colours_if_the_policy_says_so() {
             eventually("the neighbour's pages have left them", || {
                 let (now, all) = share(other.pid());
                 now * 100 < all
+            });
+            eventually("it is recorded", || {
+                events(&record).is_some_and(|text| text.contains("\"out\":true"))
             });
         }
         send(run.pid(), Signal::TERM);

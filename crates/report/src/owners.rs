@@ -61,7 +61,8 @@ pub fn owners_text(owners: &FrameOwners) -> String {
         row(&name, owner.processes, owner.mapped);
     }
     if let Some(rest) = owners.rest {
-        let programs = format!("{} more programs", rest.programs);
+        let s = if rest.programs == 1 { "" } else { "s" };
+        let programs = format!("{} more program{s}", rest.programs);
         row(&programs, rest.processes, rest.mapped);
     }
     let mut sum = |name: &str, bytes: u64| {

@@ -121,7 +121,9 @@ impl Walk<'_> {
 
     /// Goes through the memory of a process. Whether it may be read.
     fn process(&mut self, pid: u32) -> Result<bool> {
-        let gone = |files: &dyn Files| procfs::stat(files, pid).is_ok_and(|stat| stat.is_none());
+        let gone = |files: &dyn Files| {
+            procfs::stat(files, pid).is_ok_and(|stat| stat.is_none_or(|stat| stat.leaving()))
+        };
         let opened = Pagemap::open(self.files, &pid.to_string());
         let (pagemap, mappings) = match (opened, maps::of(self.files, pid)) {
             (Ok(pagemap), Ok(mappings)) => (pagemap, mappings.unwrap_or_default()),

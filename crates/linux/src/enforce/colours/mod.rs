@@ -63,7 +63,7 @@ pub(crate) struct Colours {
     /// Who had frames when the hoard was full, until that is reported.
     owners: Option<FrameOwners>,
     /// Before this time no pages leave reserved colours. Groups may have any number of processes, and
-    /// all of them together take one in [`REST`] parts of the time, stops left out.
+    /// going through their memory takes one in [`REST`] parts of the time.
     vacates: Nanos,
     /// When [`Colours::turn`] has something to do.
     pub next: Nanos,
@@ -221,9 +221,10 @@ impl Colours {
         let Some(process) = group.processes.get_mut(&task) else {
             return Ok(());
         };
-        let (begun, stops) = (rt::now(), process.settling.done().stops.len());
+        let begun = rt::now();
         let came = process.turn(host, held, &group.wanting)?;
-        if group.wanting.out && process.settling.done().stops.len() == stops {
+        // Without a settler, memory was gone through and nothing was moved.
+        if group.wanting.out && process.settling.settler().is_none() {
             let spent = rt::now().since(begun);
             self.vacates = rt::now().plus(Nanos(spent.0.saturating_mul(REST)));
         }
