@@ -391,7 +391,8 @@ mod tests {
     fn pages_that_a_mapping_lacks_are_skipped() {
         let (_dir, kernel) = root("proc/7/pagemap", &[0; 8]);
         let other = Pagemap::open(&kernel, "7").unwrap();
-        assert_eq!(other.populated(4096..8192).unwrap(), [4096..8192]);
+        let all = other.populated(4096..8192).unwrap();
+        assert_eq!((all.len(), all.first()), (1, Some(&(4096..8192))));
         let Ok(kernel) = Kernel::new() else {
             return eprintln!("SKIPPED: no /proc or /sys here");
         };
