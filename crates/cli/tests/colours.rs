@@ -14,6 +14,7 @@ use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -53,7 +54,11 @@ fn holds_pages() {
 
 /// The program above, where its pages begin, and its output, which it may write to until its end.
 fn child() -> (Child, usize, BufReader<ChildStdout>) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    child_of(&std::env::current_exe().unwrap())
+}
+
+fn child_of(program: &Path) -> (Child, usize, BufReader<ChildStdout>) {
+    let mut child = Command::new(program)
         .args(["--exact", "holds_pages", "--ignored", "--nocapture"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -104,6 +109,97 @@ fn counted(pid: u32) -> BTreeMap<u64, u64> {
         }
     }
     found
+}
+
+/// Pages of a process in frames of colours 2 and 3: those of no file that it alone maps, others of
+/// no file, and those of files. A frame counts once, and the page of zeroes does not.
+fn owned(pid: u32) -> [u64; 3] {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let mut flags = File::open("/proc/kpageflags").unwrap();
+    let mut frames = BTreeMap::new();
+    for line in maps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let kernels = words.get(5).is_some_and(|n| n.starts_with("[v"));
+        if kernels {
+            continue;
+        }
+        let (from, to) = words[0].split_once('-').unwrap();
+        let hex = |digits: &str| usize::from_str_radix(digits, 16).unwrap();
+        for entry in entries(pid, hex(from), hex(to)) {
+            let frame = entry & 0x7f_ffff_ffff_ffff;
+            if entry >> 63 == 1 && [2, 3].contains(&(frame % 8)) {
+                let mut word = [0; 8];
+                flags.seek(SeekFrom::Start(frame * 8)).unwrap();
+                flags.read_exact(&mut word).unwrap();
+                let zeroes = u64::from_le_bytes(word) >> 24 & 1 == 1;
+                let kind = match (entry >> 61 & 1, entry >> 56 & 1) {
+                    (1, _) => 2,
+                    (_, alone) => usize::from(alone == 0),
+                };
+                frames.insert(frame, (kind, zeroes));
+            }
+        }
+    }
+    let mut found = [0; 3];
+    let counted = frames.values().filter(|(_, zeroes)| !zeroes);
+    counted.for_each(|(kind, _)| found[*kind] += 1);
+    found
+}
+
+#[test]
+fn owners_are_counted_as_another_reader_counts_them() {
+    const NAME: &str = "holds-frames";
+    if !root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let map = folder.path().join("map.txt");
+    std::fs::write(&map, MAP).unwrap();
+    let program = folder.path().join(NAME);
+    std::os::unix::fs::symlink(std::env::current_exe().unwrap(), &program).unwrap();
+    let (mut child, _, _output) = child_of(&program);
+    let before = loop {
+        let one = owned(child.id());
+        std::thread::sleep(Duration::from_millis(200));
+        if owned(child.id()) == one {
+            break one;
+        }
+    };
+    // A quarter of its pages, or thereabouts.
+    assert!(before[0] > PAGES as u64 / 8, "{before:?}");
+    let map = map.to_str().unwrap();
+    let args = ["colours", "check", "--map", map, "--colours", "2-3"];
+    let json = run(&[&args[..], &["--json"]].concat()).json();
+    let after = owned(child.id());
+    let all = json["owners"]["programs"].as_array().unwrap();
+    let own = all.iter().find(|one| one["program"] == NAME).unwrap();
+    println!("{own} and {before:?} to {after:?} pages");
+    assert_eq!(own["processes"], 1);
+    for (at, key) in ["private_bytes", "shared_bytes", "files_bytes"]
+        .iter()
+        .enumerate()
+    {
+        let pages = own[key].as_u64().unwrap() / PAGE as u64;
+        let seen = before[at].min(after[at])..=before[at].max(after[at]);
+        assert!(seen.contains(&pages), "{key}: {own}, {seen:?}");
+    }
+    let uses = &json["owners"]["uses"];
+    assert!(
+        uses["all_bytes"].as_u64() > uses["free_bytes"].as_u64(),
+        "{uses}"
+    );
+    let text = run(&args);
+    for word in [
+        "frames of colours 2-3 of 8 of DRAM banks",
+        "private",
+        "the kernel",
+        "free",
+    ] {
+        assert!(text.out.contains(word), "{word}: {text:?}");
+    }
+    run(&["colours", "check", "--map", map]).fails(2, &["required"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 fn root() -> bool {

@@ -16,6 +16,7 @@ mod colours;
 mod common;
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -191,7 +192,12 @@ struct Checked {
 
 impl Checked {
     fn start(machine: &Machine, mib: usize, forks: bool) -> Self {
-        let out = machine.path("found").display().to_string();
+        Self::named(machine, "found", mib, forks)
+    }
+
+    /// With another file for what it found.
+    fn named(machine: &Machine, file: &str, mib: usize, forks: bool) -> Self {
+        let out = machine.path(file).display().to_string();
         let _ = fs::remove_file(&out);
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -485,13 +491,8 @@ fn a_policy_moves_pages_into_colours_that_it_holds() {
         let (right, all) = share(program.pid());
         right * 100 >= all * 95
     });
-    let recorded = || {
-        let mut runs = fs::read_dir(&record).ok()?;
-        let events = runs.next()?.ok()?.path().join("events.jsonl");
-        fs::read_to_string(events).ok()
-    };
     eventually("it is recorded", || {
-        recorded().is_some_and(|text| text.contains("\"coloured\""))
+        events(&record).is_some_and(|text| text.contains("\"coloured\""))
     });
     send(run.pid(), Signal::TERM);
     let done = run.wait();
@@ -503,6 +504,96 @@ fn a_policy_moves_pages_into_colours_that_it_holds() {
     assert!(done.err.contains("had its colours at last"), "{done:?}");
     program.is_intact();
     machine.unchanged("after the run");
+}
+
+/// The events of the one run on record, as far as they are written.
+fn events(record: &Path) -> Option<String> {
+    let run = fs::read_dir(record).ok()?.next()?.ok()?;
+    fs::read_to_string(run.path().join("events.jsonl")).ok()
+}
+
+/// The events `owners` of a record: for each the bytes of group b's processes, and of those in the
+/// groups that reserve the colours.
+fn owners(record: &Path) -> Vec<[u64; 2]> {
+    let text = events(record).unwrap();
+    let events = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let owners = events.filter(|event| event["event"] == "owners");
+    let owners = owners.map(|event| {
+        let programs = event["programs"].as_array().unwrap();
+        assert!(programs.len() <= 10);
+        let own = programs.iter().filter(|program| program["group"] == "b");
+        let own = own.map(|program| program["private_bytes"].as_u64().unwrap());
+        [own.sum(), event["reserving_bytes"].as_u64().unwrap()]
+    });
+    owners.collect()
+}
+
+/// The hoard has at most 256 MiB, and programs of no group keep what they have.
+#[test]
+fn pages_leave_reserved_colours_if_the_policy_says_so() {
+    let Some(mut machine) = able("a neighbour's pages") else {
+        return;
+    };
+    let critical = Checked::start(&machine, 4, false);
+    let other = Checked::named(&machine, "other", 16, false);
+    machine.remember();
+    let size = PAGE as u64;
+    for moves in ["none", "groups"] {
+        let (before, all) = share(other.pid());
+        println!("before: {before} of {all} pages have reserved colours");
+        assert!(before * 8 > all, "{before} of {all}");
+        let policy = format!(
+            "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 'any'\nmatch = [{{ pid = {} }}]\n\
+            reserve.banks = '2-3'\n[group.b]\nrole = 'best-effort'\ncpu-weight = 100\n\
+            cpus = 'any'\nmatch = [{{ pid = {} }}]\n\
+            [hoard]\nlimit = '256MiB'\nreserve = '1GiB'\npace = '100%'\nlongest-stop = '100ms'\n\
+            move = '{moves}'\n",
+            critical.pid(),
+            other.pid()
+        );
+        let record = machine.path(moves);
+        let mut command = run_of(&machine, &policy);
+        let run = Running::start(command.arg("--out").arg(&record));
+        eventually("the critical program has its colours", || {
+            let (right, all) = share(critical.pid());
+            right * 100 >= all * 95
+        });
+        if moves == "none" {
+            std::thread::sleep(Duration::from_secs(3));
+            let (now, _) = share(other.pid());
+            assert!(now.abs_diff(before) <= 64, "{before} before, {now} now");
+        } else {
+            eventually("the neighbour's pages have left them", || {
+                let (now, all) = share(other.pid());
+                now * 100 < all
+            });
+            eventually("it is recorded", || {
+                events(&record).is_some_and(|text| text.contains("\"out\":true"))
+            });
+        }
+        send(run.pid(), Signal::TERM);
+        let done = run.wait();
+        assert_eq!(done.code, 0, "{done:?}");
+        let says = done.err.contains("lay outside of reserved colours");
+        assert_eq!(says, moves == "groups", "{done:?}");
+        assert!(
+            done.err.contains("frames of reserved colours 2-3"),
+            "{done:?}"
+        );
+        critical.is_intact();
+        other.is_intact();
+        let owners = owners(&record);
+        println!("{moves}: {owners:?} bytes of b and of a");
+        assert_eq!(owners.len(), 2, "{owners:?}");
+        assert!((owners[0][0] / size).abs_diff(before) <= 64, "{owners:?}");
+        // The critical program has 4 MiB.
+        assert!(owners[1][1] > 7 << 19, "{owners:?}");
+        let left = owners[1][0] / size;
+        assert_eq!(left * 100 < all, moves == "groups", "{owners:?}");
+    }
+    machine.unchanged("after both runs");
 }
 
 #[test]

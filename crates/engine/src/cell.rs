@@ -514,7 +514,11 @@ impl Script for Cell {
                 decisions.iter().for_each(|d| sum.decided(&group, cpu, d));
             }
             Seen::Event(Event::Coloured {
-                group, pid, pages, ..
+                group,
+                pid,
+                pages,
+                out: false,
+                ..
             }) => self.settling.note(group, pid, pages),
             Seen::Event(_)
             | Seen::Quanta(_)

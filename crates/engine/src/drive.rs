@@ -195,8 +195,13 @@ fn attend(
     phase(backend, sink, Phase::Hold);
     let mut loops = loops::begin(backend, plan)?;
     let ended = hold(backend, script, &mut loops, sink);
-    if let Ok(Ended::Revoked(why)) = &ended {
-        revoked(backend, plan, why, sink);
+    match &ended {
+        Ok(Ended::Revoked(why)) => revoked(backend, plan, why, sink),
+        _ => {
+            for event in backend.last() {
+                sink.put(backend.now(), &event);
+            }
+        }
     }
     for one in &mut loops {
         one.end(backend.now(), sink);

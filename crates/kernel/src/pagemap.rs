@@ -6,6 +6,8 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use crate::error::{Error, Result};
@@ -13,6 +15,35 @@ use crate::root::{Access, Files, gone};
 
 /// Bytes of an entry of both files.
 const ENTRY: u64 = size_of::<u64>() as u64;
+/// Runs of pages that are asked for at once: 6 KiB of them.
+const RUNS: usize = 256;
+
+/// `struct pm_scan_arg` (linux/fs.h).
+#[repr(C)]
+#[derive(Default)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
 
 /// A page as `pagemap` shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +118,56 @@ impl Pagemap {
     pub fn read(&self, first: u64, room: &mut [Page]) -> Result<usize> {
         let read = read_entries(&self.file, first, room, Page);
         read.map_err(|e| Error::file("read", &self.path, None, e))
+    }
+
+    /// Runs of addresses among these whose pages are in memory or in swap space, ascending. An
+    /// address space can have far more pages than memory, and entries of the others need not be
+    /// read. Before Linux 6.7 all addresses are returned.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn populated(&self, addresses: Range<u64>) -> Result<Vec<Range<u64>>> {
+        /// `PAGEMAP_SCAN`.
+        const REQUEST: libc::c_ulong = 0xc060_6610;
+        const PRESENT: u64 = 1 << 3;
+        const SWAPPED: u64 = 1 << 4;
+        let mut regions = [Region::default(); RUNS];
+        let mut found: Vec<Range<u64>> = Vec::new();
+        let mut start = addresses.start;
+        while start < addresses.end {
+            let mut scan = Scan {
+                size: size_of::<Scan>() as u64,
+                start,
+                end: addresses.end,
+                vec: regions.as_mut_ptr().expose_provenance() as u64,
+                vec_len: RUNS as u64,
+                category_anyof_mask: PRESENT | SWAPPED,
+                ..Scan::default()
+            };
+            // SAFETY: the request reads and writes one `struct pm_scan_arg`, and writes at most
+            // `vec_len` regions.
+            let count = unsafe { libc::ioctl(self.file.as_raw_fd(), REQUEST, &raw mut scan) };
+            let Ok(count) = usize::try_from(count) else {
+                let e = io::Error::last_os_error();
+                match e.raw_os_error() {
+                    Some(libc::EINTR) => continue,
+                    Some(libc::ENOTTY) => return Ok(vec![addresses]),
+                    _ if gone(&e) => return Ok(found),
+                    _ => return Err(Error::file("scan", &self.path, None, e)),
+                }
+            };
+            for region in regions.iter().take(count) {
+                match found.last_mut() {
+                    Some(last) if last.end == region.start => last.end = region.end,
+                    _ => found.push(region.start..region.end),
+                }
+            }
+            if scan.walk_end <= start {
+                break;
+            }
+            start = scan.walk_end;
+        }
+        Ok(found)
     }
 }
 
@@ -303,5 +384,55 @@ mod tests {
         assert_eq!(pagemap.read(at, &mut room).unwrap(), 1);
         assert!(room[0].is_present() && !room[0].is_of_file(), "{room:?}");
         assert_eq!(value[0], 1);
+    }
+
+    /// Three pages of a mapping of 4 GiB were written.
+    #[test]
+    fn pages_that_a_mapping_lacks_are_skipped() {
+        let (_dir, kernel) = root("proc/7/pagemap", &[0; 8]);
+        let other = Pagemap::open(&kernel, "7").unwrap();
+        let all = other.populated(4096..8192).unwrap();
+        assert_eq!((all.len(), all.first()), (1, Some(&(4096..8192))));
+        let Ok(kernel) = Kernel::new() else {
+            return eprintln!("SKIPPED: no /proc or /sys here");
+        };
+        let Ok(pagemap) = Pagemap::open(&kernel, "self") else {
+            return eprintln!("SKIPPED: no pagemap here");
+        };
+        let (page, size) = (rustix::param::page_size(), 4usize << 30);
+        // SAFETY: a new mapping at an address that the kernel chooses, unmapped below.
+        let memory = unsafe {
+            let memory = libc::mmap(
+                std::ptr::null_mut(),
+                size,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+            assert_ne!(memory, libc::MAP_FAILED);
+            libc::madvise(memory, size, libc::MADV_NOHUGEPAGE);
+            memory.cast::<u8>()
+        };
+        let last = size / page - 1;
+        for number in [5, 6, last] {
+            // SAFETY: within the mapping.
+            unsafe { memory.add(number * page).write_volatile(1) };
+        }
+        let (start, page) = (memory.addr() as u64, page as u64);
+        let whole = start..start + size as u64;
+        let found = pagemap.populated(whole.clone()).unwrap();
+        // SAFETY: the mapping from above, of which nothing is used any more.
+        unsafe { libc::munmap(memory.cast(), size) };
+        if found == [whole.clone()] {
+            return eprintln!("SKIPPED: this kernel cannot scan (before Linux 6.7)");
+        }
+        assert_eq!(
+            found,
+            [
+                start + 5 * page..start + 7 * page,
+                whole.end - page..whole.end
+            ]
+        );
     }
 }

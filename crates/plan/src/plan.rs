@@ -50,7 +50,9 @@ impl Step {
     pub fn mechanisms(&self) -> Vec<Mechanism> {
         let divides: Vec<Divides> = match &self.set {
             Setting::Colour { choices, .. } => choices.iter().map(|c| c.divides).collect(),
-            Setting::Hoard { divides, .. } | Setting::Settle { divides, .. } => vec![*divides],
+            Setting::Hoard { divides, .. }
+            | Setting::Settle { divides, .. }
+            | Setting::Vacate { divides, .. } => vec![*divides],
             _ => return vec![self.mechanism],
         };
         let all = divides.iter().flat_map(|divides| divides.mechanisms());
@@ -206,6 +208,19 @@ pub enum Setting {
         /// reported, or the run ends.
         spill: bool,
         /// The share of time that a process that runs already may be stopped.
+        pace: Share,
+        /// The longest stop that is aimed at.
+        longest: Nanos,
+    },
+    /// Move pages of the group that lie in reserved colours already into free frames of others.
+    Vacate {
+        /// What the colours divide.
+        divides: Divides,
+        /// How frames have colours.
+        colouring: Colouring,
+        /// The colours that no group reserves.
+        colours: CpuSet,
+        /// The share of time that a process may be stopped.
         pace: Share,
         /// The longest stop that is aimed at.
         longest: Nanos,

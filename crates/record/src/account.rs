@@ -10,6 +10,7 @@ use quell_types::mechanism::Level;
 use quell_types::units::{LINE_BYTES, Nanos};
 
 use crate::events::{ColouredPages, Event, Paged, Phase};
+use crate::owners::FrameOwners;
 use crate::quanta::Turns;
 use crate::standing::{Standing, Worth};
 use crate::windows::Kept;
@@ -34,8 +35,11 @@ pub struct Account {
     pub turns: Option<Turns>,
     /// Group → the pages of its memory at first and at last.
     pub paged: BTreeMap<GroupId, (Paged, Paged)>,
-    /// Group and process → its program, and the colours of its pages at last.
-    pub coloured: BTreeMap<(GroupId, u32), (String, ColouredPages)>,
+    /// Group and process → its program, whether its pages are moved out of reserved colours, and
+    /// their colours at last.
+    pub coloured: BTreeMap<(GroupId, u32), (String, bool, ColouredPages)>,
+    /// Which programs had frames of reserved colours, at first and at last.
+    pub owners: Option<(FrameOwners, FrameOwners)>,
 }
 
 /// What the tasks of one group got during the hold.
@@ -118,6 +122,7 @@ impl Account {
             turns: None,
             paged: BTreeMap::new(),
             coloured: BTreeMap::new(),
+            owners: None,
         }
     }
 
@@ -176,10 +181,15 @@ impl Account {
                 group,
                 pid,
                 program,
+                out,
                 pages,
             } => {
                 let of = (group.clone(), *pid);
-                self.coloured.insert(of, (program.clone(), *pages));
+                self.coloured.insert(of, (program.clone(), *out, *pages));
+            }
+            Event::Owners { owners } => {
+                let first = self.owners.take().map(|(first, _)| first);
+                self.owners = Some((first.unwrap_or_else(|| owners.clone()), owners.clone()));
             }
             Event::Paged { group, pages } => {
                 let (_, last) = self.paged.entry(group.clone()).or_insert((*pages, *pages));

@@ -232,6 +232,10 @@ pub trait Backend {
     fn working_set(&mut self, _subject: SubjectId) -> Result<Option<WorkingSet>, BackendError> {
         Ok(None)
     }
+    /// What is on record of the end, before anything is undone.
+    fn last(&mut self) -> Vec<Event> {
+        Vec::new()
+    }
     /// How the time of each CPU was spent so far, for the record. `None` on a machine without that
     /// account.
     fn cpu_times(&mut self) -> Result<Option<Vec<CpuTimes>>, BackendError> {

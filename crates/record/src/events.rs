@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::about::About;
+use crate::owners::FrameOwners;
 pub use crate::pages::{ColouredPages, Paged};
 use crate::quanta::Turns;
 use crate::result::CompareResult;
@@ -104,7 +105,8 @@ pub enum Event {
         #[serde(flatten)]
         pages: Paged,
     },
-    /// Where the pages of a process lie that are moved into frames of its group's colours.
+    /// Where the pages of a process lie that are moved: into frames of its group's colours, or out
+    /// of colours that other groups reserve.
     Coloured {
         /// The group of the process.
         group: GroupId,
@@ -112,9 +114,18 @@ pub enum Event {
         pid: u32,
         /// The program's name, as the kernel has it.
         program: String,
+        /// Whether they are moved out of reserved colours. Pages outside of these are right then.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        out: bool,
         /// Pages, and the stops that moving them took.
         #[serde(flatten)]
         pages: ColouredPages,
+    },
+    /// Which programs have frames of reserved colours: once such frames are held, and at the end.
+    Owners {
+        /// The largest ten, and sums.
+        #[serde(flatten)]
+        owners: FrameOwners,
     },
     /// Units of work of an observed group since the last such event.
     Units {

@@ -11,7 +11,7 @@ use quell_types::mechanism::Level;
 use quell_types::units::Nanos;
 
 use crate::text::{Style, Tone, count, list, thousands, width};
-use crate::{quanta, windows};
+use crate::{owners, quanta, windows};
 
 /// Longer reasons are cut where a line has to hold them.
 const LONGEST: usize = 100;
@@ -203,7 +203,15 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
     );
     let processes = account.coloured.iter();
     lines.extend(
-        processes.map(|((group, pid), (program, pages))| coloured(group, *pid, program, *pages)),
+        processes.map(|((group, pid), (program, out, pages))| {
+            coloured(group, *pid, program, *out, *pages)
+        }),
+    );
+    lines.extend(
+        account
+            .owners
+            .iter()
+            .flat_map(|(first, last)| owners::had(first, last)),
     );
     if !revoked || undone.restored > 0 {
         let changes = counted(u64::from(undone.restored));
@@ -234,18 +242,34 @@ pub(crate) fn paged(group: &str, first: Paged, last: Paged) -> String {
 }
 
 /// The colours of a process's pages, and the stops that they took.
-pub(crate) fn coloured(group: &str, pid: u32, program: &str, pages: ColouredPages) -> String {
+pub(crate) fn coloured(
+    group: &str,
+    pid: u32,
+    program: &str,
+    out: bool,
+    pages: ColouredPages,
+) -> String {
     let all = pages.right + pages.wrong;
     let share = pages.right as f64 * 100.0 / all.max(1) as f64;
     let ms = |ns: u64| ns as f64 / 1e6;
+    let lay = match out {
+        true => "lay outside of reserved colours at last",
+        false => "had its colours at last",
+    };
+    let held = match out {
+        true => String::new(),
+        false => format!(
+            "; {:.1} MiB were held for its group",
+            pages.held_bytes as f64 / f64::from(1 << 20)
+        ),
+    };
     format!(
-        "{group}: {share:.1} % of {} pages of process {pid} ({program}) had its colours at last; {} moved in {} stops of all its threads, 99 % within {:.1} ms, longest {:.1} ms; {:.1} MiB were held for its group",
+        "{group}: {share:.1} % of {} pages of process {pid} ({program}) {lay}; {} moved in {} stops of all its threads, 99 % within {:.1} ms, longest {:.1} ms{held}",
         counted(all),
         counted(pages.moved),
         counted(pages.stops),
         ms(pages.p99_ns),
         ms(pages.longest_ns),
-        pages.held_bytes as f64 / f64::from(1 << 20),
     )
 }
 

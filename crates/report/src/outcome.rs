@@ -7,6 +7,7 @@ use quell_record::events::{ColouredPages, Declared, Event, Paged, Record, Spent}
 
 use crate::hold;
 use crate::memory::memory;
+use crate::owners;
 use crate::plan::plan_steps_text;
 use crate::text::{Style, Tone, count, number, thousands};
 use crate::throttling::counted;
@@ -51,6 +52,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     said.extend(spent(record));
     said.extend(paged(record));
     said.extend(coloured(record));
+    said.extend(owned(record));
     for event in &record.events {
         if let Event::Exit { group, status } = &event.event {
             said.push(format!("{group} ended with status {status}."));
@@ -211,21 +213,40 @@ fn paged(record: &Record) -> Vec<String> {
 
 /// The colours of the pages of each process at last.
 fn coloured(record: &Record) -> Vec<String> {
-    let mut last: BTreeMap<(&str, u32), (&str, ColouredPages)> = BTreeMap::new();
+    let mut last: BTreeMap<(&str, u32), (&str, bool, ColouredPages)> = BTreeMap::new();
     for stamped in &record.events {
         if let Event::Coloured {
             group,
             pid,
             program,
+            out,
             pages,
         } = &stamped.event
         {
-            last.insert((group, *pid), (program, *pages));
+            last.insert((group, *pid), (program, *out, *pages));
         }
     }
     let said = last.iter();
-    said.map(|((group, pid), (program, pages))| hold::coloured(group, *pid, program, *pages) + ".")
-        .collect()
+    said.map(|((group, pid), (program, out, pages))| {
+        hold::coloured(group, *pid, program, *out, *pages) + "."
+    })
+    .collect()
+}
+
+/// Which programs had frames of reserved colours, at first and at last.
+fn owned(record: &Record) -> Vec<String> {
+    let mut all = record
+        .events
+        .iter()
+        .filter_map(|stamped| match &stamped.event {
+            Event::Owners { owners } => Some(owners),
+            _ => None,
+        });
+    let Some(first) = all.next() else {
+        return Vec::new();
+    };
+    let said = owners::had(first, all.next_back().unwrap_or(first));
+    said.into_iter().map(|line| line + ".").collect()
 }
 
 /// What the hypervisor took of a group's CPUs, from the first sample of them to the last.

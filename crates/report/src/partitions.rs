@@ -273,6 +273,17 @@ pub(crate) fn described(set: &Setting) -> String {
             numbered(colours),
             divides.of()
         ),
+        Setting::Vacate {
+            divides,
+            colours,
+            pace,
+            longest,
+            ..
+        } => format!(
+            "move its pages out of reserved colours into free frames of {} of {}: stopped for {pace} of the time, about {longest} each",
+            numbered(colours),
+            divides.of()
+        ),
         Setting::Lock { level, mask, size } => {
             format!("lock {size} of its memory in L{level}, in ways {mask}")
         }

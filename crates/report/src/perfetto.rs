@@ -204,6 +204,7 @@ fn instant(event: &Event) -> Option<(String, Value)> {
         | Event::Windows { .. }
         | Event::Turns { .. }
         | Event::Coloured { .. }
+        | Event::Owners { .. }
         | Event::Paged { .. }
         | Event::Spent { .. } => return None,
         Event::Resized {

@@ -221,6 +221,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
         Setting::SteerMemory { .. }
         | Setting::Hoard { .. }
         | Setting::Settle { .. }
+        | Setting::Vacate { .. }
         | Setting::Swappiness { .. }
         | Setting::BoundMemory { .. }
         | Setting::Sysctls { .. }
@@ -319,6 +320,7 @@ pub(crate) fn describe(set: &Setting) -> String {
         | Setting::Colour { .. }
         | Setting::Hoard { .. }
         | Setting::Settle { .. }
+        | Setting::Vacate { .. }
         | Setting::Lock { .. } => partitions::described(set),
         Setting::OomImmune => "make it immune from the kernel's killing for memory".to_owned(),
         Setting::ProtectMemory { size: Some(size) } => {

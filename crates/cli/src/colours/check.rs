@@ -1,7 +1,10 @@
 //! `quell colours check`
 
 use quell_kernel::root::Kernel;
+use quell_linux::colours::owners::{self, Asked};
 use quell_linux::colours::placement::{self, Kind, Pages, Placement};
+use quell_record::owners::FrameOwners;
+use quell_report::owners_text;
 use quell_types::cpuset::CpuSet;
 use quell_types::partition::KnownMap;
 use quell_types::task::TaskMatch;
@@ -16,12 +19,13 @@ use crate::machine;
 #[derive(Debug, clap::Args)]
 pub struct Check {
     /// The programs, by process number
-    #[arg(value_name = "PID", required_unless_present = "matching")]
+    #[arg(value_name = "PID", required_unless_present_any = ["matching", "colours"])]
     pid: Vec<u32>,
     /// Programs to look at: KEY=VALUE[,KEY=VALUE…] as for `quell run --critical`; repeat for more
     #[arg(long = "match", value_name = "MATCH")]
     matching: Vec<TaskMatch>,
-    /// Colours that the pages should have, such as 0-3: also print how many have
+    /// Colours that the pages should have, such as 0-3: also print how many have. Without programs:
+    /// print which programs of this machine have frames of these colours
     #[arg(long, value_name = "LIST")]
     colours: Option<CpuSet>,
     /// The address map: a file, or the name of a published one [default: the declared one]
@@ -61,6 +65,13 @@ struct Right {
     of: u64,
 }
 
+/// What is printed as JSON where no program is named.
+#[derive(Serialize)]
+struct Owned {
+    map: KnownMap,
+    owners: FrameOwners,
+}
+
 /// Reads where the pages lie, and prints it.
 pub fn run(args: &Check) -> Result {
     let files = Kernel::new().map_err(failed)?;
@@ -68,6 +79,9 @@ pub fn run(args: &Check) -> Result {
     let (map, colouring) = colouring(args.map.as_deref(), args.sets, &files)?;
     if let Some(wanted) = &args.colours {
         exist(wanted, &colouring)?;
+        if args.pid.is_empty() && args.matching.is_empty() {
+            return owned(args, map, Asked::new(colouring, wanted.clone()));
+        }
     }
     let found = pids.into_iter().map(|pid| {
         let placement = placement::of(&files, pid, &colouring).map_err(failed)?;
@@ -95,6 +109,34 @@ pub fn run(args: &Check) -> Result {
     Ok(Exit::Done)
 }
 
+/// Counts which programs have frames of these colours, and prints it.
+fn owned(args: &Check, map: KnownMap, asked: Asked) -> Result {
+    let files = Kernel::new().map_err(failed)?;
+    let owners = owners::of(&files, &asked, &mut || {}).map_err(failed)?;
+    quell_kernel::signals::end_with_the_reader();
+    if args.json {
+        let json = serde_json::to_string_pretty(&Owned { map, owners });
+        println!("{}", json.map_err(failed)?);
+        return Ok(Exit::Done);
+    }
+    println!(
+        "frames of colours {} of {} of {}, by program, in MiB",
+        asked.colours.brief(),
+        asked.colouring.count(),
+        what(args.sets)
+    );
+    print!("{}", owners_text(&owners));
+    Ok(Exit::Done)
+}
+
+/// What has the colours.
+const fn what(sets: bool) -> &'static str {
+    match sets {
+        true => "cache sets",
+        false => "DRAM banks",
+    }
+}
+
 /// A size in MiB.
 fn mib(bytes: Bytes) -> String {
     format!("{:.1}", bytes.0 as f64 / f64::from(1 << 20))
@@ -102,11 +144,7 @@ fn mib(bytes: Bytes) -> String {
 
 fn text(found: &Found, args: &Check) -> String {
     let placement = &found.placement;
-    let what = if args.sets {
-        "cache sets"
-    } else {
-        "DRAM banks"
-    };
+    let what = what(args.sets);
     let mut out = format!(
         "process {} ({}): {} colours of {what}, pages of {}\n{:<24}{:>10}{:>10}{:>8}{:>8}{:>9}\n",
         placement.pid,

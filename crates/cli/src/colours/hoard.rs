@@ -1,13 +1,16 @@
 //! `quell colours hoard`
 
-use quell_kernel::pagemap::Usage;
+use std::thread::JoinHandle;
+
 use quell_kernel::root::Kernel;
 use quell_kernel::vm;
 use quell_linux::backend::Linux;
-use quell_linux::colours::census;
 use quell_linux::colours::hoard::{Report, Rules, What};
+use quell_linux::colours::owners::{self, Asked};
 use quell_record::backend::{Backend as _, Observation, Seen};
 use quell_record::events::Event;
+use quell_record::owners::FrameOwners;
+use quell_report::owners_text;
 use quell_types::cpuset::CpuSet;
 use quell_types::units::{Bytes, Nanos};
 
@@ -36,6 +39,9 @@ pub struct Hoard {
     /// Colours of cache sets instead of DRAM banks
     #[arg(long)]
     sets: bool,
+    /// Print what is held at the end, and which programs have other frames of these colours, as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// How often the keeper's reports are read.
@@ -52,7 +58,7 @@ pub fn run(args: &Hoard) -> Result {
     for note in backend.hoard(&rules).map_err(failed)? {
         eprintln!("quell: note: {note}");
     }
-    let held = hold(&mut backend, &rules, args.span);
+    let held = hold(&mut backend, &rules, args);
     let undone = backend.end().map_err(failed)?;
     for left in undone.left {
         eprintln!("quell: note: {left}");
@@ -77,30 +83,34 @@ fn rules(args: &Hoard) -> Result<Rules> {
     })
 }
 
-/// Says what the frames of these colours are used for that the hoard does not hold.
-fn census(rules: &Rules, kept: Bytes) -> Result<()> {
-    let files = Kernel::new().map_err(failed)?;
-    let Some(found) = census::of(&files, &rules.colouring, &rules.colours).map_err(failed)? else {
-        return Ok(());
-    };
-    let mib = |bytes: Bytes| bytes.0 >> 20;
-    let programs = found.bytes(Usage::Programs).0.saturating_sub(kept.0);
-    eprintln!(
-        "quell: of {} MiB with these colours {} MiB are held, {} MiB are free, programs have {}, files {}, the kernel {}",
-        mib(found.total()),
-        mib(kept),
-        mib(found.bytes(Usage::Free)),
-        mib(Bytes(programs)),
-        mib(found.bytes(Usage::Files)),
-        mib(found.bytes(Usage::Kernel))
-    );
-    Ok(())
+/// Begins to count which programs have frames of these colours. On a large machine that takes
+/// longer than the heartbeat may pause, so a thread does it.
+fn count(backend: &Linux, rules: &Rules, kept: Bytes) -> JoinHandle<Result<FrameOwners>> {
+    let mut asked = Asked::new(rules.colouring.clone(), rules.colours.clone());
+    asked.keeper = backend.hoard_keeper().map(|pid| (pid, kept));
+    std::thread::spawn(move || {
+        let files = Kernel::new().map_err(failed)?;
+        owners::of(&files, &asked, &mut || {}).map_err(failed)
+    })
 }
 
-fn hold(backend: &mut Linux, rules: &Rules, span: Option<Nanos>) -> Result {
-    let end = span.map(|span| backend.now().plus(span));
+/// Waits until they are counted.
+fn counted(backend: &mut Linux, counting: JoinHandle<Result<FrameOwners>>) -> Result<FrameOwners> {
+    while !counting.is_finished() {
+        let until = backend.now().plus(Nanos::millis(10));
+        let mut seen = Observation::new();
+        backend.wait(until, &mut seen).map_err(failed)?;
+    }
+    counting
+        .join()
+        .map_err(|_| failed("frames in other programs were not counted"))?
+}
+
+fn hold(backend: &mut Linux, rules: &Rules, args: &Hoard) -> Result {
+    let end = args.span.map(|span| backend.now().plus(span));
     let mut last: Option<Report> = None;
     let mut lost = false;
+    let mut counting = None;
     loop {
         let mut seen = Observation::new();
         let until = backend.now().plus(EVERY);
@@ -108,16 +118,13 @@ fn hold(backend: &mut Linux, rules: &Rules, span: Option<Nanos>) -> Result {
         for report in backend.hoarded().map_err(failed)? {
             eprintln!("quell: {}", report.words());
             if matches!(report.what, What::Sieved { .. }) {
-                let (rules, kept) = (rules.clone(), report.kept);
-                // On a large machine it takes longer than the heartbeat may pause.
-                std::thread::spawn(move || {
-                    if let Err(failure) = census(&rules, kept) {
-                        eprintln!("quell: note: {}", failure.text);
-                    }
-                });
+                counting = Some(count(backend, rules, report.kept));
             }
             lost |= report.is_loss();
             last = Some(report);
+        }
+        if let Some(done) = counting.take_if(|counting| counting.is_finished()) {
+            eprint!("{}", owners_text(&counted(backend, done)?));
         }
         let mut over = end.is_some_and(|end| backend.now() >= end);
         for one in seen {
@@ -130,7 +137,14 @@ fn hold(backend: &mut Linux, rules: &Rules, span: Option<Nanos>) -> Result {
         }
         if over {
             let kept = last.map_or(Bytes(0), |report| report.kept);
-            println!("held {kept} at the end");
+            let counting = count(backend, rules, kept);
+            let owners = counted(backend, counting)?;
+            if args.json {
+                println!("{}", serde_json::to_string_pretty(&owners).map_err(failed)?);
+            } else {
+                println!("held {kept} at the end");
+                print!("{}", owners_text(&owners));
+            }
             return Ok(match lost {
                 true => Exit::NotHeld,
                 false => Exit::Done,

@@ -4,7 +4,7 @@ use quell_control::hoard::Rules;
 use quell_kernel::error::{Error, Result};
 
 use super::Linux;
-use crate::colours::hoard::Report;
+use crate::colours::hoard::{Hoard, Report};
 use crate::enforce::colours;
 
 impl Linux {
@@ -18,6 +18,12 @@ impl Linux {
         notes.extend(more);
         self.hoard = Some(hoard);
         Ok(notes)
+    }
+
+    /// The process that holds the frames of such a hoard.
+    #[must_use]
+    pub fn hoard_keeper(&self) -> Option<u32> {
+        self.hoard.as_ref().map(Hoard::pid)
     }
 
     /// What the keeper of the hoard has reported since the last call.

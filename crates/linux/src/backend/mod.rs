@@ -18,7 +18,7 @@ use quell_record::backend::{
     Action, Backend, BackendError, HoldOptions, Observation, Own, Probe, SubjectId, SubjectSpec,
     Undone,
 };
-use quell_record::events::CpuTimes;
+use quell_record::events::{CpuTimes, Event};
 use quell_record::standing::Standing;
 use quell_types::cpuset::CpuId;
 use quell_types::ids::REST;
@@ -204,6 +204,13 @@ impl Backend for Linux {
 
     fn own(&mut self) -> Answer<Option<Own>> {
         Ok(Some(self_usage::own(&self.host.files)?))
+    }
+
+    fn last(&mut self) -> Vec<Event> {
+        match self.revoked {
+            true => Vec::new(),
+            false => self.enforcers.colours.last(&self.host),
+        }
     }
 
     fn act(&mut self, action: &Action) -> Answer<()> {

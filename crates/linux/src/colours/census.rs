@@ -44,11 +44,17 @@ impl Census {
 }
 
 /// Counts the frames of some colours. `None` where there are no such colours, or the kernel does
-/// not show what frames are used for. It reads 2 MiB for each GiB of memory.
+/// not show what frames are used for. It reads 2 MiB for each GiB of memory, and calls `beat` after
+/// each 512 KiB of these.
 ///
 /// # Errors
 /// [`quell_kernel::error::Error::File`], [`quell_kernel::error::Error::Malformed`].
-pub fn of(files: &dyn Files, colouring: &Colouring, colours: &CpuSet) -> Result<Option<Census>> {
+pub fn of(
+    files: &dyn Files,
+    colouring: &Colouring,
+    colours: &CpuSet,
+    beat: &mut dyn FnMut(),
+) -> Result<Option<Census>> {
     let Some(flags) = PageFlags::open(files)? else {
         return Ok(None);
     };
@@ -75,6 +81,7 @@ pub fn of(files: &dyn Files, colouring: &Colouring, colours: &CpuSet) -> Result<
                     break;
                 }
                 first += read as u64;
+                beat();
             }
         }
     }
@@ -97,7 +104,7 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("proc")).unwrap();
         let colouring = Colouring::of_pages([1 << 12], 0);
         let odd: CpuSet = "1".parse().unwrap();
-        assert_eq!(of(&kernel, &colouring, &odd).unwrap(), None);
+        assert_eq!(of(&kernel, &colouring, &odd, &mut || {}).unwrap(), None);
         // Frames 2 to 9, of which the last two have no flags any more.
         let zones = "Node 0, zone Normal\n  spanned  8\n  start_pfn:  2\n";
         std::fs::write(dir.path().join("proc/zoneinfo"), zones).unwrap();
@@ -105,13 +112,13 @@ mod tests {
         let flags = [free, free, program, free, program, program, file, none];
         let bytes: Vec<u8> = flags.iter().flat_map(|f| f.to_ne_bytes()).collect();
         std::fs::write(dir.path().join("proc/kpageflags"), bytes).unwrap();
-        let found = of(&kernel, &colouring, &odd).unwrap().unwrap();
+        let found = of(&kernel, &colouring, &odd, &mut || {}).unwrap().unwrap();
         let expected = [(Usage::Free, 1), (Usage::Programs, 1)];
         assert_eq!(found.frames, expected.into_iter().collect());
         assert_eq!(found.total(), Bytes(8192));
         assert_eq!(found.bytes(Usage::Programs), Bytes(4096));
         let even = "0".parse().unwrap();
-        let found = of(&kernel, &colouring, &even).unwrap().unwrap();
+        let found = of(&kernel, &colouring, &even, &mut || {}).unwrap().unwrap();
         assert_eq!(found.bytes(Usage::Programs), Bytes(8192));
         assert_eq!(found.bytes(Usage::Files), Bytes(4096));
     }

@@ -4,6 +4,7 @@
 pub mod census;
 pub mod hoard;
 pub mod keeper;
+pub mod owners;
 pub mod placement;
 pub mod settle;
 mod settled;

@@ -1,7 +1,6 @@
 //! Which colours the resident pages of a process have, by kind of mapping. Nothing is changed.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use quell_kernel::error::{Error, Result};
 use quell_kernel::maps::{self, Backing, Mapping};
@@ -164,8 +163,7 @@ fn kind_of(mapping: &Mapping, page: Page) -> Kind {
     }
 }
 
-struct Look<'a> {
-    pagemap: &'a Pagemap,
+struct Look {
     flags: Option<PageFlags>,
     colour: Functions,
     shift: u32,
@@ -175,7 +173,7 @@ struct Look<'a> {
     shown: u64,
 }
 
-impl Look<'_> {
+impl Look {
     fn page(&mut self, mapping: &Mapping, page: Page) -> Result<()> {
         if page.is_swapped() {
             let pages = self.kinds.entry(kind_of(mapping, page)).or_default();
@@ -206,24 +204,37 @@ impl Look<'_> {
         }
         Ok(())
     }
+}
 
-    fn range(&mut self, mapping: &Mapping, range: Range<u64>) -> Result<()> {
-        let mut room = vec![Page::default(); AT_ONCE];
-        let mut at = range.start;
-        while at < range.end {
-            let wanted = usize::try_from(range.end - at).unwrap_or(AT_ONCE);
+/// Calls `each` with the pages of a mapping that are in memory or in swap space. `page` is their
+/// size in bytes.
+pub(super) fn pages(
+    pagemap: &Pagemap,
+    mapping: &Mapping,
+    page: u64,
+    each: &mut dyn FnMut(Page) -> Result<()>,
+) -> Result<()> {
+    // The address of some pages of the kernel is beyond what `pagemap` has.
+    if mapping.range.start >> 63 != 0 {
+        return Ok(());
+    }
+    let mut room = vec![Page::default(); AT_ONCE];
+    for run in pagemap.populated(mapping.range.clone())? {
+        let (mut at, end) = (run.start / page, run.end / page);
+        while at < end {
+            let wanted = usize::try_from(end - at).unwrap_or(AT_ONCE);
             let room = &mut room[..wanted.min(AT_ONCE)];
-            let read = self.pagemap.read(at, room)?;
+            let read = pagemap.read(at, room)?;
             for page in &room[..read] {
-                self.page(mapping, *page)?;
+                each(*page)?;
             }
             if read == 0 {
                 break;
             }
             at += read as u64;
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Reads where the pages of a process lie.
@@ -262,7 +273,6 @@ pub fn of(files: &dyn Files, pid: u32, colouring: &Colouring) -> Result<Placemen
     let page = colouring.page.0;
     let masks = colouring.functions.iter().map(|mask| mask.0).collect();
     let mut look = Look {
-        pagemap: &pagemap,
         flags: PageFlags::open(files).unwrap_or(None),
         colour: Functions::new(masks),
         shift: page.trailing_zeros(),
@@ -271,11 +281,9 @@ pub fn of(files: &dyn Files, pid: u32, colouring: &Colouring) -> Result<Placemen
         shown: 0,
     };
     for mapping in maps::of(files, pid)?.ok_or_else(gone)? {
-        let range = mapping.range.start / page..mapping.range.end / page;
-        // The address of this page of the kernel is beyond what `pagemap` has.
-        if mapping.range.start >> 63 == 0 {
-            look.range(&mapping, range)?;
-        }
+        pages(&pagemap, &mapping, page, &mut |one| {
+            look.page(&mapping, one)
+        })?;
     }
     let resident: u64 = look.kinds.values().map(|pages| pages.resident).sum();
     if resident > 0 && look.shown == 0 {

@@ -10,7 +10,7 @@
 //! alone has what is left of the other kind. Combined colours that are held and no group's stay
 //! unused: their frames would bring a program into the sets or banks of another group.
 
-use quell_policy::{Coloured, MemoryWanted};
+use quell_policy::{Coloured, HoardMoves, MemoryWanted, Role};
 use quell_types::address::gf2::Space;
 use quell_types::address::{Colours, large_shift};
 use quell_types::cpuset::{CpuSet, MAX_CPU};
@@ -83,6 +83,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {
     };
     let mut steps = vec![held];
     steps.extend(settle(draft, &shape));
+    vacate(draft, &shape);
     kinds.iter_mut().for_each(|one| one.steps.extend(&steps));
 }
 
@@ -342,6 +343,39 @@ fn settle(draft: &mut Draft<'_>, shape: &Shape) -> Vec<StepId> {
         steps.push(draft.step(Some(name), mechanism, set, because));
     }
     steps
+}
+
+/// Adds a step for each best-effort group without reserved colours, which moves its pages out of
+/// them, if the policy allows that.
+fn vacate(draft: &mut Draft<'_>, shape: &Shape) {
+    let keys = draft.policy.hoard.clone().unwrap_or_default();
+    if keys.moved != HoardMoves::Groups {
+        return;
+    }
+    let all: CpuSet = (0..shape.whole.count()).collect();
+    let left = all.difference(&shape.held);
+    let (policy, mut any) = (draft.policy, false);
+    for (name, _) in policy.with_role(Role::BestEffort) {
+        if shape.owners.iter().any(|owner| owner.claim.group == *name) {
+            continue;
+        }
+        any = true;
+        draft
+            .notes
+            .push(said::vacates(name, keys.pace, keys.longest_stop));
+        let set = Setting::Vacate {
+            divides: shape.divides,
+            colouring: shape.whole.clone(),
+            colours: left.clone(),
+            pace: keys.pace,
+            longest: keys.longest_stop,
+        };
+        let mechanism = shape.divides.mechanisms()[0];
+        draft.step(Some(name), mechanism, set, said::VACATED);
+    }
+    if !any {
+        draft.notes.push(said::NOTHING_TO_VACATE.to_owned());
+    }
 }
 
 /// What the promise of colours is worth.

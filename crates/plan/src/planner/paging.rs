@@ -164,6 +164,9 @@ fn undivided(draft: &Draft<'_>, name: &str) -> Option<(Divides, Colouring)> {
         Setting::Colour { choices, .. } => choices.iter().filter_map(|c| of(c.divides)).collect(),
         Setting::Settle {
             divides, colouring, ..
+        }
+        | Setting::Vacate {
+            divides, colouring, ..
         } => vec![(*divides, colouring.clone())],
         _ => Vec::new(),
     });

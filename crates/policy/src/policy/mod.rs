@@ -28,8 +28,8 @@ pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
 pub use reference::{policy_reference, policy_schema};
 pub use scheduler::{DemandKeys, SchedulerKeys};
 pub use sections::{
-    Adapt, BandwidthMechanism, Bounds, CacheMechanism, HoardKeys, Limit, Mechanisms, MeterWanted,
-    Paging, Pressure, RegulatorKeys, Reserve, Target, WaysKept,
+    Adapt, BandwidthMechanism, Bounds, CacheMechanism, HoardKeys, HoardMoves, Limit, Mechanisms,
+    MeterWanted, Paging, Pressure, RegulatorKeys, Reserve, Target, WaysKept,
 };
 pub use values::{
     Bandwidth, Banks, CacheForm, CacheWanted, CpusWanted, MemoryWanted, Sustainable, WindowWays,

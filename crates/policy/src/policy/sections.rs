@@ -361,6 +361,22 @@ pub struct HoardKeys {
     pub pace: Share,
     /// The longest stop that is aimed at.
     pub longest_stop: Nanos,
+    /// Whose pages are moved out of reserved colours, where they lie since before: "none" (default),
+    /// or those of best-effort "groups". Each process is stopped at `pace`, whatever its age. Exempt
+    /// groups and programs of no group are never stopped for it.
+    #[serde(rename = "move")]
+    pub moved: HoardMoves,
+}
+
+/// Whose pages are moved out of reserved colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HoardMoves {
+    /// No program's: what other programs hold already stays theirs.
+    #[default]
+    None,
+    /// Those of best-effort groups that reserve none of these colours.
+    Groups,
 }
 
 impl Default for HoardKeys {
@@ -370,6 +386,7 @@ impl Default for HoardKeys {
             reserve: None,
             pace: Share(3_000),
             longest_stop: Nanos::millis(2),
+            moved: HoardMoves::None,
         }
     }
 }

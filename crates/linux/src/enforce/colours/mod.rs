@@ -7,6 +7,8 @@
 //!   memory is gone through again and again, chunk by chunk, between other duties of the run. Where
 //!   nothing is to be moved, that takes at most one in [`REST`] parts of the time.
 //! - Frames are released on a CPU of the group. What is left over there, its programs get first.
+//! - Where the policy allows it, pages of other groups leave the reserved colours in the same way
+//!   (`vacate`). No promise rests on that.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +19,7 @@ use quell_plan::Setting;
 use quell_record::about::About;
 use quell_record::backend::{Observation, Seen};
 use quell_record::events::Event;
+use quell_record::owners::FrameOwners;
 use quell_record::standing::Cause;
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
@@ -29,7 +32,9 @@ use crate::colours::settle::{self, Counted, Wanted};
 use crate::host::{Host, finding};
 
 mod held;
+mod owners;
 mod process;
+mod vacate;
 
 use held::{Held, ended};
 use process::{PASS, Process, Wanting};
@@ -53,6 +58,11 @@ const BEHIND: &str = "they are moved at the pace that the policy allows (hoard.p
 pub(crate) struct Colours {
     held: Option<Held>,
     groups: BTreeMap<String, Group>,
+    /// Who had frames when the hoard was full, until that is reported.
+    owners: Option<FrameOwners>,
+    /// Before this time no pages leave reserved colours. Groups may have any number of processes, and
+    /// going through their memory takes one in [`REST`] parts of the time.
+    vacates: Nanos,
     /// When [`Colours::turn`] has something to do.
     pub next: Nanos,
 }
@@ -62,6 +72,8 @@ impl Default for Colours {
         Self {
             held: None,
             groups: BTreeMap::new(),
+            owners: None,
+            vacates: Nanos(0),
             next: NEVER,
         }
     }
@@ -83,6 +95,16 @@ fn settles(set: &Setting) -> bool {
 }
 
 impl Group {
+    fn new(wanting: Wanting, spill: bool) -> Self {
+        Self {
+            wanting,
+            spill,
+            processes: BTreeMap::new(),
+            failed: BTreeSet::new(),
+            spilled: false,
+        }
+    }
+
     /// Reports what becomes of the promise after a turn of a process.
     fn judge(
         &mut self,
@@ -97,9 +119,8 @@ impl Group {
             // One that has ended is noticed by the next look at the group.
             let stat = procfs::stat(&host.files, task.pid).ok().flatten();
             let runs = stat.is_some_and(|stat| stat.id == task && !stat.leaving());
-            if runs && self.failed.insert(task) {
-                let because = Cause::Unsettled { pid: task.pid, why };
-                seen.extend(host.worth(name, &settles, Level::None, &because));
+            if runs {
+                self.unsettled(host, name, task, why, seen);
             }
             return;
         }
@@ -111,16 +132,36 @@ impl Group {
             if self.failed.remove(&task) || found {
                 self.restored(host, name, seen);
             }
-        } else if process.is_behind() && self.failed.insert(task) {
-            let (pid, why) = (task.pid, BEHIND.to_owned());
-            let because = Cause::Unsettled { pid, why };
-            seen.extend(host.worth(name, &settles, Level::None, &because));
+        } else if process.is_behind() && !self.wanting.out {
+            self.unsettled(host, name, task, BEHIND.to_owned(), seen);
         }
+    }
+
+    /// Pages of a process cannot be moved, or not in time. Reported once.
+    fn unsettled(
+        &mut self,
+        host: &Host,
+        name: &str,
+        task: TaskId,
+        why: String,
+        seen: &mut Observation,
+    ) {
+        if !self.failed.insert(task) {
+            return;
+        }
+        let pid = task.pid;
+        if self.wanting.out {
+            let what = vacate::stays(name, pid, &why, self.failed.len());
+            seen.extend(what.map(|what| finding(about(), what, Some(name))));
+            return;
+        }
+        let because = Cause::Unsettled { pid, why };
+        seen.extend(host.worth(name, &settles, Level::None, &because));
     }
 
     /// Reports that the promise holds again, if all of the group's processes are settled.
     fn restored(&self, host: &Host, name: &str, seen: &mut Observation) {
-        if self.failed.is_empty() && !self.spilled {
+        if self.failed.is_empty() && !self.spilled && !self.wanting.out {
             seen.extend(host.worth(name, &settles, Level::Enforced, &Cause::Settled));
         }
     }
@@ -137,25 +178,39 @@ impl Colours {
             self.held = None;
         }
         let sieving = self.held.as_ref().is_some_and(|held| held.sieving);
-        let all = self.groups.values().flat_map(|g| g.processes.values());
-        self.next = match all.map(|process| process.next).min() {
+        self.next = match self.due().map(|(next, ..)| next) {
             Some(_) if sieving => rt::now().plus(PASS),
             Some(next) if self.held.is_some() => next,
             _ => NEVER,
         };
     }
 
+    /// The process whose turn is next, and when. While a settler looks for frames that were
+    /// released for a group, no other one takes any.
+    fn due(&self) -> Option<(Nanos, TaskId, String)> {
+        let groups = self.groups.iter();
+        let own = groups.clone().filter(|(_, group)| !group.wanting.out);
+        let mut own = own.flat_map(|(_, group)| group.processes.values());
+        let busy = own.any(|process| process.settling.settler().is_some());
+        let may = groups.filter(|(_, group)| !(busy && group.wanting.out));
+        let due = may.flat_map(|(name, group)| {
+            let processes = group.processes.iter();
+            let (task, process) = processes.min_by_key(|(_, process)| process.next)?;
+            let least = if group.wanting.out {
+                self.vacates
+            } else {
+                Nanos(0)
+            };
+            Some((process.next.max(least), *task, name.clone()))
+        });
+        due.min()
+    }
+
     fn one(&mut self, host: &mut Host, seen: &mut Observation) -> Result<()> {
-        let now = rt::now();
-        let Some(held) = self.held.as_mut().filter(|held| !held.sieving) else {
+        let Some((_, task, name)) = self.due().filter(|(next, ..)| *next <= rt::now()) else {
             return Ok(());
         };
-        let due = self.groups.iter_mut().flat_map(|(name, group)| {
-            let processes = group.processes.iter();
-            let next = processes.min_by_key(|(_, process)| process.next);
-            next.map(|(task, process)| (process.next, *task, name.clone()))
-        });
-        let Some((_, task, name)) = due.min().filter(|(next, ..)| *next <= now) else {
+        let Some(held) = self.held.as_mut().filter(|held| !held.sieving) else {
             return Ok(());
         };
         let Some(group) = self.groups.get_mut(&name) else {
@@ -164,7 +219,13 @@ impl Colours {
         let Some(process) = group.processes.get_mut(&task) else {
             return Ok(());
         };
+        let begun = rt::now();
         let came = process.turn(host, held, &group.wanting)?;
+        // Without a settler, memory was gone through and nothing was moved.
+        if group.wanting.out && process.settling.settler().is_none() {
+            let spent = rt::now().since(begun);
+            self.vacates = rt::now().plus(Nanos(spent.0.saturating_mul(REST)));
+        }
         if let Some(counted) = came.counted {
             let pages = process.pages(counted, held.hoard.kept());
             if process.reported.replace(pages) != Some(pages) {
@@ -172,6 +233,7 @@ impl Colours {
                     group: name.clone(),
                     pid: task.pid,
                     program: process.comm.clone(),
+                    out: group.wanting.out,
                     pages,
                 }));
             }
@@ -248,7 +310,8 @@ impl Colours {
         let because = Cause::Unheld {
             why: why.to_owned(),
         };
-        for name in self.groups.keys() {
+        let groups = self.groups.iter();
+        for (name, _) in groups.filter(|(_, group)| !group.wanting.out) {
             seen.extend(host.worth(name, &settles, Level::None, &because));
         }
     }
@@ -285,14 +348,10 @@ impl Colours {
                 continue;
             }
             if let Err(e) = settle::possible(&host.files, stat.id.pid) {
-                if group.failed.insert(stat.id) {
-                    let (pid, why) = (stat.id.pid, e.to_string());
-                    let because = Cause::Unsettled { pid, why };
-                    seen.extend(host.worth(name, &settles, Level::None, &because));
-                }
+                group.unsettled(host, name, stat.id, e.to_string(), seen);
                 continue;
             }
-            let born = young.then(rt::now);
+            let born = (young && !group.wanting.out).then(rt::now);
             let process = Process::new(&stat.comm, stat.id, &group.wanting, born, host)?;
             group.processes.insert(stat.id, process);
             self.next = Nanos(0);
@@ -342,6 +401,13 @@ impl Colours {
             ));
         }
         host.brakes.insert(held.hoard.pid());
+        self.owners = match owners::count(host, &held) {
+            Ok(owners) => Some(owners),
+            Err(e) => {
+                notes.push(owners::unknown(&e));
+                None
+            }
+        };
         self.held = Some(held);
         Ok(Some(notes))
     }
@@ -381,22 +447,18 @@ impl Colours {
                 "reserve more colours, or free memory",
             ));
         }
-        let group = Group {
-            wanting: Wanting {
-                wanted: Wanted {
-                    colouring: colouring.clone(),
-                    colours: colours.clone(),
-                    longest: *longest,
-                    pace: *pace,
-                    hold: HOLD.min(Bytes(held.rules.reserve.0 / 2)),
-                },
-                cpu: host.groups.one(name)?.cpus.first(),
+        let wanting = Wanting {
+            wanted: Wanted {
+                colouring: colouring.clone(),
+                colours: colours.clone(),
+                longest: *longest,
+                pace: *pace,
+                hold: HOLD.min(Bytes(held.rules.reserve.0 / 2)),
             },
-            spill: *spill,
-            processes: BTreeMap::new(),
-            failed: BTreeSet::new(),
-            spilled: false,
+            cpu: host.groups.one(name)?.cpus.first(),
+            out: false,
         };
+        let group = Group::new(wanting, *spill);
         self.groups.insert(name.to_owned(), group);
         let mut seen = Observation::new();
         self.find(host, name, false, &mut seen)?;
@@ -433,11 +495,13 @@ impl Enforcer for Colours {
         match set {
             Setting::Hoard { .. } => self.hold(host, set),
             Setting::Settle { .. } => self.settle(host, group, set),
+            Setting::Vacate { .. } => self.vacate(host, group, set),
             _ => Ok(None),
         }
     }
 
     fn check(&mut self, host: &mut Host, seen: &mut Observation) {
+        seen.extend(self.owners.take().map(owners::seen));
         if let Err(e) = self.tend(host, seen) {
             self.unheld(host, &e.to_string(), seen);
             self.held = None;
@@ -461,7 +525,8 @@ impl Enforcer for Colours {
 
     fn launch(&mut self, launch: &mut super::Launch<'_>) -> Result<()> {
         // The kernel would put its pages together into large ones, of all colours.
-        launch.paging.small |= self.groups.contains_key(launch.group);
+        let group = self.groups.get(launch.group);
+        launch.paging.small |= group.is_some_and(|group| !group.wanting.out);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
 use super::held::Held;
-use super::{AGAIN, LOSS, REST};
+use super::{AGAIN, LOSS, REST, vacate};
 use crate::colours::hoard::{Command, Report};
 use crate::colours::settle::{Counted, Settling, Turn, Wanted};
 use crate::host::Host;
@@ -39,8 +39,10 @@ const MISSES: u32 = 20;
 /// What a group wants.
 pub(super) struct Wanting {
     pub wanted: Wanted,
-    /// The CPU on which frames are released.
+    /// The CPU on which frames are released and looked for.
     pub cpu: Option<CpuId>,
+    /// Whether pages leave colours that other groups reserve. No frames are released for that.
+    pub out: bool,
 }
 
 /// Whether at least 99 in a hundred pages have right frames.
@@ -202,6 +204,14 @@ impl Process {
             self.next = begun.plus(PASS);
             return Ok(Came::default());
         }
+        if group.out
+            && let Some(failed) = vacate::lack(host, held, &group.wanted)?
+        {
+            return Ok(Came {
+                failed: Some(failed),
+                ..Came::default()
+            });
+        }
         let share = self.share(group.wanted.pace, begun);
         self.settling.pace(share);
         let mut heart = host.heart();
@@ -211,7 +221,7 @@ impl Process {
         let mut broken = None;
         let mut provide = |pages: u64, more: u64| {
             let wanted = pages.saturating_add(more).saturating_add(BEYOND);
-            if stock < wanted {
+            if stock < wanted && !group.out {
                 let colours = &group.wanted.colours;
                 match held.provide(wanted - stock, group.cpu, colours, &mut heart) {
                     Ok((released, others)) => {
@@ -256,11 +266,13 @@ impl Process {
             Turn::NoFrames(_) if self.missed < MISSES && !came.empty => self.missed += 1,
             Turn::NoFrames(_) => {
                 self.next = end.plus(AGAIN);
-                (self.missed, came.empty) = (0, true);
+                (self.missed, came.empty) = (0, !group.out);
             }
             Turn::Through(found) => {
                 self.missed = 0;
-                if done.moved > self.moved {
+                if done.moved > self.moved && group.out {
+                    held.freed = true;
+                } else if done.moved > self.moved {
                     // What it left over, other programs would get.
                     let (pages, cpu) = (stock.saturating_add(BEYOND), group.cpu);
                     held.hoard.ask(&Command::Retake { pages, cpu })?;

@@ -449,3 +449,71 @@ fn colours_that_a_neighbour_has_too_are_refused() {
         assert!(parts[0].intersection(&parts[1]).is_empty(), "{parts:?}");
     }
 }
+
+/// Steps that move pages out of reserved colours.
+fn vacated(plan: &Plan) -> Vec<String> {
+    let said = plan.steps.iter().filter_map(|step| match &step.set {
+        Setting::Vacate {
+            colours,
+            pace,
+            longest,
+            ..
+        } => Some(format!(
+            "{:?} {colours} {pace} {longest}",
+            step.group.as_deref()
+        )),
+        _ => None,
+    });
+    said.collect()
+}
+
+#[test]
+fn best_effort_groups_leave_reserved_colours_if_allowed() {
+    assert_eq!(vacated(&planned(RESERVE, &hoarding())), [""; 0]);
+    let keys = "[hoard]\nmove='groups'\npace='1%'\nlongest-stop='500us'\n";
+    let others = "[group.c]\nrole='exempt'\nmatch=[{comm='sshd'}]\n\
+        [group.d]\nrole='critical'\ncommand=['z']\ncpus=1\n\
+        [group.e]\nrole='best-effort'\ncommand=['w']\nreserve.banks='7'\n";
+    let plan = planned(&format!("{RESERVE}{others}{keys}"), &hoarding());
+    assert_eq!(vacated(&plan), ["Some(\"b\") 2-6 1% 500us"]);
+    let cost =
+        "group b: each of its processes is stopped for at most 1% of the time, about 500us each";
+    assert!(
+        plan.notes.iter().any(|n| n.starts_with(cost)),
+        "{:?}",
+        plan.notes
+    );
+    // No promise rests on it.
+    let step = plan
+        .steps
+        .iter()
+        .find(|s| matches!(s.set, Setting::Vacate { .. }));
+    let step = step.unwrap().id;
+    assert!(
+        plan.promises
+            .iter()
+            .all(|held| !held.held_by.contains(&step))
+    );
+    let alone = "[group.a]\nrole='critical'\ncommand=['x']\ncpus=1\nreserve.banks=2\n";
+    let plan = planned(&format!("{alone}{keys}"), &hoarding());
+    assert_eq!(vacated(&plan), [""; 0]);
+    let note = "hoard.move changes nothing";
+    assert!(
+        plan.notes.iter().any(|n| n.starts_with(note)),
+        "{:?}",
+        plan.notes
+    );
+}
+
+#[test]
+fn large_pages_of_a_group_that_leaves_colours_are_refused() {
+    let pages = "command=['y']\npaging.pages='2MiB'";
+    let policy = RESERVE.replace("command=['y']", pages);
+    let mut machine = hoarding();
+    let yes = machine.mechanisms[&Mechanism::CpuMax].clone();
+    machine.mechanisms.insert(Mechanism::Paging, yes);
+    machine.means.memory.large_pages = Ok(Bytes(2 << 20));
+    planned(&policy, &machine);
+    let why = refused(&format!("{policy}[hoard]\nmove='groups'\n"), &machine);
+    assert!(why.contains("group.b.paging"), "{why}");
+}

@@ -1,6 +1,6 @@
 //! Sentences about hoards of page frames.
 
-use quell_types::units::Bytes;
+use quell_types::units::{Bytes, Nanos, Share};
 
 use super::division::listed;
 use super::one_or;
@@ -13,6 +13,10 @@ pub const NOT_INDEPENDENT: &str = "cache sets and DRAM banks share address bits 
     common";
 pub const NO_LARGE_PAGES: &str =
     "while frames are held, hardly any program gets large pages: they need frames of all colours";
+
+pub const VACATED: &str = "hoard.move: its pages in reserved colours are moved out of them, while its threads are stopped";
+pub const NOTHING_TO_VACATE: &str =
+    "hoard.move changes nothing: no best-effort group is without reserved colours";
 
 sentences! {
     moved(key: &str)
@@ -36,6 +40,9 @@ sentences! {
         "{reserve} of free memory stay for all programs and are not sorted: a program that uses them gets any colour";
     limited(limit: Bytes)
         "hoard.limit: at most {limit} are held at any time; frames of these colours beyond that stay free for any program";
+    vacates(group: &str, pace: Share, longest: Nanos)
+        "group {group}: each of its processes is stopped for at most {pace} of the time, about {longest} each, until its pages \
+         have left the reserved colours (hoard.move); it loses large pages that have both kinds of colours";
     spills(group: &str)
         "group {group}: when no frames of its colours are held any more, its pages stay in others, reported \
          (coloured = \"fail\" ends the run)";
