@@ -105,8 +105,7 @@ pub enum Event {
         #[serde(flatten)]
         pages: Paged,
     },
-    /// Where the pages of a process lie that are moved: into frames of its group's colours, or out
-    /// of colours that other groups reserve.
+    /// Where the pages of a process lie that are moved for colours.
     Coloured {
         /// The group of the process.
         group: GroupId,
@@ -114,7 +113,7 @@ pub enum Event {
         pid: u32,
         /// The program's name, as the kernel has it.
         program: String,
-        /// Whether they are moved out of reserved colours. Pages outside of these are right then.
+        /// Whether they leave reserved colours. Pages outside of these are right then.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         out: bool,
         /// Pages, and the stops that moving them took.
