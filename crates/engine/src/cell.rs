@@ -514,11 +514,7 @@ impl Script for Cell {
                 decisions.iter().for_each(|d| sum.decided(&group, cpu, d));
             }
             Seen::Event(Event::Coloured {
-                group,
-                pid,
-                pages,
-                out: false,
-                ..
+                group, pid, pages, ..
             }) => self.settling.note(group, pid, pages),
             Seen::Event(_)
             | Seen::Quanta(_)

@@ -105,8 +105,7 @@ pub enum Event {
         #[serde(flatten)]
         pages: Paged,
     },
-    /// Where the pages of a process lie that are moved: into frames of its group's colours, or out
-    /// of colours that other groups reserve.
+    /// Where the pages of a process lie that are moved for colours.
     Coloured {
         /// The group of the process.
         group: GroupId,
@@ -114,7 +113,7 @@ pub enum Event {
         pid: u32,
         /// The program's name, as the kernel has it.
         program: String,
-        /// Whether they are moved out of reserved colours. Pages outside of these are right then.
+        /// Whether they leave reserved colours. Pages outside of these are right then.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         out: bool,
         /// Pages, and the stops that moving them took.
@@ -140,7 +139,7 @@ pub enum Event {
         /// The longest duration in nanoseconds.
         worst_ns: u64,
         /// Number of further units whose times could not be read.
-        #[serde(default, skip_serializing_if = "is_zero")]
+        #[serde(default, skip_serializing_if = "crate::pages::is_zero")]
         lost: u64,
     },
     /// What a program declares of its units through quell-client.
@@ -151,8 +150,7 @@ pub enum Event {
         #[serde(flatten)]
         declared: Declared,
     },
-    /// The bandwidth left to the best-effort groups was changed, so that a group's units are in
-    /// time.
+    /// The bandwidth of best-effort groups was changed, so that a group's units are in time.
     Adapted {
         /// The group with the target.
         group: GroupId,
@@ -302,10 +300,10 @@ impl Phase {
 #[serde(deny_unknown_fields)]
 pub struct Declared {
     /// Bytes that a unit moves to and from memory.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::pages::is_zero")]
     pub bytes_per_unit: u64,
     /// Bytes that it uses again and again.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::pages::is_zero")]
     pub working_set: u64,
 }
 
@@ -372,10 +370,6 @@ pub enum Steering {
         /// Number of the process.
         pid: u32,
     },
-}
-
-const fn is_zero(n: &u64) -> bool {
-    *n == 0
 }
 
 /// What the kernel accounts to threads, by samples of them. A thread that lived between two samples

@@ -39,3 +39,7 @@ pub struct ColouredPages {
     /// Bytes in frames of reserved colours that are held, for all groups together.
     pub held_bytes: u64,
 }
+
+pub(crate) const fn is_zero(n: &u64) -> bool {
+    *n == 0
+}

@@ -39,7 +39,7 @@ pub struct Hoard {
     /// Colours of cache sets instead of DRAM banks
     #[arg(long)]
     sets: bool,
-    /// Print what is held at the end, and which programs have other frames of these colours, as JSON
+    /// Print what is held at the end, and which programs have other such frames, as JSON
     #[arg(long)]
     json: bool,
 }

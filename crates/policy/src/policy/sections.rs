@@ -361,9 +361,9 @@ pub struct HoardKeys {
     pub pace: Share,
     /// The longest stop that is aimed at.
     pub longest_stop: Nanos,
-    /// Whose pages are moved out of reserved colours, where they lie since before: "none" (default),
-    /// or those of best-effort "groups". Each process is stopped at `pace`, whatever its age. Exempt
-    /// groups and programs of no group are never stopped for it.
+    /// Whose pages are moved out of reserved colours, where they lie since before: "none"
+    /// (default), or those of best-effort "groups". Each process is stopped at `pace`, whatever
+    /// its age. Exempt groups and programs of no group are never stopped for it.
     #[serde(rename = "move")]
     pub moved: HoardMoves,
 }

@@ -60,8 +60,8 @@ pub(crate) struct Colours {
     groups: BTreeMap<String, Group>,
     /// Who had frames when the hoard was full, until that is reported.
     owners: Option<FrameOwners>,
-    /// Before this time no pages leave reserved colours. Groups may have any number of processes, and
-    /// going through their memory takes one in [`REST`] parts of the time.
+    /// Before this time no pages leave reserved colours. Groups may have any number of processes,
+    /// and going through their memory takes one in [`REST`] parts of the time.
     vacates: Nanos,
     /// When [`Colours::turn`] has something to do.
     pub next: Nanos,
