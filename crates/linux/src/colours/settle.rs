@@ -399,7 +399,7 @@ impl Settling {
             token: rt::now().0 ^ self.task.start.rotate_left(32) | 1,
             page: self.page,
             runs,
-            caller: caller(files, self.task),
+            caller: caller(files, self.task, self.settler()),
         };
         let Some(at) = gap(&place.walk.all, side.length(), side.token) else {
             self.end("there is no room for a side area among its mappings");
@@ -528,15 +528,22 @@ impl Settling {
     }
 }
 
-/// The thread that is to do calls, and the CPU that it ran on last.
-fn caller(files: &dyn Files, task: TaskId) -> Option<Caller> {
+/// The thread that is to do calls, and the CPU for it: the one that it runs on. If it sleeps,
+/// another program may have that one, and the settler was given one that was free.
+fn caller(files: &dyn Files, task: TaskId, settler: Option<u32>) -> Option<Caller> {
     let thread = traceable::thread(files, task)?;
     let stat = procfs::thread_stat(files, task.pid, thread.tid).ok()??;
+    let settler = settler.filter(|_| stat.state != 'R');
+    let settler = settler.and_then(|pid| procfs::stat(files, pid).ok()?);
     let cpus = files.affinity(thread.tid).ok()?;
-    cpus.contains(stat.last_cpu).then_some(Caller {
+    let last = settler.map(|stat| stat.last_cpu).into_iter();
+    let on = last
+        .chain([stat.last_cpu])
+        .find(|cpu| cpus.contains(*cpu))?;
+    Some(Caller {
         tid: thread.tid,
         cpus,
-        on: stat.last_cpu,
+        on,
     })
 }
 

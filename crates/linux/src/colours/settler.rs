@@ -184,8 +184,7 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
     // A frame that is released comes back on the same CPU.
     let allowed = files.affinity(0);
     let pin = |cpu| affinity::set(0, &CpuSet::from_iter([cpu])).is_ok();
-    let calling = ask.side.caller.as_ref().map(|caller| caller.on);
-    if !ask.cpu.or(calling).is_some_and(pin) {
+    if !ask.cpu.is_some_and(pin) {
         pin(rt::current_cpu());
     }
     let wanted = usize::try_from(total(&ask.side.runs)).unwrap_or(usize::MAX);
@@ -199,7 +198,9 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
             ..trouble(Trouble::Busy)
         },
         Ok(found) if found >= wanted => {
-            let side = match calling.is_some_and(pin) {
+            // Only now: the program runs there.
+            let calling = ask.side.caller.as_ref();
+            let side = match calling.is_some_and(|caller| pin(caller.on)) {
                 true => ask.side.clone(),
                 false => SideArea {
                     caller: None,

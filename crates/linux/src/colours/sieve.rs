@@ -147,6 +147,8 @@ impl Sieve {
                 }
             }
             self.touched += pages;
+            // The program may want this CPU.
+            std::thread::yield_now();
         }
         Ok(self.right.before(self.old()))
     }
