@@ -447,21 +447,33 @@ impl Colours {
                 "reserve more colours, or free memory",
             ));
         }
-        let wanting = Wanting {
-            wanted: Wanted {
-                colouring: colouring.clone(),
-                colours: colours.clone(),
-                longest: *longest,
-                pace: *pace,
-                hold: HOLD.min(Bytes(held.rules.reserve.0 / 2)),
-            },
-            cpu: host.groups.one(name)?.cpus.first(),
-            out: false,
+        let wanted = Wanted {
+            colouring: colouring.clone(),
+            colours: colours.clone(),
+            longest: *longest,
+            pace: *pace,
+            hold: HOLD.min(Bytes(held.rules.reserve.0 / 2)),
         };
-        let group = Group::new(wanting, *spill);
+        self.follow(host, name, wanted, Some(*spill))
+    }
+
+    /// Begins to move a group's pages, into colours that it reserves and that may `spill`, or out
+    /// of those that others reserve (`None`).
+    fn follow(
+        &mut self,
+        host: &mut Host,
+        name: &str,
+        wanted: Wanted,
+        spill: Option<bool>,
+    ) -> Applied {
+        let wanting = Wanting {
+            wanted,
+            cpu: host.groups.one(name)?.cpus.first(),
+            out: spill.is_none(),
+        };
+        let group = Group::new(wanting, spill.unwrap_or(true));
         self.groups.insert(name.to_owned(), group);
-        let mut seen = Observation::new();
-        self.find(host, name, false, &mut seen)?;
+        self.find(host, name, false, &mut Observation::new())?;
         Ok(Some(Vec::new()))
     }
 

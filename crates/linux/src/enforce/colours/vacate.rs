@@ -9,12 +9,10 @@
 use quell_kernel::error::{Error, Result};
 use quell_kernel::vm;
 use quell_plan::Setting;
-use quell_record::backend::Observation;
 use quell_types::units::Bytes;
 
 use super::held::Held;
-use super::process::Wanting;
-use super::{Applied, Colours, Group};
+use super::{Applied, Colours};
 use crate::colours::settle::Wanted;
 use crate::host::Host;
 
@@ -67,21 +65,14 @@ impl Colours {
         let Some(held) = &self.held else {
             return Err(Error::refused(format!("group {name}: no frames are held")));
         };
-        let wanting = Wanting {
-            wanted: Wanted {
-                colouring: colouring.clone(),
-                colours: colours.clone(),
-                longest: *longest,
-                pace: *pace,
-                hold: HOLD.min(Bytes(held.rules.reserve.0 / PART)),
-            },
-            cpu: host.groups.one(name)?.cpus.first(),
-            out: true,
+        let wanted = Wanted {
+            colouring: colouring.clone(),
+            colours: colours.clone(),
+            longest: *longest,
+            pace: *pace,
+            hold: HOLD.min(Bytes(held.rules.reserve.0 / PART)),
         };
-        self.groups
-            .insert(name.to_owned(), Group::new(wanting, true));
-        self.find(host, name, false, &mut Observation::new())?;
-        Ok(Some(Vec::new()))
+        self.follow(host, name, wanted, None)
     }
 }
 
