@@ -143,7 +143,7 @@ pub fn a_bandwidth_limit_is_held_and_the_subject_goes_on(arm: &mut dyn Arm) {
     let (first, _) = divided(arm);
     let (warmup, duration) = arm.spans();
     let stream = |arm: &mut dyn Arm, limit: Option<(Rate, Rate)>| {
-        let limit = limit.map(|(limit, peak)| regulation(&first, meter, limit, peak));
+        let limit = limit.map(|(limit, peak)| regulation(arm, &first, meter, limit, peak));
         confined(arm, "a", &first, limit);
         let id = streaming(arm, "a", &first);
         let found = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
@@ -178,11 +178,11 @@ pub fn a_budget_that_is_moved_holds(arm: &mut dyn Arm) {
             let id = streaming(arm, "a", &first);
             let free = rate(&measured(arm, id, warmup, duration));
             arm.backend().undo().unwrap();
-            let limit = regulation(&first, meter, of(free * 0.6), of(free));
+            let limit = regulation(arm, &first, meter, of(free * 0.6), of(free));
             confined(arm, "a", &first, Some(limit));
             let id = streaming(arm, "a", &first);
             let before = rate(&measured(arm, id, warmup, Nanos(4 * duration.0)));
-            let budget = Lines::at(of(free * 0.3), Nanos::millis(1));
+            let budget = Lines::at(of(free * 0.3), arm.period());
             let cpus = first.clone();
             let group = "a".to_owned();
             let moved = Action::Budget {
@@ -207,9 +207,9 @@ pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
     }
     let (first, _) = divided(arm);
     let (warmup, duration) = arm.spans();
-    let limits = |reads: f64, writes: f64| {
-        let writes = Lines::at(of(writes), Nanos::millis(1));
-        regulation(&first, Meter::Directions { writes }, of(reads), of(reads))
+    let limits = |arm: &dyn Arm, reads: f64, writes: f64| {
+        let writes = Lines::at(of(writes), arm.period());
+        regulation(arm, &first, Meter::Directions { writes }, of(reads), of(reads))
     };
     let meter = inventory(arm).means.meter;
     let separate = matches!(&meter, MeterKind::Hardware { apart, .. } if first.is_subset(apart));
@@ -219,7 +219,7 @@ pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
         );
         gather(arm, "a");
         confine(arm, "a", &first, false);
-        let set = Setting::Regulate(limits(1e9, 1e9));
+        let set = Setting::Regulate(limits(arm, 1e9, 1e9));
         let refused = arm.backend().apply(&step("a", Mechanism::Bandwidth, set));
         refused.expect_err("two budgets without two counters");
         arm.backend().undo().unwrap();
@@ -240,14 +240,14 @@ pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
         let what = format!("a stream of stores, of its budget of {which}");
         within(arm, &what, (0.5, 1.05), &mut |arm| {
             let free = stream(arm, write, None);
-            let limit = limits(free * of_reads, free * of_writes);
+            let limit = limits(arm, free * of_reads, free * of_writes);
             stream(arm, write, Some(limit)) / (0.3 * free)
         });
     }
     let what = "a stream that only reads, next to a small budget of writes, of its free rate";
     within(arm, what, (0.95, 1.05), &mut |arm| {
         let free = stream(arm, read, None);
-        let limit = limits(free * 2.0, free * 0.1);
+        let limit = limits(arm, free * 2.0, free * 0.1);
         stream(arm, read, Some(limit)) / free
     });
 }
@@ -315,8 +315,14 @@ fn of(bytes_per_s: f64) -> Rate {
     Rate(bytes_per_s as u64)
 }
 
-fn regulation(cpus: &CpuSet, meter: Meter, limit: Rate, peak: Rate) -> Regulation {
-    let period = Nanos::millis(1);
+fn regulation(
+    arm: &dyn Arm,
+    cpus: &CpuSet,
+    meter: Meter,
+    limit: Rate,
+    peak: Rate,
+) -> Regulation {
+    let period = arm.period();
     Regulation {
         cpus: cpus.clone(),
         budget: Lines::at(limit, period),
@@ -353,7 +359,7 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
             });
             let limit = free.map(|free| Regulation {
                 pooling,
-                ..regulation(cpus, meter, of(free * 0.2), of(free))
+                ..regulation(arm, cpus, meter, of(free * 0.2), of(free))
             });
             confined(arm, name, cpus, limit);
         }
@@ -404,7 +410,7 @@ pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
     let stream = |arm: &mut dyn Arm, limit: Option<(f64, Split)>| {
         let limit = limit.map(|(free, split)| Regulation {
             split,
-            ..regulation(&both, meter, of(free * 0.25), of(free))
+            ..regulation(arm, &both, meter, of(free * 0.25), of(free))
         });
         confined(arm, "a", &both, limit);
         let id = streaming(arm, "a", &first);

@@ -40,6 +40,11 @@ pub trait Arm {
     fn spans(&self) -> (Nanos, Nanos);
     /// What meters a bandwidth limit. `None`, with a message from the arm, where nothing does.
     fn meter(&self) -> Option<Meter>;
+    /// The period of every regulation. It is longer where a stop costs a large part of 1 ms: the
+    /// planner lengthens periods there, too.
+    fn period(&self) -> Nanos {
+        Nanos::millis(1)
+    }
     /// Prefers what is gathered now to all other tasks on the machine, which no mechanism under
     /// test does. To be called before its rate is measured. Undoing reverts it.
     fn prefer(&mut self) {}

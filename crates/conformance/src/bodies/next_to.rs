@@ -26,7 +26,7 @@ pub fn a_program_beside_a_limited_group_runs_on(arm: &mut dyn Arm) {
             let id = started(arm, &subject("b", BUSY, Some(&first)));
             let alone = rate(&measured(arm, id, warmup, span));
             arm.backend().undo().unwrap();
-            let limit = regulation(&first, meter, of(free * part), of(free));
+            let limit = regulation(arm, &first, meter, of(free * part), of(free));
             confined(arm, "a", &first, Some(limit));
             confined(arm, "b", &first, None);
             let program = started(arm, &subject("b", BUSY, Some(&first)));
@@ -69,7 +69,7 @@ pub fn two_limited_groups_on_a_cpu_have_a_budget_each(arm: &mut dyn Arm) {
         arm.backend().undo().unwrap();
         let names = ["a", "b"];
         for (name, part) in names.iter().zip(parts) {
-            let limit = regulation(&first, meter, of(free * part), of(free));
+            let limit = regulation(arm, &first, meter, of(free * part), of(free));
             confined(arm, name, &first, Some(limit));
         }
         let both = names.map(|name| streaming(arm, name, &first));
