@@ -13,6 +13,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
 use common::{Done, Running, quell};
 use serde_json::{Value, json};
@@ -108,45 +109,43 @@ fn the_published_demand_of_the_call_is_found_again() {
     assert_eq!(plan.status.code(), Some(0), "{plan:?}\n{policy}");
 }
 
-#[test]
-fn a_stream_has_no_period_and_a_list_that_fits_draws_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let on = ["--on", "sim", "--for", "100ms", "--json"];
-    let of = |generator: &str| {
-        let args: Vec<&str> = [generator].iter().chain(&on).copied().collect();
-        profile(dir.path(), &args).json()
-    };
-    let stream = of("bandwidth:read");
-    assert_eq!(stream.get("burst"), None);
-    assert_eq!(stream["proposal"]["basis"], "mean");
-    let list = of("latency:size=64KiB");
-    assert_eq!(figure(&list, "/total/peak"), 0.0);
-    assert_eq!(list["proposal"]["basis"], "none");
-    assert_eq!(figure(&list, "/working_set/cached_bytes"), 65_536.0);
-}
-
-#[test]
-fn the_figures_of_phases_agree_with_the_demand() {
+/// The profiles of a stream and of a list that fits, and how the second one is shown.
+static SIMULATED: LazyLock<([Value; 2], String)> = LazyLock::new(|| {
     let dir = tempfile::tempdir().unwrap();
     let of = |generator: &str| {
         let args = [generator, "--on", "sim", "--for", "100ms", "--json"];
         profile(dir.path(), &args).json()
     };
+    let all = ["bandwidth:read", "latency:size=64KiB"].map(of);
+    let text = profile(dir.path(), &["--show", "latency@xeon-w3530"]).out;
+    (all, text)
+});
+
+#[test]
+fn a_stream_has_no_period_and_a_list_that_fits_draws_nothing() {
+    let ([stream, list], _) = &*SIMULATED;
+    assert_eq!(stream.get("burst"), None);
+    assert_eq!(stream["proposal"]["basis"], "mean");
+    assert_eq!(figure(list, "/total/peak"), 0.0);
+    assert_eq!(list["proposal"]["basis"], "none");
+    assert_eq!(figure(list, "/working_set/cached_bytes"), 65_536.0);
+}
+
+#[test]
+fn the_figures_of_phases_agree_with_the_demand() {
+    let ([stream, list], text) = &*SIMULATED;
     // One that is always on its CPU: lines of 64 bytes per microsecond are 64 MB/s each.
-    let stream = of("bandwidth:read");
     assert_eq!(stream["phases"].as_array().unwrap().len(), 1);
-    let memory = figure(&stream, "/phases/0/memory_per_us") * 64.0;
-    let mean = figure(&stream, "/total/mean");
+    let memory = figure(stream, "/phases/0/memory_per_us") * 64.0;
+    let mean = figure(stream, "/total/mean");
     assert!((memory / mean - 1.0).abs() < 0.02, "{memory} and {mean}");
-    let list = of("latency:size=64KiB");
-    assert_eq!(figure(&list, "/phases/0/memory_per_us"), 0.0);
-    assert!(figure(&list, "/phases/0/first_level_per_us") > 10.0);
+    assert_eq!(figure(list, "/phases/0/memory_per_us"), 0.0);
+    assert!(figure(list, "/phases/0/first_level_per_us") > 10.0);
     let ipc = |of: &Value| figure(of, "/phases/0/ipc");
     assert!(
-        ipc(&list) > ipc(&stream),
+        ipc(list) > ipc(stream),
         "a list in the second level stalls less"
     );
-    let text = profile(dir.path(), &["--show", "latency@xeon-w3530"]).out;
     assert!(text.contains("lines/µs"), "{text}");
 }
 
