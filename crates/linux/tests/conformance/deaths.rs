@@ -241,8 +241,8 @@ fn comparable(mut dump: BTreeMap<String, String>) -> BTreeMap<String, String> {
 }
 
 /// Dies at the `n`-th boundary of the hold and, if `again`, at the `again`-th of the first undoing.
-/// Returns whether it died at all.
-fn die(spec: &Spec, exclusive: bool, n: u64, again: u64) -> bool {
+/// Returns whether it died in the hold, and in the undoing.
+fn die(spec: &Spec, exclusive: bool, n: u64, again: u64) -> [bool; 2] {
     let (fake, victim) = busy(spec);
     let before = comparable(fake.dump());
     let mut held = Held::new(&fake);
@@ -260,10 +260,12 @@ fn die(spec: &Spec, exclusive: bool, n: u64, again: u64) -> bool {
     }
     let found = journal::read(held.journal.path()).unwrap();
     assert_eq!(found.damaged, Vec::<String>::new());
+    let mut died_again = false;
     if again > 0 {
         fault::unwind_at(again);
-        let _ = catch_unwind(AssertUnwindSafe(|| undo::undo(&fake, &found.entries)));
+        let undone = catch_unwind(AssertUnwindSafe(|| undo::undo(&fake, &found.entries)));
         fault::unwind_at(0);
+        died_again = undone.is_err_and(|why| why.is::<fault::Died>());
     }
     let outcome = undo::undo(&fake, &found.entries);
     let at = format!("{spec:?}, exclusive {exclusive}, boundary {n}, then {again}");
@@ -273,7 +275,7 @@ fn die(spec: &Spec, exclusive: bool, n: u64, again: u64) -> bool {
         Vec::<String>::new(),
         "{at}"
     );
-    lived.is_err()
+    [lived.is_err(), died_again]
 }
 
 fn every_boundary(flavour: Flavour, release: &'static str, exclusive: bool) {
@@ -288,15 +290,17 @@ fn every_boundary(flavour: Flavour, release: &'static str, exclusive: bool) {
 
 fn every_boundary_of(spec: &Spec, exclusive: bool) {
     let mut n = 1;
-    while die(spec, exclusive, n, 0) {
+    while die(spec, exclusive, n, 0)[0] {
         n += 1;
     }
     assert!(n > 20, "a hold has more boundaries than {n}");
-    for again in 1..n {
-        die(spec, exclusive, u64::MAX, again);
-        die(spec, exclusive, n / 2, again);
-    }
-    eprintln!("{spec:?}: {n} boundaries");
+    // Of undoing the whole hold, and the half of it.
+    let undoing = [u64::MAX, n / 2].map(|of| {
+        let died = |again: &u64| die(spec, exclusive, of, *again)[1];
+        (1..).take_while(died).count()
+    });
+    assert!(undoing.iter().all(|deaths| *deaths > 5), "{undoing:?}");
+    eprintln!("{spec:?}: {n} boundaries, {undoing:?} of undoing");
 }
 
 #[test]
