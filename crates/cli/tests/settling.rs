@@ -489,7 +489,10 @@ fn a_program_survives_the_death_of_the_settler() {
         program.is_intact();
         // Sockets stay of which a settler has not yet put on record which ones they are.
         let left = sockets(program.pid());
-        assert!(left.is_multiple_of(2) && left <= 2 * DEATHS, "{point}: {left}");
+        assert!(
+            left.is_multiple_of(2) && left <= 2 * DEATHS,
+            "{point}: {left}"
+        );
         two_left += usize::from(left > 0);
         machine.unchanged("after the settler's death");
     }

@@ -4,16 +4,16 @@
 //! (USERFAULTFD_IOC_NEW), and closes the rest.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use quell_types::pages::SideArea;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::error::Result;
+use crate::pidfd;
 use crate::process_memory::{read_memory, write_memory};
 use crate::procfs;
 use crate::ptrace::{Call, Lent};
-use crate::relocate::Process;
 use crate::root::Files;
 
 /// The device.
@@ -126,7 +126,7 @@ pub(crate) const fn calls(side: u64, number: u32) -> [(&'static str, Call); 4] {
 /// The kernel's, of the call that failed. EPERM where the program may not receive the device.
 pub(crate) fn open(
     device: &Device,
-    process: &Process,
+    process: BorrowedFd<'_>,
     thread: &mut Lent<'_>,
     side: &SideArea,
 ) -> io::Result<u32> {
@@ -146,13 +146,16 @@ pub(crate) fn open(
 
 fn receive_and_make(
     device: &Device,
-    process: &Process,
+    process: BorrowedFd<'_>,
     thread: &mut Lent<'_>,
     side: &SideArea,
 ) -> io::Result<u32> {
     let refused = || io::Error::from_raw_os_error(libc::EPERM);
     let [own, other] = sockets(side).ok_or_else(refused)?;
-    let copies = [process.copy(own)?, process.copy(other)?];
+    let copies = [
+        pidfd::copy_of(own, process)?,
+        pidfd::copy_of(other, process)?,
+    ];
     let mut inodes = [0; 2];
     for (inode, copy) in inodes.iter_mut().zip(&copies) {
         *inode = rustix::fs::fstat(copy)?.st_ino;

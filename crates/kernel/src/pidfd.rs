@@ -1,7 +1,8 @@
-//! Signals to one process, and to no later one of the same number. pidfd_open(2),
-//! pidfd_send_signal(2).
+//! Signals to one process, and to no later one of the same number, and copies of its descriptors.
+//! pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2).
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 
 use quell_types::task::TaskId;
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -29,6 +30,13 @@ pub fn signal(
         return Err(none());
     }
     Ok(rustix::process::pidfd_send_signal(handle, signal)?)
+}
+
+/// A copy of one of a process's descriptors, by its number there.
+pub(crate) fn copy_of(number: u32, process: impl AsFd) -> io::Result<OwnedFd> {
+    let number = RawFd::try_from(number).unwrap_or(-1);
+    let none = rustix::process::PidfdGetfdFlags::empty();
+    Ok(rustix::process::pidfd_getfd(process, number, none)?)
 }
 
 /// Whether a state letter means stopped, by a signal or by a debugger.

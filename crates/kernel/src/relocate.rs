@@ -15,7 +15,7 @@
 mod calls;
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use quell_types::cpuset::CpuSet;
@@ -24,6 +24,7 @@ use quell_types::task::TaskId;
 
 use crate::affinity;
 use crate::handed::{self, Device};
+use crate::pidfd;
 pub use crate::process_memory::read_memory;
 use crate::process_memory::write_memory;
 use crate::ptrace::{Call, Lent};
@@ -205,9 +206,7 @@ impl Process {
     /// # Errors
     /// The kernel's: EBADF where there is no such descriptor, ESRCH, EPERM.
     pub fn copy(&self, number: u32) -> io::Result<OwnedFd> {
-        let number = RawFd::try_from(number).unwrap_or(-1);
-        let none = rustix::process::PidfdGetfdFlags::empty();
-        Ok(rustix::process::pidfd_getfd(&self.pidfd, number, none)?)
+        pidfd::copy_of(number, &self.pidfd)
     }
 
     fn is_there(&self) -> bool {
@@ -398,7 +397,12 @@ impl Work<'_> {
     /// Opens a descriptor in the process. Returns its number there, and a copy.
     fn open(&mut self) -> Done<(u32, Uffd)> {
         let opened = match self.manner.device {
-            Some(device) => handed::open(device, self.process, &mut self.thread, self.side),
+            Some(device) => handed::open(
+                device,
+                self.process.pidfd.as_fd(),
+                &mut self.thread,
+                self.side,
+            ),
             None => {
                 let number = self.thread.call(&calls::OPEN);
                 number.map(|number| u32::try_from(number).unwrap_or(u32::MAX))
