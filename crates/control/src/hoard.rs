@@ -36,6 +36,9 @@ const STALLED_GIVES: u64 = 8;
 const BEYOND: u64 = 8;
 /// How long memory has to be free before a hoard that lacks frames takes some again.
 pub const CALM: Nanos = Nanos::secs(60);
+/// The longest that this gets: each sieve after which frames still lack doubles it. Programs that
+/// run on may have them.
+const LONGEST_CALM: Nanos = Nanos::secs(16 * 60);
 /// What has to be available beyond the reserve for that long: one in so many bytes of it. It is
 /// twice what is given up beyond what is missing.
 const SPARE: u64 = 4;
@@ -390,6 +393,8 @@ pub struct Regrowth {
     shrunk: bool,
     /// Since when memory has been free, or when the last sieve was.
     calm: Option<Nanos>,
+    /// For how long it has to be free.
+    wait: Nanos,
 }
 
 impl Regrowth {
@@ -401,12 +406,13 @@ impl Regrowth {
             whole: held,
             shrunk: false,
             calm: None,
+            wait: CALM,
         }
     }
 
     /// Frames were given up: other programs need memory.
     pub const fn gave_up(&mut self) {
-        (self.shrunk, self.calm) = (true, None);
+        (self.shrunk, self.calm, self.wait) = (true, None, CALM);
     }
 
     /// The kernel has moved frames away. `held` is what the hoard and the programs that have got
@@ -435,7 +441,7 @@ impl Regrowth {
             return false;
         }
         let since = *self.calm.get_or_insert(now);
-        let due = now >= since.plus(CALM);
+        let due = now >= since.plus(self.wait);
         if due {
             self.calm = Some(now);
         }
@@ -444,12 +450,13 @@ impl Regrowth {
 
     /// A sieve has ended, and `held` is held as above. Returns whether frames were lost before, and
     /// as many are held again.
-    pub const fn sieved(&mut self, held: Bytes) -> bool {
-        let again = self.shrunk && !self.lacks(held);
-        if again {
-            (self.shrunk, self.calm) = (false, None);
+    pub fn sieved(&mut self, held: Bytes) -> bool {
+        if self.lacks(held) {
+            self.wait = Nanos(self.wait.0 * 2).min(LONGEST_CALM);
+            return false;
         }
-        again
+        (self.calm, self.wait) = (None, CALM);
+        std::mem::take(&mut self.shrunk)
     }
 
     const fn lacks(&self, held: Bytes) -> bool {

@@ -255,7 +255,19 @@ fn a_minute_of_calm_comes_before_each_sieve() {
     // The kernel moves few frames, again and again.
     assert!(!regrowth.moved(Bytes(2970)));
     assert!(regrowth.moved(Bytes(2969)) && !regrowth.moved(Bytes(2960)));
-    assert!(!regrowth.sieved(Bytes(2969)) && regrowth.is_shrunk());
+    // Each sieve that does not suffice doubles the wait, up to 16 minutes.
+    let memory = Memory {
+        free: Bytes(1250),
+        available: Bytes(1250),
+    };
+    let mut at = 400;
+    assert!(!regrowth.is_due(Nanos::secs(at), memory, Bytes(0)));
+    for minutes in [1, 2, 4, 8, 16, 16, 16] {
+        at += minutes * 60;
+        assert!(!regrowth.is_due(Nanos::secs(at - 1), memory, Bytes(0)));
+        assert!(regrowth.is_due(Nanos::secs(at), memory, Bytes(0)));
+        assert!(!regrowth.sieved(Bytes(2969)) && regrowth.is_shrunk());
+    }
     assert!(regrowth.sieved(Bytes(2970)) && !regrowth.is_shrunk());
 }
 
