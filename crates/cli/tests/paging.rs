@@ -95,9 +95,10 @@ class Filter(ctypes.Structure):
     _fields_ = [('code', ctypes.c_uint16), ('jt', ctypes.c_uint8), ('jf', ctypes.c_uint8), ('k', ctypes.c_uint32)]
 class Program(ctypes.Structure):
     _fields_ = [('len', ctypes.c_uint16), ('filter', ctypes.POINTER(Filter))]
-allow = Filter(6, 0, 0, 0x7fff0000)
+# mlockall(2) and munlockall(2) fail.
+list = (Filter * 5)(Filter(0x20, 0, 0, 0), Filter(0x15, 1, 0, 151), Filter(0x15, 0, 1, 152), Filter(6, 0, 0, 0x50001), Filter(6, 0, 0, 0x7fff0000))
 assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.byref(Program(1, ctypes.pointer(allow))), 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Program(5, list)), 0, 0) == 0
 while True: time.sleep(1)
 "#;
 

@@ -209,7 +209,13 @@ pub fn each_direction_has_its_own_budget(arm: &mut dyn Arm) {
     let (warmup, duration) = arm.spans();
     let limits = |arm: &dyn Arm, reads: f64, writes: f64| {
         let writes = Lines::at(of(writes), arm.period());
-        regulation(arm, &first, Meter::Directions { writes }, of(reads), of(reads))
+        regulation(
+            arm,
+            &first,
+            Meter::Directions { writes },
+            of(reads),
+            of(reads),
+        )
     };
     let meter = inventory(arm).means.meter;
     let separate = matches!(&meter, MeterKind::Hardware { apart, .. } if first.is_subset(apart));
@@ -315,13 +321,7 @@ fn of(bytes_per_s: f64) -> Rate {
     Rate(bytes_per_s as u64)
 }
 
-fn regulation(
-    arm: &dyn Arm,
-    cpus: &CpuSet,
-    meter: Meter,
-    limit: Rate,
-    peak: Rate,
-) -> Regulation {
+fn regulation(arm: &dyn Arm, cpus: &CpuSet, meter: Meter, limit: Rate, peak: Rate) -> Regulation {
     let period = arm.period();
     Regulation {
         cpus: cpus.clone(),

@@ -27,7 +27,9 @@ pub fn cpuid(_: u32, _: u32) -> Registers {
 }
 
 /// The registers of a stopped thread, as ptrace(2) reads and writes them (NT_PRSTATUS).
-pub use calls::{IS_BUILT, TaskRegisters, WAY_BACK, answer, calling, position, way_back};
+pub use calls::{
+    IS_BUILT, TaskRegisters, WAY_BACK, after_call, answer, calling, position, way_back,
+};
 
 /// What it takes to make a stopped thread do a system call.
 #[cfg(target_arch = "x86_64")]
@@ -77,6 +79,11 @@ mod calls {
         // No system call is being done, so that the kernel restarts none from here.
         new[ORIG_RAX] = u64::MAX;
         Some(new)
+    }
+
+    /// The address of the instruction that follows the one that enters the kernel.
+    pub const fn after_call(at: u64) -> u64 {
+        at.wrapping_add(2)
     }
 
     /// What the system call has returned.
@@ -197,6 +204,11 @@ mod calls {
     /// Never possible.
     pub fn calling(_: &TaskRegisters, _: u64, _: u64, _: &[u64; 6]) -> Option<TaskRegisters> {
         None
+    }
+
+    /// Zero.
+    pub const fn after_call(_: u64) -> u64 {
+        0
     }
 
     /// Zero.

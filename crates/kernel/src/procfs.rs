@@ -196,6 +196,14 @@ pub fn is_capable(files: &dyn Files, pid: u32, capability: u32) -> Result<bool> 
     Ok(bits.is_some_and(|bits| bits >> capability & 1 == 1))
 }
 
+/// Whether a filter decides about a process's system calls (SECCOMP_MODE_FILTER).
+///
+/// # Errors
+/// [`Error::File`].
+pub fn has_filter(files: &dyn Files, pid: u32) -> Result<bool> {
+    Ok(status_field(files, pid, "Seccomp:")? == Some(2))
+}
+
 fn status_field(files: &dyn Files, tid: u32, name: &str) -> Result<Option<u32>> {
     let text = files.optional(&format!("/proc/{tid}/status"))?;
     Ok(text

@@ -5,6 +5,7 @@ use std::io;
 
 use crate::arch::{self, TaskRegisters, WAY_BACK};
 use crate::process_memory::read_memory;
+use crate::seccomp::{self, Seen};
 use crate::vdso::{Slot, Vdso};
 
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
@@ -70,6 +71,21 @@ impl Call {
             arguments: [descriptor as u64, 0, 0, 0, 0, 0],
         }
     }
+
+    /// Closes all descriptors of a range of numbers (close_range(2)).
+    #[must_use]
+    pub const fn close_all(first: u32, last: u32) -> Self {
+        Self {
+            number: libc::SYS_close_range,
+            arguments: [first as u64, last as u64, 0, 0, 0, 0],
+        }
+    }
+
+    /// What a thread does on its way back.
+    pub(crate) const MASK_SIGNALS: Self = Self {
+        number: libc::SYS_rt_sigprocmask,
+        arguments: [libc::SIG_SETMASK.cast_unsigned() as u64, 0, 0, 8, 0, 0],
+    };
 
     /// Any system call.
     pub(crate) const fn of(number: libc::c_long, arguments: [u64; 6]) -> Self {
@@ -235,6 +251,19 @@ impl<'a> Lent<'a> {
         self.tid.unsigned_abs()
     }
 
+    /// The first of these calls that its filters deny, by its index. Allocates nothing.
+    ///
+    /// # Errors
+    /// As [`seccomp::denied`].
+    pub(crate) fn denied(&self, calls: &[Call]) -> io::Result<Option<usize>> {
+        let seen = calls.iter().map(|call| Seen {
+            number: u32::try_from(call.number).unwrap_or(u32::MAX),
+            position: arch::after_call(self.slot.at),
+            arguments: call.arguments,
+        });
+        seccomp::denied(self.tid, seen)
+    }
+
     /// Lets it do one call. Returns what the kernel answers.
     pub(crate) fn call(&mut self, call: &Call) -> io::Result<u64> {
         /// The kernel returns errors of at most this.
@@ -312,9 +341,16 @@ impl<'a> Lent<'a> {
     }
 }
 
-/// Makes a stopped thread do a call and gives it back its registers and its mask of signals.
-pub(crate) fn perform(tid: i32, vdso: &Vdso, call: &Call) -> io::Result<()> {
+/// Makes a stopped thread do a call and gives it back its registers and its mask of signals. EACCES
+/// where its filters deny this call, or the one that undoes it.
+pub(crate) fn perform(tid: i32, vdso: &Vdso, call: &Call, undo: &Call) -> io::Result<()> {
     let mut thread = Lent::new(tid, vdso, 0, &|| ())?;
+    if thread
+        .denied(&[*call, *undo, Call::MASK_SIGNALS])?
+        .is_some()
+    {
+        return Err(io::Error::from_raw_os_error(libc::EACCES));
+    }
     let done = thread.call(call);
     thread.rest()?;
     done.map(|_| ())

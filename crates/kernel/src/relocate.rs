@@ -12,8 +12,10 @@
 //!   program. So the page with that area is moved by the last call, and is back before the thread
 //!   runs.
 
+mod calls;
+
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use quell_types::cpuset::CpuSet;
@@ -21,6 +23,7 @@ use quell_types::pages::{Caller, Piece, SideArea};
 use quell_types::task::TaskId;
 
 use crate::affinity;
+use crate::handed::{self, Device};
 pub use crate::process_memory::read_memory;
 use crate::process_memory::write_memory;
 use crate::ptrace::{Call, Lent};
@@ -36,9 +39,6 @@ const ARGUMENTS: u64 = 64;
 const AT_ONCE: u64 = 16;
 /// How often pages are moved back that could not be copied.
 const TRIES: u32 = 100;
-/// `MADV_DONTNEED_LOCKED` (Linux 5.18): removes pages, locked ones, too.
-const DISCARD_LOCKED: u64 = 24;
-const MLOCK_ONFAULT: u64 = 1;
 
 /// Whether the side area is there.
 #[must_use]
@@ -159,9 +159,11 @@ fn at<T>(step: Step, result: io::Result<T>) -> Done<T> {
 
 /// How a process is treated.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner {
+pub struct Manner<'a> {
     /// Whether the pages are locked.
     pub locked: bool,
+    /// What makes a userfaultfd for a program that may not open one. `None`: it may.
+    pub device: Option<&'a Device>,
     /// How long all threads may be stopped. Pages that there is no time for stay where they are.
     pub longest: Duration,
 }
@@ -198,12 +200,14 @@ impl Process {
         }
     }
 
-    /// A copy of one of its descriptors.
+    /// A copy of one of its descriptors, by its number there.
     ///
     /// # Errors
-    /// As [`Uffd::fetch`].
-    pub fn fetch(&self, number: u32) -> io::Result<Uffd> {
-        Uffd::fetch(self.pidfd.as_fd(), number)
+    /// The kernel's: EBADF where there is no such descriptor, ESRCH, EPERM.
+    pub fn copy(&self, number: u32) -> io::Result<OwnedFd> {
+        let number = RawFd::try_from(number).unwrap_or(-1);
+        let none = rustix::process::PidfdGetfdFlags::empty();
+        Ok(rustix::process::pidfd_getfd(&self.pidfd, number, none)?)
     }
 
     fn is_there(&self) -> bool {
@@ -221,7 +225,7 @@ impl Process {
     pub fn relocate(
         &self,
         side: &SideArea,
-        manner: Manner,
+        manner: Manner<'_>,
         frames: &mut dyn Frames,
         boundary: &dyn Fn(),
     ) -> Outcome {
@@ -239,6 +243,9 @@ impl Process {
                 boundary();
                 let done = self
                     .enter(&stopped, &vdso, side, boundary)
+                    .and_then(|thread| {
+                        at(Step::Enter, calls::allowed(&thread, side, manner)).map(|()| thread)
+                    })
                     .and_then(|thread| {
                         let kept = Kept::new(side, &thread);
                         boundary();
@@ -308,7 +315,7 @@ impl Drop for Kept<'_> {
 struct Work<'a> {
     process: &'a Process,
     side: &'a SideArea,
-    manner: Manner,
+    manner: Manner<'a>,
     thread: Lent<'a>,
     /// The page with the thread's area for restartable sequences.
     sequences: Option<u64>,
@@ -363,21 +370,8 @@ impl Work<'_> {
 
     /// Maps the side area, as the pages are mapped.
     fn map(&mut self) -> Done {
-        let (side, pid) = (self.side, self.process.task.pid);
-        let unsigned = |n: libc::c_int| u64::from(n.unsigned_abs());
-        let access = unsigned(libc::PROT_READ | libc::PROT_WRITE);
-        let flags = unsigned(
-            libc::MAP_PRIVATE
-                | libc::MAP_ANONYMOUS
-                | libc::MAP_NORESERVE
-                | libc::MAP_FIXED_NOREPLACE,
-        );
-        let length = side.length();
-        let map = Call::of(
-            libc::SYS_mmap,
-            [side.at, length, access, flags, u64::MAX, 0],
-        );
-        at(Step::Map, self.thread.call(&map))?;
+        let (side, pid, length) = (self.side, self.process.task.pid, self.side.length());
+        at(Step::Map, self.thread.call(&calls::map(side)))?;
         let marks = [side.token, u64::from(self.thread.number())].map(u64::to_ne_bytes);
         let marked = at(Step::Map, write_memory(pid, side.at, marks.as_flattened()));
         let locked = marked.and_then(|()| match self.manner.locked {
@@ -393,30 +387,25 @@ impl Work<'_> {
     /// Locks the side area, and removes the pages that it has by that already.
     fn lock(&mut self) -> Done {
         let (side, slots) = (self.side, self.side.slots());
-        let lock = [side.at, side.length(), MLOCK_ONFAULT, 0, 0, 0];
-        at(
-            Step::Lock,
-            self.thread.call(&Call::of(libc::SYS_mlock2, lock)),
-        )?;
-        let discard = [
-            slots.start,
-            slots.end - slots.start,
-            DISCARD_LOCKED,
-            0,
-            0,
-            0,
-        ];
-        let discarded = self.thread.call(&Call::of(libc::SYS_madvise, discard));
+        let length = slots.end - slots.start;
+        let lock = calls::lock(side);
+        let discard = calls::discard(slots.start, length);
+        let locked = self.thread.call(&lock);
+        let discarded = locked.and_then(|_| self.thread.call(&discard));
         at(Step::Lock, discarded.map(|_| ()))
     }
 
     /// Opens a descriptor in the process. Returns its number there, and a copy.
     fn open(&mut self) -> Done<(u32, Uffd)> {
-        let flags = u64::from((libc::O_CLOEXEC | libc::O_NONBLOCK).unsigned_abs());
-        let open = Call::of(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]);
-        let number = at(Step::Open, self.thread.call(&open))?;
-        let number = u32::try_from(number).unwrap_or(u32::MAX);
-        let fetched = self.process.fetch(number);
+        let opened = match self.manner.device {
+            Some(device) => handed::open(device, self.process, &mut self.thread, self.side),
+            None => {
+                let number = self.thread.call(&calls::OPEN);
+                number.map(|number| u32::try_from(number).unwrap_or(u32::MAX))
+            }
+        };
+        let number = at(Step::Open, opened)?;
+        let fetched = self.process.copy(number).map(Uffd::of);
         let agreed = fetched.and_then(|uffd| uffd.agree().map(|()| uffd));
         if agreed.is_err() {
             let _ = self.thread.call(&Call::close(number));
@@ -428,10 +417,7 @@ impl Work<'_> {
     fn move_pages(&mut self, number: u32, what: &Move) -> io::Result<()> {
         let place = self.side.at + ARGUMENTS;
         write_memory(self.process.task.pid, place, &what.bytes())?;
-        let call = [u64::from(number), Move::REQUEST, place, 0, 0, 0];
-        self.thread
-            .call(&Call::of(libc::SYS_ioctl, call))
-            .map(|_| ())
+        self.thread.call(&calls::move_by(number, place)).map(|_| ())
     }
 
     /// Pages that the last call has moved before it failed.

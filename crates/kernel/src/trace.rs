@@ -83,7 +83,7 @@ pub fn at_exec(pid: u32, call: &Call, blocked: Blocked) -> io::Result<()> {
         request(libc::PTRACE_CONT, tid, 0, 0)?;
     }
     request(libc::PTRACE_SETOPTIONS, tid, 0, LAUNCHED)?;
-    perform(tid, &Vdso::of(pid)?, call)?;
+    perform(tid, &Vdso::of(pid)?, call, call)?;
     set_mask(tid, blocked.0)?;
     request(libc::PTRACE_DETACH, tid, 0, 0)
 }
@@ -168,9 +168,10 @@ impl Job {
     /// Stops the thread, lets it do the call and lets it run on. Returns how long it was stopped.
     fn once(&self, call: &Call) -> io::Result<Duration> {
         let begun = Instant::now();
-        let done = self
-            .seize()
-            .and_then(|()| perform(self.tid, &self.vdso, call));
+        let done = self.seize().and_then(|()| {
+            let undo = self.otherwise.as_ref().unwrap_or(call);
+            perform(self.tid, &self.vdso, call, undo)
+        });
         // Where it has not stopped, it is let go when this process ends.
         let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
         done.map(|()| begun.elapsed())
@@ -197,7 +198,8 @@ impl Job {
 /// ESRCH where the process has ended, EPERM where it may not be traced (another tracer, Yama),
 /// ENOEXEC and ENOTSUP for a 32-bit program or without a vDSO, ETIMEDOUT where no thread stops,
 /// EBUSY where it is always within a restartable sequence, EINPROGRESS where the call takes longer
-/// than a minute and goes on; else the call's own.
+/// than a minute and goes on, EACCES where a filter (seccomp) denies one of the calls or cannot be
+/// read; else the call's own.
 pub fn within(
     thread: Thread,
     call: &Call,

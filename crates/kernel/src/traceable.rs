@@ -20,8 +20,9 @@ pub enum Obstacle {
         /// Number of that process.
         by: u32,
     },
-    /// A filter decides about its system calls (seccomp). It may kill for an unknown one.
-    Filtered,
+    /// It may do no calls but read(2), write(2) and to end (SECCOMP_MODE_STRICT). Filters are read
+    /// once a thread is stopped ([`crate::seccomp`]).
+    Strict,
 }
 
 impl std::fmt::Display for Obstacle {
@@ -30,7 +31,7 @@ impl std::fmt::Display for Obstacle {
             Self::Ended => f.write_str("it has ended"),
             Self::Stopped => f.write_str("it is stopped"),
             Self::Traced { by } => write!(f, "process {by} traces it, and only one can"),
-            Self::Filtered => f.write_str("a filter decides about its system calls (seccomp)"),
+            Self::Strict => f.write_str("it may only read and write (seccomp's strict mode)"),
         }
     }
 }
@@ -55,7 +56,7 @@ pub fn obstacle(files: &dyn Files, pid: u32) -> Result<Option<Obstacle>> {
         Some('Z' | 'X') | None => Some(Obstacle::Ended),
         _ if by != 0 => Some(Obstacle::Traced { by }),
         Some('T' | 't') => Some(Obstacle::Stopped),
-        _ if number("Seccomp:") != 0 => Some(Obstacle::Filtered),
+        _ if number("Seccomp:") == 1 => Some(Obstacle::Strict),
         _ => None,
     })
 }
@@ -98,7 +99,8 @@ mod tests {
         assert_eq!(of(&status("T (stopped)", 0, 0)), Some(Obstacle::Stopped));
         let traced = of(&status("t (tracing stop)", 31, 0));
         assert_eq!(traced, Some(Obstacle::Traced { by: 31 }));
-        assert_eq!(of(&status("R (running)", 0, 2)), Some(Obstacle::Filtered));
+        assert_eq!(of(&status("R (running)", 0, 1)), Some(Obstacle::Strict));
+        assert_eq!(of(&status("R (running)", 0, 2)), None);
         assert_eq!(obstacle(&kernel, 8).unwrap(), Some(Obstacle::Ended));
     }
 

@@ -8,7 +8,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// The version of the interface.
 const API: u64 = 0xaa;
@@ -121,19 +121,10 @@ impl Uffd {
         }
     }
 
-    /// A copy of a descriptor of another process, by its number there (pidfd_getfd(2)).
-    ///
-    /// # Errors
-    /// The kernel's: EBADF where there is no such descriptor, ESRCH, EPERM.
-    pub fn fetch(process: BorrowedFd<'_>, number: u32) -> io::Result<Self> {
-        // SAFETY: takes no pointers; the descriptor is new and nothing else owns it.
-        unsafe {
-            let fd = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0);
-            match i32::try_from(fd) {
-                Ok(fd) if fd >= 0 => Ok(Self(OwnedFd::from_raw_fd(fd))),
-                _ => Err(io::Error::last_os_error()),
-            }
-        }
+    /// A copy of such a descriptor of another process.
+    #[must_use]
+    pub fn of(copy: OwnedFd) -> Self {
+        Self(copy)
     }
 
     fn ioctl<T>(&self, request: u64, argument: &mut T) -> io::Result<()> {

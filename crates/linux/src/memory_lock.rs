@@ -122,6 +122,9 @@ fn why(error: &std::io::Error) -> String {
         }
         Some(libc::EINPROGRESS) => "locking it takes longer than a minute".to_owned(),
         Some(libc::EBUSY) => "its thread is always within a restartable sequence".to_owned(),
+        Some(libc::EACCES) => {
+            "a filter of its system calls (seccomp) denies mlockall or munlockall, or cannot be read".to_owned()
+        }
         Some(libc::EAGAIN | libc::ENOMEM) => {
             format!("the kernel could not lock its memory ({error})")
         }

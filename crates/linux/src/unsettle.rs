@@ -7,7 +7,7 @@ use quell_kernel::relocate::{self, Process};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::trace::{Call, Thread};
 use quell_kernel::traceable::{self, Obstacle};
-use quell_kernel::{affinity, procfs, uffd};
+use quell_kernel::{affinity, handed, procfs, uffd};
 use quell_types::cpuset::CpuSet;
 use quell_types::pages::SideArea;
 
@@ -71,8 +71,9 @@ fn bring_back(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Result<bo
         Err(e) => return Err(left(&e.to_string())),
     };
     let numbers = descriptors(files, pid);
-    let fetched = numbers.iter().map(|number| process.fetch(*number));
-    let fetched: Vec<uffd::Uffd> = fetched.filter_map(Result::ok).collect();
+    let fetched = numbers.iter().map(|number| process.copy(*number));
+    let fetched = fetched.filter_map(Result::ok).map(uffd::Uffd::of);
+    let fetched: Vec<uffd::Uffd> = fetched.collect();
     let pagemap = Pagemap::open(files, &pid.to_string()).map_err(|e| left(&e.to_string()))?;
     let is_away = |address: u64| {
         let mut page = [Page::default()];
@@ -100,11 +101,17 @@ fn bring_back(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Result<bo
         Some(thread) => files.call_within(thread, call, None, &mut || alive()),
         None => Ok(Duration::ZERO),
     };
+    let handed = handed::left(side);
     let unmapped = match relocate::is_there(side) {
         true => call(&Call::unmap(side.at, side.length())),
         false => Ok(Duration::ZERO),
     };
-    for number in descriptors(files, pid) {
+    let is_there = |left: &handed::Left| {
+        let link = files.link(&format!("/proc/{pid}/fd/{}", left.number));
+        link.is_ok_and(|link| link == left.link)
+    };
+    let handed = handed.into_iter().filter(is_there).map(|left| left.number);
+    for number in descriptors(files, pid).into_iter().chain(handed) {
         let _ = call(&Call::close(number));
     }
     match unmapped {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use quell_control::settling::{Pace, Pacer, PageState, RightFrames, chunk};
 use quell_kernel::cgroup::Cgroups;
 use quell_kernel::error::{Error, Result};
+use quell_kernel::handed::{self, Device};
 use quell_kernel::pagemap::Page;
 use quell_kernel::paging::{self, Mapping};
 use quell_kernel::root::Files;
@@ -105,8 +106,8 @@ pub fn possible(files: &dyn Files, pid: u32) -> Result<()> {
         Some(obstacle @ Obstacle::Traced { .. }) => {
             return refused(obstacle.to_string(), "end the tracer (gdb, strace)");
         }
-        Some(obstacle @ Obstacle::Filtered) => {
-            return refused(obstacle.to_string(), "start the program without the filter");
+        Some(obstacle @ Obstacle::Strict) => {
+            return refused(obstacle.to_string(), "start the program without that");
         }
     }
     if !unsettle::descriptors(files, pid).is_empty() {
@@ -115,11 +116,11 @@ pub fn possible(files: &dyn Files, pid: u32) -> Result<()> {
             "settle it when it does not (a migration, a restore)",
         );
     }
-    const CAP_SYS_PTRACE: u32 = 19;
-    let all = files.parsed::<u32>("/proc/sys/vm/unprivileged_userfaultfd", "0 or 1")?;
-    if all != Some(1) && !procfs::is_capable(files, pid, CAP_SYS_PTRACE)? {
+    if handed::is_needed(files, pid)?
+        && let Err(e) = Device::open()
+    {
         return refused(
-            "it may not use userfaultfd (CAP_SYS_PTRACE is missing)".to_owned(),
+            format!("it may not use userfaultfd, and /dev/userfaultfd cannot be opened ({e})"),
             "set vm.unprivileged_userfaultfd to 1 while it is settled",
         );
     }

@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use quell_control::settling::RightFrames;
 use quell_kernel::error::{Error, Result};
+use quell_kernel::handed::{self, Device};
 use quell_kernel::oom;
 use quell_kernel::relocate::{Manner, Outcome, Process, Step};
 use quell_kernel::root::{Files, Kernel};
@@ -124,8 +125,9 @@ pub fn serve(input: &mut impl BufRead, output: &mut impl Write) -> Result<()> {
     let right = RightFrames::new(&job.colouring, &job.colours).ok_or_else(none)?;
     let page = job.colouring.page;
     let mut sieve = Sieve::new(&files, right, page, job.hold)?;
+    let device = Device::open().ok();
     while let Some(ask) = next::<Ask>(input)? {
-        let mut answer = one(&files, &job, &ask, &mut sieve, parent);
+        let mut answer = one(&files, &job, &ask, &mut sieve, parent, device.as_ref());
         answer.held = sieve.held();
         let line = serde_json::to_string(&answer).unwrap_or_default();
         let said = writeln!(output, "{line}").and_then(|()| output.flush());
@@ -172,7 +174,14 @@ pub(super) fn spare(colours: &CpuSet) -> u64 {
 }
 
 /// Moves one chunk.
-fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Option<Pid>) -> Answer {
+fn one(
+    files: &dyn Files,
+    job: &Job,
+    ask: &Ask,
+    sieve: &mut Sieve,
+    parent: Option<Pid>,
+    device: Option<&Device>,
+) -> Answer {
     let trouble = |trouble| Answer {
         trouble: Some(trouble),
         ..Answer::default()
@@ -181,6 +190,7 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
         Ok(process) => process,
         Err(_) => return trouble(Trouble::Gone),
     };
+    let is_handed = handed::is_needed(files, job.task.pid).unwrap_or(false);
     // A frame that is released comes back on the same CPU.
     let allowed = files.affinity(0);
     let pin = |cpu| affinity::set(0, &CpuSet::from_iter([cpu])).is_ok();
@@ -209,6 +219,7 @@ fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Optio
             };
             let manner = Manner {
                 locked: ask.locked,
+                device: device.filter(|_| is_handed),
                 longest: std::time::Duration::from_nanos(ask.longest.0),
             };
             // Other programs that want this CPU would make the stop longer.
@@ -264,13 +275,16 @@ fn trouble(step: Step, error: &std::io::Error) -> Trouble {
         (Step::Enter, Some(libc::ENOSPC)) => {
             "settlers that were killed have used up the room in its vDSO that calls need: restart it".to_owned()
         }
+        (Step::Enter, Some(libc::EACCES)) => {
+            "its filters of system calls (seccomp) cannot be read: CAP_SYS_ADMIN is missing, or Quell runs with a filter itself".to_owned()
+        }
         (Step::Enter, _) => format!("no thread could be made to do a call: {error}"),
         (Step::Map, _) => format!("no side area could be mapped in it: {error}"),
         (Step::Lock, _) => format!(
             "its memory is locked, and no more may be (RLIMIT_MEMLOCK): {error}"
         ),
         (Step::Open, Some(libc::EPERM)) => {
-            "it may not use userfaultfd".to_owned()
+            "it may not use userfaultfd, nor receive a descriptor of /dev/userfaultfd".to_owned()
         }
         (Step::Open, _) => format!("it could not open a userfaultfd: {error}"),
         (Step::Register | Step::Move, _) => {
