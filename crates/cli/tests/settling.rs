@@ -14,6 +14,8 @@
 #[path = "common/colours.rs"]
 mod colours;
 mod common;
+#[path = "common/drift.rs"]
+mod drift;
 #[path = "common/policies.rs"]
 mod policies;
 
@@ -90,7 +92,7 @@ impl Memory {
 }
 
 /// One thread of the program: writes its pages anew and checks them, for ever.
-fn work(memory: Memory, pages: std::ops::Range<usize>, rounds: &AtomicU64) {
+fn work(memory: Memory, pages: std::ops::Range<usize>, rounds: &AtomicU64, rest: Duration) {
     let mut version = 1;
     loop {
         for page in pages.clone() {
@@ -101,6 +103,7 @@ fn work(memory: Memory, pages: std::ops::Range<usize>, rounds: &AtomicU64) {
         }
         version += 1;
         rounds.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(rest);
     }
 }
 
@@ -158,7 +161,7 @@ fn confine(denied: u32) {
 
 /// Not a test of its own: a program with `QUELL_TEST_MIB` of memory, five threads, a signal every
 /// 5 ms and, with `QUELL_TEST_FORKS`, a fork every 20 ms. It writes what it found to a file, again
-/// and again.
+/// and again. Between two checks each thread rests for `QUELL_TEST_REST` milliseconds.
 #[test]
 #[ignore = "a program that another test starts"]
 fn checks_its_memory() {
@@ -180,6 +183,8 @@ fn checks_its_memory() {
         action.sa_flags = libc::SA_RESTART;
         libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut());
     }
+    let rest = number("QUELL_TEST_REST").unwrap_or(0);
+    let rest = Duration::from_millis(rest as u64);
     let memory = Memory::new(pages);
     for page in 0..pages {
         memory.write(page, 0);
@@ -188,7 +193,7 @@ fn checks_its_memory() {
     let each = pages / 2 / THREADS;
     let rounds: &'static AtomicU64 = Box::leak(Box::default());
     for n in 0..THREADS {
-        std::thread::spawn(move || work(memory, n * each..(n + 1) * each, rounds));
+        std::thread::spawn(move || work(memory, n * each..(n + 1) * each, rounds, rest));
     }
     let every = libc::timeval {
         tv_sec: 0,
@@ -220,6 +225,7 @@ fn checks_its_memory() {
         );
         fs::write(format!("{out}.new"), said).unwrap();
         fs::rename(format!("{out}.new"), &out).unwrap();
+        std::thread::sleep(rest);
     }
 }
 

@@ -19,7 +19,7 @@ use std::ops::Range;
 use quell_types::address::Functions;
 use quell_types::cpuset::CpuSet;
 use quell_types::partition::Colouring;
-use quell_types::units::{Bytes, Share};
+use quell_types::units::{Bytes, Nanos, Share};
 use serde::{Deserialize, Serialize};
 
 /// The most colour bits of a hoard: colours are kept in 16 bits for each slot.
@@ -34,6 +34,21 @@ pub const STALLED: Share = Share::percent(10);
 const STALLED_GIVES: u64 = 8;
 /// What is given up beyond what is missing: one in so many bytes of the reserve.
 const BEYOND: u64 = 8;
+/// How long memory has to be free before a hoard that lacks frames takes some again.
+pub const CALM: Nanos = Nanos::secs(60);
+/// The longest that this gets: each sieve after which frames still lack doubles it. Programs that
+/// run on may have them.
+const LONGEST_CALM: Nanos = Nanos::secs(16 * 60);
+/// What has to be available beyond the reserve for that long: one in so many bytes of it. It is
+/// twice what is given up beyond what is missing.
+const SPARE: u64 = 4;
+/// A hoard that lacks less than one in so many bytes has enough: compaction moves some.
+const LACK: u64 = 100;
+/// The fastest that programs use memory up, in bytes a second.
+const FASTEST: u64 = 4 << 30;
+/// The shortest and the longest time between two looks at free memory.
+const TICK: Nanos = Nanos::millis(50);
+const LONGEST_TICK: Nanos = Nanos::secs(1);
 
 /// A slot without a frame.
 const EMPTY: u16 = u16::MAX;
@@ -338,10 +353,115 @@ impl Slots {
         pages.min(self.kept())
     }
 
+    /// When to look at free memory again, if this is it now. Programs that use up 4 GiB a second
+    /// cannot get below twice the reserve before, where [`Self::pressed`] begins to count. Where
+    /// they may within 50 ms, or have, it is 50 ms.
+    #[must_use]
+    pub fn next_look(&self, memory: Memory) -> Nanos {
+        let spare = memory
+            .available
+            .0
+            .saturating_sub(self.reserve.0.saturating_mul(2));
+        let nanos = u128::from(spare) * 1_000_000_000 / u128::from(FASTEST);
+        let nanos = Nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        nanos.clamp(TICK, LONGEST_TICK)
+    }
+
     fn emptied(&mut self, runs: &[Range<usize>]) {
         if let Some(run) = runs.first() {
             self.lowest = self.lowest.min(run.start);
         }
+        // Slots that are empty up to the last one need no look.
+        while self.slots.last() == Some(&EMPTY) {
+            self.slots.pop();
+        }
+    }
+}
+
+/// When a hoard that lacks frames takes free ones again, and whether it has all that it should.
+///
+/// It lacks frames after it has shrunk. It also does where the kernel moves pages of the programs
+/// that have got frames of it: those frames come free then, and the programs get other ones. A
+/// sieve comes after [`CALM`] without pressure, and no two of them in a shorter time. It takes
+/// nothing of the reserve, as [`Slots::take`] sees to.
+#[derive(Clone, Debug)]
+pub struct Regrowth {
+    reserve: Bytes,
+    /// What was held when the promise was made.
+    whole: Bytes,
+    /// Whether frames were lost to other programs since.
+    shrunk: bool,
+    /// Since when memory has been free, or when the last sieve was.
+    calm: Option<Nanos>,
+    /// For how long it has to be free.
+    wait: Nanos,
+}
+
+impl Regrowth {
+    /// Of a hoard that holds so much and leaves so much to other programs.
+    #[must_use]
+    pub const fn new(reserve: Bytes, held: Bytes) -> Self {
+        Self {
+            reserve,
+            whole: held,
+            shrunk: false,
+            calm: None,
+            wait: CALM,
+        }
+    }
+
+    /// Frames were given up: other programs need memory.
+    pub const fn gave_up(&mut self) {
+        (self.shrunk, self.calm, self.wait) = (true, None, CALM);
+    }
+
+    /// The kernel has moved frames away. `held` is what the hoard and the programs that have got
+    /// frames of it hold. Returns whether that is too little and was enough before.
+    pub const fn moved(&mut self, held: Bytes) -> bool {
+        let lost = !self.shrunk && self.lacks(held);
+        if lost {
+            self.gave_up();
+        }
+        lost
+    }
+
+    /// Whether frames were lost to other programs, and as many are not held yet.
+    #[must_use]
+    pub const fn is_shrunk(&self) -> bool {
+        self.shrunk
+    }
+
+    /// Whether to sieve now, while `held` is held as above. To be asked about every second. Memory
+    /// that is scarce for less than that is not seen, unless the hoard has shrunk by it.
+    pub fn is_due(&mut self, now: Nanos, memory: Memory, held: Bytes) -> bool {
+        let least = self.reserve.0.saturating_add(self.reserve.0 / SPARE);
+        let scarce = memory.free.min(memory.available).0 < least;
+        if scarce || !(self.shrunk || self.lacks(held)) {
+            self.calm = None;
+            return false;
+        }
+        let since = *self.calm.get_or_insert(now);
+        let due = now >= since.plus(self.wait);
+        if due {
+            self.calm = Some(now);
+        }
+        due
+    }
+
+    /// A sieve has ended, and `held` is held as above. Returns whether frames were lost before, and
+    /// as many are held again.
+    pub fn sieved(&mut self, held: Bytes) -> bool {
+        if self.lacks(held) {
+            self.wait = Nanos(self.wait.0 * 2).min(LONGEST_CALM);
+            return false;
+        }
+        (self.calm, self.wait) = (None, CALM);
+        std::mem::take(&mut self.shrunk)
+    }
+
+    const fn lacks(&self, held: Bytes) -> bool {
+        let lacks = self.whole.0.saturating_sub(held.0);
+        lacks.saturating_mul(LACK) > self.whole.0
     }
 }
 

@@ -181,6 +181,112 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Seconds of a machine on which other programs use memory as they like: the hoard gives way in
+    /// each second, and takes frames when it may.
+    #[test]
+    fn a_hoard_grows_again_slowly_and_leaves_the_reserve(
+        limit in 100u64..2_000,
+        reserve in 8u64..400,
+        used in proptest::collection::vec((0u64..3_500, 1usize..150), 1..12),
+        seed in any::<u64>(),
+    ) {
+        let rules = rules(&[14, 15], "1,2", limit, reserve);
+        let mut machine = Machine::new(4096, 16, seed);
+        let mut slots = Slots::new(&rules).unwrap();
+        sieve(&mut slots, &mut machine, &rules);
+        let mut regrowth = Regrowth::new(rules.reserve, slots.kept_bytes());
+        let part = slots.kept();
+        let mut programs = Vec::new();
+        let (mut gave, mut sieved) = (None, None);
+        let seconds = used.iter().flat_map(|(pages, seconds)| vec![*pages; *seconds]);
+        for (second, wanted) in seconds.enumerate() {
+            let now = Nanos::secs(second as u64);
+            while programs.len() as u64 > wanted {
+                machine.free.extend(programs.pop());
+            }
+            while (programs.len() as u64) < wanted && !machine.free.is_empty() {
+                programs.extend(machine.free.pop());
+                let pages = slots.pressed(machine.memory(), Share(0));
+                if pages > 0 {
+                    machine.empty(&slots.give_up(pages, None));
+                    regrowth.gave_up();
+                    gave = Some(now);
+                }
+            }
+            if !regrowth.is_due(now, machine.memory(), slots.kept_bytes()) {
+                continue;
+            }
+            prop_assert!(gave.is_some());
+            let calm = |before: Option<Nanos>| before.is_none_or(|at| now >= at.plus(CALM));
+            prop_assert!(calm(gave) && calm(sieved), "{gave:?} {sieved:?} {now:?}");
+            sieved = Some(now);
+            // Each round checks that the reserve stays free.
+            sieve(&mut slots, &mut machine, &rules);
+            only_reserved(&slots, &machine, &rules);
+            let again = regrowth.sieved(slots.kept_bytes());
+            prop_assert_eq!(again, (part - slots.kept().min(part)) * 100 <= part);
+            prop_assert_eq!(again, !regrowth.is_shrunk());
+            prop_assert_eq!(slots.pressed(machine.memory(), Share(0)), 0);
+        }
+    }
+}
+
+#[test]
+fn a_minute_of_calm_comes_before_each_sieve() {
+    let mut regrowth = Regrowth::new(Bytes(1000), Bytes(3000));
+    let mut due = |at, available, held| {
+        let memory = Memory {
+            free: Bytes(available),
+            available: Bytes(available),
+        };
+        regrowth.is_due(Nanos::secs(at), memory, Bytes(held))
+    };
+    assert!(
+        !due(1, 9000, 3000) && !due(100, 9000, 2970),
+        "nothing lacks"
+    );
+    assert!(!due(200, 1250, 2969) && !due(259, 1250, 2969));
+    // A second in which too little is available begins the minute anew.
+    assert!(!due(260, 1249, 2969) && !due(261, 1250, 2969));
+    assert!(!due(320, 1250, 2969) && due(321, 1250, 2969));
+    assert!(!due(380, 1250, 2969) && due(381, 1250, 2969));
+    assert!(!regrowth.sieved(Bytes(2970)), "nothing was lost");
+    // The kernel moves few frames, again and again.
+    assert!(!regrowth.moved(Bytes(2970)));
+    assert!(regrowth.moved(Bytes(2969)) && !regrowth.moved(Bytes(2960)));
+    // Each sieve that does not suffice doubles the wait, up to 16 minutes.
+    let memory = Memory {
+        free: Bytes(1250),
+        available: Bytes(1250),
+    };
+    let mut at = 400;
+    assert!(!regrowth.is_due(Nanos::secs(at), memory, Bytes(0)));
+    for minutes in [1, 2, 4, 8, 16, 16, 16] {
+        at += minutes * 60;
+        assert!(!regrowth.is_due(Nanos::secs(at - 1), memory, Bytes(0)));
+        assert!(regrowth.is_due(Nanos::secs(at), memory, Bytes(0)));
+        assert!(!regrowth.sieved(Bytes(2969)) && regrowth.is_shrunk());
+    }
+    assert!(regrowth.sieved(Bytes(2970)) && !regrowth.is_shrunk());
+}
+
+proptest! {
+    #[test]
+    fn free_memory_is_looked_at_before_it_can_be_used_up(
+        reserve in 1u64..1 << 22,
+        available in 0u64..1 << 24,
+    ) {
+        let slots = Slots::new(&rules(&[14], "1", 1024, reserve)).unwrap();
+        let memory = Memory { free: Bytes(0), available: Bytes(available * PAGE) };
+        let wait = slots.next_look(memory);
+        prop_assert!(wait >= Nanos::millis(50) && wait <= Nanos::secs(1));
+        let used = (4_u64 << 30) as f64 * wait.as_secs_f64();
+        let left = (available * PAGE) as f64 - used;
+        prop_assert!(wait == Nanos::millis(50) || left + 1.0 >= (2 * reserve * PAGE) as f64);
+    }
+}
+
 /// A sieve that releases a frame at once gets it back at once.
 #[test]
 fn frames_are_held_until_all_are_sorted() {

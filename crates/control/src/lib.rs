@@ -7,6 +7,7 @@ pub mod deadline;
 pub mod deadlines;
 pub mod directions;
 pub mod hoard;
+pub mod looks;
 pub mod pool;
 pub mod pooled;
 pub mod pressure;

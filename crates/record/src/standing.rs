@@ -83,6 +83,8 @@ pub enum Cause {
         /// Why, in a sentence without its end.
         why: String,
     },
+    /// Frames of the group's colours are kept from other programs again.
+    Held,
     /// Pages of a process do not get the group's colours.
     Unsettled {
         /// Number of the process.
@@ -159,6 +161,7 @@ impl fmt::Display for Cause {
                 f,
                 "frames of its colours are not kept from other programs any more: {why}"
             ),
+            Self::Held => f.write_str("frames of its colours are kept from other programs again"),
             Self::Unsettled { pid, why } => {
                 write!(f, "pages of process {pid} have other colours: {why}")
             }

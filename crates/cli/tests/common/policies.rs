@@ -4,7 +4,7 @@
 use super::*;
 
 /// The pages of the program that have frames of the reserved colours, and all of them.
-fn share(pid: u32) -> (u64, u64) {
+pub(super) fn share(pid: u32) -> (u64, u64) {
     let found = counted(pid);
     (found[2] + found[3], found.iter().sum())
 }
@@ -52,7 +52,7 @@ fn a_policy_moves_pages_into_colours_that_it_holds() {
 }
 
 /// The events of the one run on record, as far as they are written.
-fn events(record: &Path) -> Option<String> {
+pub(super) fn events(record: &Path) -> Option<String> {
     let run = fs::read_dir(record).ok()?.next()?.ok()?;
     fs::read_to_string(run.path().join("events.jsonl")).ok()
 }

@@ -12,6 +12,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use quell_control::hoard::{self, Memory, Round, Rules, Slots};
+use quell_control::looks::{Looks, SHORTEST};
+use quell_kernel::cached_file::CachedFile;
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::frames::Frames;
@@ -28,14 +30,8 @@ use rustix::time::ClockId;
 use super::hoard::{Command, Report, What, parse_rules};
 use crate::resident::{may_lock, say};
 
-/// How often free memory is read. A program that allocates 4 GiB a second takes 200 MiB meanwhile.
-const TICK: Duration = Duration::from_millis(50);
 /// The span over which waiting for memory is measured.
 const SPAN: Nanos = Nanos::secs(1);
-/// How often it looks where its frames lie; more rarely where looking takes long.
-const LOOK: Nanos = Nanos::secs(10);
-/// Looking takes at most one in so many parts of the time.
-const LOOK_SHARE: u64 = 200;
 /// Entries of `pagemap` that are read at once: 32 KiB.
 const AT_ONCE: usize = 4096;
 /// Pages that are released before the keeper goes to its next CPU.
@@ -63,8 +59,9 @@ pub fn keep(rules: &str) -> Result<()> {
     let mut keeper = Keeper::new(files, &rules)?;
     keeper.report(What::Begun)?;
     keeper.sieve()?;
+    let mut tick = Nanos(0);
     loop {
-        match keeper.input.next(TICK)? {
+        match keeper.input.next(Duration::from_nanos(tick.0))? {
             Asked::For(Command::Sieve) => keeper.sieve()?,
             Asked::For(Command::Release {
                 pages,
@@ -75,7 +72,7 @@ pub fn keep(rules: &str) -> Result<()> {
             Asked::Nothing => {}
             Asked::ToEnd => return Ok(()),
         }
-        keeper.give_way()?;
+        tick = keeper.give_way()?;
         keeper.look_again()?;
     }
 }
@@ -262,6 +259,8 @@ impl Stalls {
 
 struct Keeper<'a> {
     files: &'a dyn Files,
+    /// `/proc/meminfo`.
+    meminfo: CachedFile,
     slots: Slots,
     frames: Frames,
     pagemap: Pagemap,
@@ -272,14 +271,17 @@ struct Keeper<'a> {
     next_cpu: usize,
     /// When it looks next where its frames lie.
     next_look: Nanos,
+    looks: Looks,
 }
 
 impl<'a> Keeper<'a> {
     fn new(files: &'a dyn Files, rules: &Rules) -> Result<Self> {
         let pages = usize::try_from(rules.pages()).unwrap_or(usize::MAX);
         let cpus = affinity::of(0).map_err(|e| Error::refused(format!("its CPUs: {e}")))?;
+        let meminfo = CachedFile::open(files, vm::MEMINFO)?;
         Ok(Self {
             files,
+            meminfo: meminfo.ok_or_else(|| Error::refused("/proc/meminfo is missing"))?,
             slots: Slots::new(rules).map_err(Error::refused)?,
             frames: Frames::reserve(pages)?,
             pagemap: Pagemap::open(files, "self")?,
@@ -287,7 +289,8 @@ impl<'a> Keeper<'a> {
             stalls: Stalls::default(),
             cpus: cpus.iter().collect(),
             next_cpu: 0,
-            next_look: rt::now().plus(LOOK),
+            next_look: rt::now().plus(SHORTEST),
+            looks: Looks::default(),
         })
     }
 
@@ -297,8 +300,9 @@ impl<'a> Keeper<'a> {
         say(&line.map_err(|e| Error::refused(e.to_string()))?)
     }
 
-    fn memory(&self) -> Result<Memory> {
-        let memory = vm::memory(self.files)?.unwrap_or_default();
+    fn memory(&mut self) -> Result<Memory> {
+        let text = self.meminfo.text(self.files)?;
+        let memory = vm::meminfo(text.unwrap_or_default())?;
         Ok(Memory {
             free: memory.free,
             available: memory.available,
@@ -332,7 +336,8 @@ impl<'a> Keeper<'a> {
             rounds += 1;
             let took = rt::now().since(at);
             self.report(What::Round { round, took })?;
-            if !round.again() || self.slots.pressed(self.memory()?, Share(0)) > 0 {
+            let memory = self.memory()?;
+            if !round.again() || self.slots.pressed(memory, Share(0)) > 0 {
                 break;
             }
         }
@@ -351,7 +356,8 @@ impl<'a> Keeper<'a> {
             if self.input.is_over()? {
                 return Ok(None);
             }
-            let runs = self.slots.take(self.memory()?, hoard::AT_ONCE);
+            let memory = self.memory()?;
+            let runs = self.slots.take(memory, hoard::AT_ONCE);
             if runs.is_empty() {
                 break;
             }
@@ -440,7 +446,8 @@ impl<'a> Keeper<'a> {
         if let Some(cpu) = cpu {
             let _ = rt::pin(cpu);
         }
-        for run in self.slots.take(self.memory()?, pages) {
+        let memory = self.memory()?;
+        for run in self.slots.take(memory, pages) {
             self.frames.touch(run.clone());
             self.look(run)?;
         }
@@ -455,13 +462,13 @@ impl<'a> Keeper<'a> {
         })
     }
 
-    /// Gives frames up when other programs need memory.
-    fn give_way(&mut self) -> Result<()> {
+    /// Gives frames up when other programs need memory. Returns when to look at it again.
+    fn give_way(&mut self) -> Result<Nanos> {
         let memory = self.memory()?;
         let stalled = self.stalls.share(self.files)?;
         let pages = self.slots.pressed(memory, stalled);
         if pages == 0 {
-            return Ok(());
+            return Ok(self.slots.next_look(memory));
         }
         let runs = self.slots.give_up(pages, None);
         self.free(runs)?;
@@ -470,7 +477,8 @@ impl<'a> Keeper<'a> {
             pages,
             available: memory.available,
             stalled,
-        })
+        })?;
+        Ok(Nanos(0))
     }
 
     /// Looks from time to time whether the kernel has moved frames.
@@ -483,8 +491,7 @@ impl<'a> Keeper<'a> {
         let runs = self.slots.release();
         self.free(runs)?;
         let took = rt::now().since(begun);
-        let pause = Nanos(took.0.saturating_mul(LOOK_SHARE));
-        self.next_look = begun.plus(LOOK.max(pause));
+        self.next_look = begun.plus(self.looks.after(took, moved > 0));
         self.report_moved(moved)
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use quell_control::hoard::Rules;
+use quell_control::hoard::{Memory, Regrowth, Rules};
 use quell_kernel::error::{Error, Result};
-use quell_kernel::{rt, sysctl};
+use quell_kernel::{rt, sysctl, vm};
 use quell_types::cpuset::{CpuId, CpuSet};
-use quell_types::units::Nanos;
+use quell_types::units::{Bytes, Nanos};
 
 use crate::colours::hoard::{Command, Hoard, Report, What};
 use crate::host::Host;
@@ -50,9 +50,32 @@ pub(super) struct Held {
     /// Frames of reserved colours came free, and it may sieve again then.
     pub freed: bool,
     pub next_sieve: Nanos,
+    /// When it takes free frames again because it lacks some.
+    pub regrowth: Regrowth,
 }
 
 impl Held {
+    /// Has it sieve again where frames came free, or where memory is free and it lacks frames.
+    /// `own` is what programs have got of it.
+    pub fn sieve_if_due(&mut self, host: &Host, own: Bytes) -> Result<()> {
+        let now = rt::now();
+        if self.sieving || now < self.next_sieve {
+            return Ok(());
+        }
+        let memory = vm::memory(&host.files)?.unwrap_or_default();
+        let memory = Memory {
+            free: memory.free,
+            available: memory.available,
+        };
+        let held = Bytes(self.hoard.kept().0.saturating_add(own.0));
+        let freed = self.freed && !self.regrowth.is_shrunk();
+        if self.regrowth.is_due(now, memory, held) || freed {
+            self.hoard.ask(&Command::Sieve)?;
+            (self.freed, self.sieving) = (false, true);
+        }
+        Ok(())
+    }
+
     /// Reads reports until one says what is waited for.
     pub fn until(
         &mut self,

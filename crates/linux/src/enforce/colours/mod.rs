@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quell_control::hoard::Rules;
+use quell_control::hoard::{Regrowth, Rules};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::{paging, procfs, rt, vm};
 use quell_plan::Setting;
@@ -27,7 +27,7 @@ use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos};
 
 use super::{Applied, Enforcer};
-use crate::colours::hoard::{Command, Report, What};
+use crate::colours::hoard::{Report, What};
 use crate::colours::settle::{self, Counted, Wanted};
 use crate::host::{Host, finding};
 
@@ -49,8 +49,8 @@ const REST: u64 = 200;
 const AGAIN: Nanos = Nanos::secs(10);
 /// The most memory that a settler holds to find frames.
 const HOLD: Bytes = Bytes(256 << 20);
-/// A loss of less than one in so many bytes is no loss: compaction moves some pages.
-const LOSS: u64 = 100;
+/// One in so many pages or bytes is few.
+const FEW: u64 = 100;
 /// Why a process has pages of other colours that are being moved.
 const BEHIND: &str = "they are moved at the pace that the policy allows (hoard.pace)";
 
@@ -88,6 +88,8 @@ struct Group {
     failed: BTreeSet<TaskId>,
     /// Whether the hoard was found empty.
     spilled: bool,
+    /// Whether frames of its colours were lost to other programs.
+    unheld: bool,
 }
 
 fn settles(set: &Setting) -> bool {
@@ -102,6 +104,7 @@ impl Group {
             processes: BTreeMap::new(),
             failed: BTreeSet::new(),
             spilled: false,
+            unheld: false,
         }
     }
 
@@ -130,7 +133,7 @@ impl Group {
         if process.note(counted) {
             let found = std::mem::take(&mut self.spilled);
             if self.failed.remove(&task) || found {
-                self.restored(host, name, seen);
+                self.restored(host, name, &Cause::Settled, seen);
             }
         } else if process.is_behind() && !self.wanting.out {
             self.unsettled(host, name, task, BEHIND.to_owned(), seen);
@@ -159,10 +162,11 @@ impl Group {
         seen.extend(host.worth(name, &settles, Level::None, &because));
     }
 
-    /// Reports that the promise holds again, if all of the group's processes are settled.
-    fn restored(&self, host: &Host, name: &str, seen: &mut Observation) {
-        if self.failed.is_empty() && !self.spilled && !self.wanting.out {
-            seen.extend(host.worth(name, &settles, Level::Enforced, &Cause::Settled));
+    /// Reports that the promise holds again, if all of the group's processes are settled and its
+    /// frames are held.
+    fn restored(&self, host: &Host, name: &str, because: &Cause, seen: &mut Observation) {
+        if self.failed.is_empty() && !self.spilled && !self.unheld && !self.wanting.out {
+            seen.extend(host.worth(name, &settles, Level::Enforced, because));
         }
     }
 }
@@ -278,40 +282,60 @@ impl Colours {
 
     /// Takes note of what the keeper reports.
     fn heard(&mut self, host: &Host, reports: Vec<Report>, seen: &mut Observation) {
-        let mut lost = None;
+        let (own, mut lost, mut grown) = (self.own(), None, false);
         for report in reports {
             let Some(held) = &mut self.held else { return };
-            if let What::Sieved { cpu, .. } = &report.what {
-                held.sieving = false;
-                held.next_sieve = rt::now().plus(Nanos(cpu.0.saturating_mul(REST)).max(AGAIN));
-                self.next = rt::now();
-            }
-            let moved_few = match &report.what {
-                What::Moved { pages } => {
-                    let bytes = pages.saturating_mul(held.rules.colouring.page.0);
-                    bytes.saturating_mul(LOSS) < report.kept.0
+            let shrunk = held.regrowth.is_shrunk();
+            let all = Bytes(report.kept.0.saturating_add(own.0));
+            match &report.what {
+                What::Sieved { cpu, .. } => {
+                    held.sieving = false;
+                    held.next_sieve = rt::now().plus(Nanos(cpu.0.saturating_mul(REST)).max(AGAIN));
+                    self.next = rt::now();
+                    grown |= held.regrowth.sieved(all);
                 }
-                _ => false,
-            };
-            if report.is_loss() {
-                seen.push(finding(about(), report.words(), None));
+                What::GaveUp { .. } => {
+                    held.regrowth.gave_up();
+                    lost = Some(report.words());
+                }
+                What::Moved { .. } if held.regrowth.moved(all) => {
+                    lost = Some(report.words());
+                }
+                _ => {}
             }
-            if report.is_loss() && !moved_few {
-                lost = Some(report.words());
+            let again = shrunk && matches!(report.what, What::Sieved { .. });
+            if report.is_loss() || again {
+                seen.push(finding(about(), report.words(), None));
             }
         }
         if let Some(why) = lost {
             self.unheld(host, &why, seen);
+        } else if grown {
+            for (name, group) in &mut self.groups {
+                group.unheld = false;
+                group.restored(host, name, &Cause::Held, seen);
+            }
         }
     }
 
+    /// What programs have got of the hoard: no more than was moved.
+    fn own(&self) -> Bytes {
+        let groups = self.groups.values().filter(|group| !group.wanting.out);
+        let processes = groups.flat_map(|group| group.processes.values());
+        let pages = processes.filter_map(|process| process.reported);
+        let pages: u64 = pages.map(|pages| pages.right.min(pages.moved)).sum();
+        let page = self.held.as_ref().map(|held| held.rules.colouring.page);
+        Bytes(pages.saturating_mul(page.map_or(0, |page| page.0)))
+    }
+
     /// Any program may get frames of the groups' colours from now on.
-    fn unheld(&self, host: &Host, why: &str, seen: &mut Observation) {
+    fn unheld(&mut self, host: &Host, why: &str, seen: &mut Observation) {
         let because = Cause::Unheld {
             why: why.to_owned(),
         };
-        let groups = self.groups.iter();
-        for (name, _) in groups.filter(|(_, group)| !group.wanting.out) {
+        let groups = self.groups.iter_mut();
+        for (name, group) in groups.filter(|(_, group)| !group.wanting.out) {
+            group.unheld = true;
             seen.extend(host.worth(name, &settles, Level::None, &because));
         }
     }
@@ -341,7 +365,7 @@ impl Colours {
         let failures = group.failed.len();
         group.failed.retain(|task| tasks.contains(task));
         if failures > group.failed.len() {
-            group.restored(host, name, seen);
+            group.restored(host, name, &Cause::Settled, seen);
         }
         for stat in present {
             if group.processes.contains_key(&stat.id) {
@@ -386,11 +410,13 @@ impl Colours {
             sieving: false,
             freed: false,
             next_sieve: rt::now().plus(AGAIN),
+            regrowth: Regrowth::new(*reserve, Bytes(0)),
         };
         let is_it = |what: &What| matches!(what, What::Sieved { .. });
         let (reports, _) = held.until(&mut host.heart(), NEVER, &is_it)?;
         notes.extend(reports.last().map(Report::words));
         let kept = held.hoard.kept();
+        held.regrowth = Regrowth::new(*reserve, kept);
         if kept < *least || kept < colouring.page {
             return Err(Error::refused_with(
                 format!(
@@ -479,6 +505,7 @@ impl Colours {
 
     /// Reads what the keeper reports, and has it sieve again where frames came free.
     fn tend(&mut self, host: &mut Host, seen: &mut Observation) -> Result<()> {
+        let own = self.own();
         let Some(held) = &mut self.held else {
             return Ok(());
         };
@@ -487,10 +514,7 @@ impl Colours {
         if let Some(how) = held.hoard.ended().filter(|_| reports.is_empty()) {
             return Err(ended(&how));
         }
-        if held.freed && !held.sieving && rt::now() >= held.next_sieve {
-            held.hoard.ask(&Command::Sieve)?;
-            (held.freed, held.sieving) = (false, true);
-        }
+        held.sieve_if_due(host, own)?;
         self.heard(host, reports, seen);
         Ok(())
     }

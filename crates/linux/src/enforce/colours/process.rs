@@ -8,7 +8,7 @@ use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
 use super::held::Held;
-use super::{AGAIN, LOSS, REST, vacate};
+use super::{AGAIN, FEW, REST, vacate};
 use crate::colours::hoard::{Command, Report};
 use crate::colours::settle::{Counted, Settling, Turn, Wanted};
 use crate::host::Host;
@@ -47,7 +47,7 @@ pub(super) struct Wanting {
 
 /// Whether at least 99 in a hundred pages have right frames.
 fn settled(counted: Counted) -> bool {
-    counted.wrong.saturating_mul(LOSS) <= counted.right
+    counted.wrong.saturating_mul(FEW) <= counted.right
 }
 
 /// What a turn came to.
@@ -189,7 +189,7 @@ impl Process {
     /// without that, too (a fork, compaction), so there is one every [`STILL`] at least.
     fn is_still(&mut self, host: &Host) -> Result<bool> {
         let has = paging::anonymous(&host.files, self.settling.task().pid)?;
-        let near = |(had, has): (Bytes, Bytes)| had.0.abs_diff(has.0).saturating_mul(LOSS) < had.0;
+        let near = |(had, has): (Bytes, Bytes)| had.0.abs_diff(has.0).saturating_mul(FEW) < had.0;
         if rt::now() < self.due && self.had.zip(has).is_some_and(near) {
             return Ok(true);
         }
