@@ -14,11 +14,11 @@
 mod colours;
 mod common;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use colours::{PAGE, able, child_of, own_frames, run_under};
-use common::{Running, eventually};
+use common::{Machine, Running, eventually};
 use rustix::process::Signal;
 
 /// Not a test of its own: a program with 16 MiB of memory that it checks and writes again and
@@ -75,6 +75,26 @@ fn both_colours(frame: u64) -> (u64, u64) {
     (frame & 15, bank)
 }
 
+/// Starts the program above, and waits until it has its memory.
+fn words(machine: &Machine, name: &str) -> Words {
+    let out = machine.path(name);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "checks_its_words", "--ignored", "--nocapture"]);
+    command.env("QUELL_TEST_OUT", &out);
+    let child = command.stdout(Stdio::null()).spawn();
+    let program = Words(child.unwrap(), out);
+    eventually("the program runs", || program.1.exists());
+    program
+}
+
+/// The program goes on, and its memory is as it should be.
+fn goes_on(out: &Path) {
+    let said = || std::fs::read_to_string(out).unwrap();
+    let before = said();
+    eventually("the program goes on", || said() != before);
+    assert!(said().ends_with(" true"), "its memory is wrong: {}", said());
+}
+
 /// One group has half of the sets in two of eight banks. The other reserves two other banks, and
 /// has the sets that are left.
 #[test]
@@ -82,18 +102,7 @@ fn sets_and_banks_of_two_groups_are_held_at_once() {
     let Some(mut machine) = able("sets and banks") else {
         return;
     };
-    let exe = std::env::current_exe().unwrap();
-    let start = |name: &str| -> Words {
-        let out = machine.path(name);
-        let mut command = Command::new(&exe);
-        command.args(["--exact", "checks_its_words", "--ignored", "--nocapture"]);
-        command.env("QUELL_TEST_OUT", &out);
-        let child = command.stdout(Stdio::null()).spawn();
-        let program = Words(child.unwrap(), out);
-        eventually("the program runs", || program.1.exists());
-        program
-    };
-    let programs = [start("a"), start("b")];
+    let programs = ["a", "b"].map(|name| words(&machine, name));
     machine.remember();
     let pids = [0, 1].map(|i: usize| programs[i].0.id());
     let group = |name: &str, pid: u32, reserves: &str| {
@@ -136,11 +145,39 @@ fn sets_and_banks_of_two_groups_are_held_at_once() {
     assert_eq!(done.code, 0, "{done:?}");
     let kept = "of reserved colours are held";
     assert!(done.err.contains(kept), "{done:?}");
-    for Words(_, out) in &programs {
-        let said = || std::fs::read_to_string(out).unwrap();
-        let before = said();
-        eventually("the program goes on", || said() != before);
-        assert!(said().ends_with(" true"), "its memory is wrong: {}", said());
-    }
+    programs.iter().for_each(|Words(_, out)| goes_on(out));
+    machine.unchanged("after the run");
+}
+
+/// No frames are held, so no other program is kept out, and the run says so.
+#[test]
+fn a_group_gets_its_colours_without_a_hoard() {
+    let Some(mut machine) = able("colours without a hoard") else {
+        return;
+    };
+    let Words(child, out) = &words(&machine, "alone");
+    machine.remember();
+    let policy = format!(
+        "quell=1\nrequire='none'\n[group.a]\nrole='critical'\ncpus='any'\n\
+        match=[{{ pid={} }}]\nreserve.banks='0-1'\n\
+        [hoard]\nlimit='0B'\nreserve='1GiB'\npace='100%'\nlongest-stop='100ms'\n",
+        child.id()
+    );
+    let run = Running::start(&mut run_under(&machine, "ryzen-9900x", &policy));
+    eventually("its pages have its banks", || {
+        let frames = own_frames(child.id());
+        let right = frames.iter().filter(|frame| both_colours(**frame).1 < 2);
+        right.count() * 100 >= frames.len() * 95
+    });
+    assert!(child_of(run.pid(), "__hoard").is_none(), "frames are held");
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(done.err.contains("had its colours at last"), "{done:?}");
+    let why = "no frames are held, so that any program gets frames of these colours";
+    let said = done.err + &done.out;
+    let said: Vec<&str> = said.split_whitespace().collect();
+    assert!(said.join(" ").contains(why), "{said:?}");
+    goes_on(out);
     machine.unchanged("after the run");
 }

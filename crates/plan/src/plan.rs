@@ -197,6 +197,7 @@ pub enum Setting {
         least: Bytes,
     },
     /// Move pages of the group into frames of these colours, which a hoard releases for it.
+    /// Without a hoard into free ones.
     Settle {
         /// What the colours divide.
         divides: Divides,
@@ -207,6 +208,10 @@ pub enum Setting {
         /// What happens when the hoard has no frames left: pages stay where they are and that is
         /// reported, or the run ends.
         spill: bool,
+        /// There is no hoard: free frames are looked for while this much memory stays available.
+        /// Absent: a hoard releases frames.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        unheld: Option<Bytes>,
         /// The share of time that a process that runs already may be stopped.
         pace: Share,
         /// The longest stop that is aimed at.

@@ -2,6 +2,8 @@
 //! left out.
 
 use quell_record::result::{CompareResult, ConfigurationResult, Figures, Subset};
+use quell_types::mechanism::Mechanism;
+use quell_types::partition::MapOrigin;
 
 use crate::columns::Columns;
 use crate::doctor::lab;
@@ -28,6 +30,9 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
     if let Some(guest) = &result.machine.identity.lab {
         let told = format!("Linux {}, {}", result.machine.identity.kernel, lab(guest));
         out.push_str(&style.wrap("", "", &told));
+    }
+    if let Some(believed) = believed(result) {
+        out.push_str(&style.wrap("", "", &believed));
     }
     out.push('\n');
     if programs::is_about(result) {
@@ -83,6 +88,28 @@ pub fn compare_text(result: &CompareResult, style: Style) -> String {
     out.push_str(&left_out(result, style));
     out.push_str(&expectations(result, style));
     out
+}
+
+/// What colours mean by an address map that was declared and not measured. `None` where no
+/// configuration has colours.
+pub(crate) fn believed(result: &CompareResult) -> Option<String> {
+    let coloured = [Mechanism::Sets, Mechanism::Banks];
+    let mut all = result.configurations.iter().flat_map(|c| &c.mechanisms);
+    let map = result.machine.partitions.address_map.as_ref()?;
+    let believed = matches!(map.origin, MapOrigin::Declared | MapOrigin::Published);
+    if !believed || !all.any(|mechanism| coloured.contains(mechanism)) {
+        return None;
+    }
+    let from = &map.from;
+    Some(match result.machine.identity.hypervisor {
+        Some(_) => format!(
+            "Colours are by the declared address map {from}. In a virtual machine page frames are the guest's: these colours mean \
+             nothing for the hardware, and differences of times are not theirs."
+        ),
+        None => format!(
+            "Colours are by the declared address map {from}, which is believed: on other hardware they are no colours."
+        ),
+    })
 }
 
 /// The first table: configuration, p50 and p99 with spread, both normalized, what the neighbour
@@ -246,6 +273,37 @@ mod tests {
         };
         let text = compare_text(&sample::result(), style);
         sample::golden("compare", &text);
+    }
+
+    #[test]
+    fn a_declared_map_is_named_where_colours_are_compared() {
+        use quell_types::partition::KnownMap;
+        let mut result = sample::result();
+        let map = |origin| KnownMap {
+            origin,
+            from: "map.txt".to_owned(),
+            about: None,
+            banks: None,
+            sets: None,
+            shared: 0,
+        };
+        result.machine.partitions.address_map = Some(map(MapOrigin::Declared));
+        assert_eq!(believed(&result), None);
+        result.configurations[1].mechanisms = vec![Mechanism::Banks];
+        result.machine.identity.hypervisor = Some("KVM".to_owned());
+        let said = |result: &CompareResult| {
+            let text = compare_text(result, Style::default());
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert!(
+            said(&result).contains("map.txt. In a virtual machine page frames are the guest's")
+        );
+        result.machine.identity.hypervisor = None;
+        assert!(said(&result).contains("map.txt, which is believed"));
+        for origin in [MapOrigin::Lab, MapOrigin::Recovered] {
+            result.machine.partitions.address_map = Some(map(origin));
+            assert_eq!(believed(&result), None);
+        }
     }
 
     #[test]

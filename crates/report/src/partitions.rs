@@ -265,11 +265,13 @@ pub(crate) fn described(set: &Setting) -> String {
         Setting::Settle {
             divides,
             colours,
+            unheld,
             pace,
             longest,
             ..
         } => format!(
-            "move its pages into frames of {} of {}: stopped for {pace} of the time, about {longest} each",
+            "move its pages into {}frames of {} of {}: stopped for {pace} of the time, about {longest} each",
+            if unheld.is_some() { "free " } else { "" },
             numbered(colours),
             divides.of()
         ),

@@ -39,6 +39,12 @@ pub(super) fn is_used(draft: &Draft<'_>) -> bool {
     draft.machine.partitions.hoarded
 }
 
+/// Whether the policy wants colours without a hoard: groups get theirs, and no program is kept out.
+pub(super) fn holds_nothing(draft: &Draft<'_>) -> bool {
+    let keys = draft.policy.hoard.as_ref();
+    is_used(draft) && keys.is_some_and(|keys| keys.limit == Some(Bytes(0)))
+}
+
 /// Whether a step of a hoard holds a promise to this group: it is the hoard's, or the group's own.
 pub(super) fn holds(draft: &Draft<'_>, step: StepId, group: &str) -> bool {
     let mut steps = draft.steps.iter().filter(|s| s.id == step);
@@ -78,12 +84,18 @@ pub(super) fn plan(draft: &mut Draft<'_>, divided: &mut [Divided]) {
     let Some(shape) = shape(draft, &kinds) else {
         return;
     };
-    let Some(held) = hold(draft, &shape) else {
+    let mut steps = Vec::new();
+    if holds_nothing(draft) {
+        unheld(draft);
+    } else if let Some(held) = hold(draft, &shape) {
+        steps.push(held);
+    } else {
         return;
-    };
-    let mut steps = vec![held];
+    }
     steps.extend(settle(draft, &shape));
-    vacate(draft, &shape);
+    if !holds_nothing(draft) {
+        vacate(draft, &shape);
+    }
     kinds.iter_mut().for_each(|one| one.steps.extend(&steps));
 }
 
@@ -320,25 +332,48 @@ fn hold(draft: &mut Draft<'_>, shape: &Shape) -> Option<StepId> {
     Some(draft.step(None, mechanism, set, said::EXCLUDES))
 }
 
-/// Adds a step for each owner, which moves its pages.
+/// Says what colours without a hoard are worth. Refuses what needs one.
+fn unheld(draft: &mut Draft<'_>) {
+    draft.notes.push(said::UNHELD.to_owned());
+    let keys = draft.policy.hoard.as_ref();
+    if keys.is_some_and(|keys| keys.moved == HoardMoves::Groups) {
+        let remedies = ["hoard.move", "hoard.limit"].map(Remedy::leave_out);
+        draft.refuse("hoard.move", said::MOVED_BACK, remedies);
+    }
+}
+
+/// Adds a step for each owner, which moves its pages. One that may use all colours has no step.
 fn settle(draft: &mut Draft<'_>, shape: &Shape) -> Vec<StepId> {
     let keys = draft.policy.hoard.clone().unwrap_or_default();
+    let unheld = holds_nothing(draft).then(|| sizes(draft, shape).reserve);
+    let all = shape.whole.count() as usize;
     let mut steps = Vec::new();
-    for owner in &shape.owners {
+    for owner in shape
+        .owners
+        .iter()
+        .filter(|owner| owner.colours.len() < all)
+    {
         let name = &owner.claim.group;
         let group = draft.policy.groups.get(name);
         let fails = group.is_some_and(|g| g.coloured == Some(Coloured::Fail));
         let after = if fails { said::fails } else { said::spills };
-        draft.notes.push(after(name));
+        if fails || unheld.is_none() {
+            draft.notes.push(after(name));
+        }
         let set = Setting::Settle {
             divides: shape.divides,
             colouring: shape.whole.clone(),
             colours: owner.colours.clone(),
             spill: !fails,
+            unheld,
             pace: keys.pace,
             longest: keys.longest_stop,
         };
-        let because = said::moved(owner.claim.key) + owner.rest.as_deref().unwrap_or_default();
+        let moved = match unheld {
+            Some(_) => said::moved_unheld(owner.claim.key),
+            None => said::moved(owner.claim.key),
+        };
+        let because = moved + owner.rest.as_deref().unwrap_or_default();
         let mechanism = shape.divides.mechanisms()[0];
         steps.push(draft.step(Some(name), mechanism, set, because));
     }
@@ -380,6 +415,9 @@ fn vacate(draft: &mut Draft<'_>, shape: &Shape) {
 
 /// What the promise of colours is worth.
 pub(super) fn worth(draft: &Draft<'_>) -> Worth {
+    if holds_nothing(draft) {
+        return Worth::of(Level::None, said::UNHELD);
+    }
     let map = draft.machine.partitions.address_map.as_ref();
     let published = map.filter(|map| map.origin == MapOrigin::Published);
     let published = published.map(|map| words::published_map(&map.from) + "; ");

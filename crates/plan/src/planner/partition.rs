@@ -16,7 +16,7 @@ use quell_types::refusal::Remedy;
 
 use crate::plan::{Promise, Setting};
 
-use super::allot::{self, Short, Want};
+use super::allot::{self, Allotted, Short, Want};
 use super::amounts::mask_of;
 use super::claims::{self, best_of};
 use super::division::{Claim, Claims, Divided, Kind, colouring, domains, ways_of_window};
@@ -65,6 +65,13 @@ fn divide(draft: &mut Draft<'_>, claims: Claims) -> Option<Divided> {
     let Claims { kind, whole, list } = claims;
     let wants: Vec<Want> = list.iter().map(|c| c.want.clone()).collect();
     let allotted = match allot::allot(whole, &wants) {
+        // No program is kept out of anything.
+        Ok(allotted) if matches!(kind, Kind::Colours(_)) && hoard::holds_nothing(draft) => {
+            Allotted {
+                left: (0..whole.count).collect(),
+                ..allotted
+            }
+        }
         Ok(allotted) => allotted,
         Err(short) => {
             too_much(draft, kind, whole.count, &list, &short);

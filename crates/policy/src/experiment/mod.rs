@@ -40,7 +40,7 @@ pub use schema::experiment_schema;
 pub use subject::{Each, Metric, Pin, RUN_TIME, Start, Subject};
 
 /// The experiments that come with Quell: name and text.
-const BUILTIN: [(&str, &str); 30] = [
+const BUILTIN: [(&str, &str); 31] = [
     (
         "neighbour",
         include_str!("../../../../experiments/neighbour.toml"),
@@ -100,6 +100,10 @@ const BUILTIN: [(&str, &str); 30] = [
     (
         "colours",
         include_str!("../../../../experiments/colours.toml"),
+    ),
+    (
+        "colours-linux",
+        include_str!("../../../../experiments/colours-linux.toml"),
     ),
     (
         "windows",

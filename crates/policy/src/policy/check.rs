@@ -2,6 +2,7 @@
 
 use indexmap::IndexMap;
 use quell_types::ids::REST;
+use quell_types::mechanism::Level;
 use quell_types::source::Source;
 use quell_types::task;
 use quell_types::text::{Complaint, Path};
@@ -70,7 +71,7 @@ pub(super) fn check(policy: &Policy, shape: Shape) -> Vec<Complaint> {
         pressure_of(&mut found, pressure);
     }
     if let Some(hoard) = &policy.hoard {
-        hoard_of(&mut found, hoard);
+        hoard_of(&mut found, hoard, policy.require);
     }
     windows::check(&mut found, policy);
     scheduler::check(&mut found, policy);
@@ -468,7 +469,7 @@ fn regulator(found: &mut Found, keys: &RegulatorKeys) {
     }
 }
 
-fn hoard_of(found: &mut Found, keys: &HoardKeys) {
+fn hoard_of(found: &mut Found, keys: &HoardKeys, require: Level) {
     let at = Path::of(&["hoard"]);
     if keys.pace == Share(0) || keys.pace > Share::WHOLE {
         let why = format!("{} is no share of time to move pages in", keys.pace);
@@ -478,11 +479,14 @@ fn hoard_of(found: &mut Found, keys: &HoardKeys) {
         let why = format!("stopping threads alone takes {}", keys.longest_stop);
         found.say(at.key("longest-stop"), why, Some("at least 100us"));
     }
-    for (key, size) in [("limit", keys.limit), ("reserve", keys.reserve)] {
-        if size == Some(Bytes(0)) {
-            let why = "nothing could be held, or nothing would stay for other programs";
-            found.say(at.key(key), why, Some("leave it out, or give a size"));
-        }
+    if keys.reserve == Some(Bytes(0)) {
+        let why = "nothing would stay for other programs";
+        found.say(at.key("reserve"), why, Some("leave it out, or give a size"));
+    }
+    if keys.limit == Some(Bytes(0)) && require > Level::None {
+        let why = "nothing could be held, so that other programs get frames of reserved colours";
+        let remedy = "leave it out, or give a size; or write require = \"none\"";
+        found.say(at.key("limit"), why, Some(remedy));
     }
 }
 

@@ -349,7 +349,8 @@ impl Default for RegulatorKeys {
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct HoardKeys {
     /// What the hoard holds at most, at any time. Absent: all memory that is free but `reserve`.
-    /// With less than all, programs still get frames of reserved colours.
+    /// With less than all, programs still get frames of reserved colours. With 0 (and `require`
+    /// "none") there is no hoard: groups get their colours, and other programs get them, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Bytes>,
     /// Memory that stays free for other programs, of all colours. Absent: an eighth of the

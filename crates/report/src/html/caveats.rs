@@ -6,7 +6,7 @@ use quell_record::about::About;
 use quell_record::events::Event;
 use quell_record::result::CompareResult;
 
-use crate::compare::{skipped, unmeasured};
+use crate::compare::{believed, skipped, unmeasured};
 use crate::lost;
 use crate::published::published_faults;
 use crate::text::{count, list, percent};
@@ -28,6 +28,7 @@ pub(crate) fn section(page: &Page<'_>) -> Option<Section> {
         said.extend(lost::of_cells(result));
         incomplete(result, &mut said);
         said.push(sharing(result));
+        said.extend(believed(result));
         rounds(result, &mut said);
     }
     said.push(steal(page));

@@ -7,6 +7,7 @@ mod attribution;
 mod bars;
 mod caveats;
 mod chart;
+mod colours;
 mod course;
 mod curve;
 mod demo;
@@ -55,6 +56,7 @@ const PICTURES: &[Build] = &[
     attribution::section,
     series::section,
     course::section,
+    colours::section,
     pressure::section,
     ways::section,
     whole::section,

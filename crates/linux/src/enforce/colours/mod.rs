@@ -178,14 +178,13 @@ impl Colours {
             return;
         }
         if let Err(e) = self.one(host, seen) {
-            self.unheld(host, &e.to_string(), seen);
-            self.held = None;
+            self.fail(host, &e, seen);
         }
         let sieving = self.held.as_ref().is_some_and(|held| held.sieving);
         self.next = match self.due().map(|(next, ..)| next) {
             Some(_) if sieving => rt::now().plus(PASS),
-            Some(next) if self.held.is_some() => next,
-            _ => NEVER,
+            Some(next) => next,
+            None => NEVER,
         };
     }
 
@@ -214,9 +213,9 @@ impl Colours {
         let Some((_, task, name)) = self.due().filter(|(next, ..)| *next <= rt::now()) else {
             return Ok(());
         };
-        let Some(held) = self.held.as_mut().filter(|held| !held.sieving) else {
+        if self.held.as_ref().is_some_and(|held| held.sieving) {
             return Ok(());
-        };
+        }
         let Some(group) = self.groups.get_mut(&name) else {
             return Ok(());
         };
@@ -224,14 +223,15 @@ impl Colours {
             return Ok(());
         };
         let begun = rt::now();
-        let came = process.turn(host, held, &group.wanting)?;
+        let came = process.turn(host, self.held.as_mut(), &group.wanting)?;
         // Without a settler, memory was gone through and nothing was moved.
         if group.wanting.out && process.settling.settler().is_none() {
             let spent = rt::now().since(begun);
             self.vacates = rt::now().plus(Nanos(spent.0.saturating_mul(REST)));
         }
         if let Some(counted) = came.counted {
-            let pages = process.pages(counted, held.hoard.kept());
+            let kept = self.held.as_ref().map(|held| held.hoard.kept());
+            let pages = process.pages(counted, kept.unwrap_or_default());
             if process.reported.replace(pages) != Some(pages) {
                 seen.push(Seen::Event(Event::Coloured {
                     group: name.clone(),
@@ -326,6 +326,13 @@ impl Colours {
         let pages: u64 = pages.map(|pages| pages.right.min(pages.moved)).sum();
         let page = self.held.as_ref().map(|held| held.rules.colouring.page);
         Bytes(pages.saturating_mul(page.map_or(0, |page| page.0)))
+    }
+
+    /// No pages are moved any more, and any program may get frames of the groups' colours.
+    fn fail(&mut self, host: &Host, why: &Error, seen: &mut Observation) {
+        self.unheld(host, &why.to_string(), seen);
+        self.held = None;
+        self.groups.clear();
     }
 
     /// Any program may get frames of the groups' colours from now on.
@@ -444,6 +451,7 @@ impl Colours {
             colouring,
             colours,
             spill,
+            unheld,
             pace,
             longest,
             ..
@@ -451,6 +459,19 @@ impl Colours {
         else {
             return Ok(None);
         };
+        let wanted = |reserve: Bytes| Wanted {
+            colouring: colouring.clone(),
+            colours: colours.clone(),
+            longest: *longest,
+            pace: *pace,
+            hold: HOLD.min(Bytes(reserve.0 / 2)),
+        };
+        if let Some(reserve) = *unheld {
+            for stat in host.processes(name)? {
+                settle::possible(&host.files, stat.id.pid)?;
+            }
+            return self.follow(host, name, wanted(reserve), Some(*spill), *unheld);
+        }
         let Some(held) = &self.held else {
             return Err(Error::refused(format!("group {name}: no frames are held")));
         };
@@ -473,29 +494,25 @@ impl Colours {
                 "reserve more colours, or free memory",
             ));
         }
-        let wanted = Wanted {
-            colouring: colouring.clone(),
-            colours: colours.clone(),
-            longest: *longest,
-            pace: *pace,
-            hold: HOLD.min(Bytes(held.rules.reserve.0 / 2)),
-        };
-        self.follow(host, name, wanted, Some(*spill))
+        let wanted = wanted(held.rules.reserve);
+        self.follow(host, name, wanted, Some(*spill), None)
     }
 
     /// Begins to move a group's pages, into colours that it reserves and that may `spill`, or out
-    /// of those that others reserve (`None`).
+    /// of those that others reserve (`None`). `unheld`: see [`Wanting`].
     fn follow(
         &mut self,
         host: &mut Host,
         name: &str,
         wanted: Wanted,
         spill: Option<bool>,
+        unheld: Option<Bytes>,
     ) -> Applied {
         let wanting = Wanting {
             wanted,
             cpu: host.groups.one(name)?.cpus.first(),
             out: spill.is_none(),
+            unheld,
         };
         let group = Group::new(wanting, spill.unwrap_or(true));
         self.groups.insert(name.to_owned(), group);
@@ -539,11 +556,7 @@ impl Enforcer for Colours {
     fn check(&mut self, host: &mut Host, seen: &mut Observation) {
         seen.extend(self.owners.take().map(owners::seen));
         if let Err(e) = self.tend(host, seen) {
-            self.unheld(host, &e.to_string(), seen);
-            self.held = None;
-        }
-        if self.held.is_none() {
-            return;
+            self.fail(host, &e, seen);
         }
         let names: Vec<String> = self.groups.keys().cloned().collect();
         for name in names {

@@ -41,8 +41,11 @@ pub(super) struct Wanting {
     pub wanted: Wanted,
     /// The CPU on which frames are released and looked for.
     pub cpu: Option<CpuId>,
-    /// Whether pages leave colours that other groups reserve. No frames are released for that.
+    /// Whether pages leave colours that other groups reserve.
     pub out: bool,
+    /// No frames are released for the group: it gets free ones while this much memory stays
+    /// available.
+    pub unheld: Option<Bytes>,
 }
 
 /// Whether at least 99 in a hundred pages have right frames.
@@ -198,15 +201,18 @@ impl Process {
     }
 
     /// Moves a chunk.
-    pub fn turn(&mut self, host: &mut Host, held: &mut Held, group: &Wanting) -> Result<Came> {
+    pub fn turn(
+        &mut self,
+        host: &mut Host,
+        mut held: Option<&mut Held>,
+        group: &Wanting,
+    ) -> Result<Came> {
         let begun = rt::now();
         if self.settling.is_between() && self.is_still(host)? {
             self.next = begun.plus(PASS);
             return Ok(Came::default());
         }
-        if group.out
-            && let Some(failed) = vacate::lack(host, held, &group.wanted)?
-        {
+        if let Some(failed) = vacate::lack(host, group)? {
             return Ok(Came {
                 failed: Some(failed),
                 ..Came::default()
@@ -221,7 +227,8 @@ impl Process {
         let mut broken = None;
         let mut provide = |pages: u64, more: u64| {
             let wanted = pages.saturating_add(more).saturating_add(BEYOND);
-            if stock < wanted && !group.out {
+            let held = held.as_deref_mut().filter(|_| group.unheld.is_none());
+            if let Some(held) = held.filter(|_| stock < wanted) {
                 let colours = &group.wanted.colours;
                 match held.provide(wanted - stock, group.cpu, colours, &mut heart) {
                     Ok((released, others)) => {
@@ -270,12 +277,14 @@ impl Process {
             }
             Turn::Through(found) => {
                 self.missed = 0;
-                if done.moved > self.moved && group.out {
-                    held.freed = true;
-                } else if done.moved > self.moved {
-                    // What it left over, other programs would get.
-                    let (pages, cpu) = (stock.saturating_add(BEYOND), group.cpu);
-                    held.hoard.ask(&Command::Retake { pages, cpu })?;
+                match held {
+                    Some(held) if done.moved > self.moved && group.out => held.freed = true,
+                    Some(held) if done.moved > self.moved => {
+                        // What it left over, other programs would get.
+                        let (pages, cpu) = (stock.saturating_add(BEYOND), group.cpu);
+                        held.hoard.ask(&Command::Retake { pages, cpu })?;
+                    }
+                    _ => {}
                 }
                 came.counted = Some(self.through(found));
             }

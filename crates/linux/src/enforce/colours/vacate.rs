@@ -11,7 +11,7 @@ use quell_kernel::vm;
 use quell_plan::Setting;
 use quell_types::units::Bytes;
 
-use super::held::Held;
+use super::process::Wanting;
 use super::{Applied, Colours};
 use crate::colours::settle::Wanted;
 use crate::host::Host;
@@ -36,10 +36,14 @@ pub(super) fn stays(group: &str, pid: u32, why: &str, number: usize) -> Option<S
     }
 }
 
-/// Why too little memory is available to find frames. `None`: there is enough.
-pub(super) fn lack(host: &Host, held: &Held, wanted: &Wanted) -> Result<Option<String>> {
+/// Why too little memory is available to find frames. `None`: there is enough, or a hoard releases
+/// frames.
+pub(super) fn lack(host: &Host, group: &Wanting) -> Result<Option<String>> {
+    let Some(reserve) = group.unheld else {
+        return Ok(None);
+    };
     let memory = vm::memory(&host.files)?.unwrap_or_default();
-    let least = held.rules.reserve.0.saturating_add(2 * wanted.hold.0);
+    let least = reserve.0.saturating_add(2 * group.wanted.hold.0);
     Ok((memory.available.0 < least).then(|| {
         format!(
             "{} of memory are available, and {} are needed to find other frames without using the reserve",
@@ -72,7 +76,8 @@ impl Colours {
             pace: *pace,
             hold: HOLD.min(Bytes(held.rules.reserve.0 / PART)),
         };
-        self.follow(host, name, wanted, None)
+        let reserve = held.rules.reserve;
+        self.follow(host, name, wanted, None, Some(reserve))
     }
 }
 

@@ -450,6 +450,62 @@ fn colours_that_a_neighbour_has_too_are_refused() {
     }
 }
 
+/// `hoard.limit` of 0: each group gets its colours, and any program gets them, too.
+#[test]
+fn without_a_hoard_groups_get_their_colours_and_no_promise() {
+    let nothing = "[hoard]\nlimit='0B'\nreserve='2GiB'\n";
+    let plan = planned(&format!("require='none'\n{RESERVE}{nothing}"), &hoarding());
+    assert_eq!(colours(&plan), ["settle a 0-1 true"]);
+    let unheld = plan.steps.iter().find_map(|step| match &step.set {
+        Setting::Settle { unheld, .. } => *unheld,
+        _ => None,
+    });
+    assert_eq!(unheld, Some(Bytes(2 << 30)));
+    let promises = plan.promises.iter();
+    let held = promises.filter(|held| matches!(held.promise, Promise::ReserveColours { .. }));
+    let held: Vec<&Held> = held.collect();
+    assert_eq!((held.len(), held[0].level), (1, Level::None));
+    let says = |text: &str| text.contains("no frames are held");
+    assert!(says(held[0].weakest.as_deref().unwrap()), "{held:?}");
+    assert!(plan.notes.iter().any(|note| says(note)), "{:?}", plan.notes);
+
+    // A neighbour that may use all colours has no step. Nothing need be left for other programs.
+    let all = RESERVE.replace("command=['y']", "command=['y']\nreserve.banks='0-7'");
+    let all = all.replace("banks=2", "banks='0-1'");
+    let plan = planned(&format!("require='none'\n{all}{nothing}"), &hoarding());
+    assert_eq!(colours(&plan), ["settle a 0-1 true"]);
+    let levels = plan.promises.iter();
+    let levels = levels.filter(|held| matches!(held.promise, Promise::ReserveColours { .. }));
+    let levels: Vec<Level> = levels.map(|held| held.level).collect();
+    assert_eq!(levels, [Level::None; 2]);
+
+    // Of what it does not reserve itself, a group has all.
+    let both = reserving("reserve.banks='0-1'", "reserve.cache={ colours='0' }");
+    let plan = planned(&format!("require='none'\n{both}{nothing}"), &both_kinds());
+    assert_eq!(
+        colours(&plan),
+        ["settle a 0-7 true", "settle b 0,4,8,12,16,20,24,28 true"]
+    );
+}
+
+#[test]
+fn what_needs_a_hoard_is_refused_without_one() {
+    let move_away = "require='none'\n[hoard]\nlimit='0B'\nmove='groups'\n";
+    let why = refused(&format!("{move_away}{RESERVE}"), &hoarding());
+    assert!(why.contains("would come back"), "{why}");
+    // Without hoard.limit the same policy has a hoard, whatever it requires.
+    let plan = planned(&format!("require='none'\n{RESERVE}"), &hoarding());
+    assert_eq!(
+        colours(&plan),
+        ["hold 0-1 None 1GiB 0B", "settle a 0-1 true"]
+    );
+    // Where all colours are reserved, nothing is left for other programs.
+    let all = RESERVE.replace("command=['y']", "command=['y']\nreserve.banks='0-7'");
+    let all = all.replace("banks=2", "banks='0-1'");
+    let why = refused(&format!("require='none'\n{all}"), &hoarding());
+    assert!(why.contains("nothing is left"), "{why}");
+}
+
 /// Steps that move pages out of reserved colours.
 fn vacated(plan: &Plan) -> Vec<String> {
     let said = plan.steps.iter().filter_map(|step| match &step.set {

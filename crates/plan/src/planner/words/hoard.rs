@@ -14,6 +14,11 @@ pub const NOT_INDEPENDENT: &str = "cache sets and DRAM banks share address bits 
 pub const NO_LARGE_PAGES: &str =
     "while frames are held, hardly any program gets large pages: they need frames of all colours";
 
+pub const UNHELD: &str = "hoard.limit is 0: no frames are held, so that any program gets frames of these colours, too; a part that \
+    keeps its neighbours protects nothing, and can be slower than no part";
+pub const MOVED_BACK: &str =
+    "no frames are held (hoard.limit is 0), so that pages that are moved out would come back";
+
 pub const VACATED: &str = "hoard.move: its pages in reserved colours are moved out of them, while its threads are stopped";
 pub const NOTHING_TO_VACATE: &str =
     "hoard.move changes nothing: no best-effort group is without reserved colours";
@@ -21,6 +26,8 @@ pub const NOTHING_TO_VACATE: &str =
 sentences! {
     moved(key: &str)
         "{key}: its pages are moved into frames that are held for it, while its threads are stopped";
+    moved_unheld(key: &str)
+        "{key}: its pages are moved into free frames, while its threads are stopped";
     nothing_is_left(reserve: Bytes, memory: Bytes)
         "{reserve} of {memory} are to stay free for other programs: nothing is left to hold";
     too_many_colours(sets: u32, banks: u32, most: u32)
