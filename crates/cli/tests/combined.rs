@@ -170,6 +170,8 @@ fn a_group_gets_its_colours_without_a_hoard() {
         right.count() * 100 >= frames.len() * 95
     });
     assert!(child_of(run.pid(), "__hoard").is_none(), "frames are held");
+    // The run counts once it has gone through all of the memory.
+    std::thread::sleep(std::time::Duration::from_secs(3));
     run.signal(Signal::TERM);
     let done = run.wait();
     assert_eq!(done.code, 0, "{done:?}");
