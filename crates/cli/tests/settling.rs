@@ -499,10 +499,11 @@ fn a_program_survives_the_death_of_the_settler() {
             left.is_multiple_of(2) && left <= 2 * DEATHS,
             "{point}: {left}"
         );
-        two_left += usize::from(left > 0);
+        // Later stops are as long as the machine allows, so that their points lie by chance.
+        two_left += usize::from(left > 0 && point < 50);
         machine.unchanged("after the settler's death");
     }
-    assert!(two_left <= 3, "{two_left}");
+    assert!(two_left <= 2, "{two_left}");
 }
 
 /// The settler, Quell and its watchdog die: `quell restore` puts the pages back.
