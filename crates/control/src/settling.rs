@@ -2,8 +2,10 @@
 //! and when. The program's threads are stopped for each chunk.
 //!
 //! Method: a chunk is sized from what the last one cost per page, and besides, so that the stop
-//! takes three quarters of the longest one that is allowed. Where stopping the threads alone takes
-//! about that long, as on a busy machine, pages are moved for another quarter of it: fewer and
+//! takes what is aimed at. That falls by a tenth of the longest stop that is allowed with each stop
+//! that takes longer, and rises by a thousandth with each other one. So about one in a hundred takes
+//! longer (Robbins and Monro's method for a quantile). Where stopping the threads alone takes about
+//! that long, as on a busy machine, pages are moved for another three sixteenths of it: fewer and
 //! longer stops cost the program less than many with a page each. A chunk at most doubles from one
 //! stop to the next. A pause after each stop keeps the share of time that the program is stopped.
 
@@ -168,6 +170,8 @@ impl Default for Pace {
 #[derive(Clone, Debug)]
 pub struct Pacer {
     pace: Pace,
+    /// How long a stop is to take.
+    aim: Nanos,
     pages: u64,
 }
 
@@ -175,7 +179,11 @@ impl Pacer {
     /// Begins with small chunks.
     #[must_use]
     pub const fn new(pace: Pace) -> Self {
-        Self { pace, pages: FIRST }
+        Self {
+            pace,
+            aim: Nanos(pace.longest.0 / 8 * 5),
+            pages: FIRST,
+        }
     }
 
     /// The most pages of the next chunk, at least one.
@@ -192,9 +200,18 @@ impl Pacer {
     /// To be called after a stop that moved so many pages. It took so long, of which `moving` was
     /// for these pages. Returns how long the program runs before the next stop, at least.
     pub fn after(&mut self, pages: u64, lasted: Nanos, moving: Nanos) -> Nanos {
-        let aim = u128::from(self.pace.longest.0) * 3 / 4;
-        let besides = u128::from(lasted.since(moving).0);
-        let room = aim.saturating_sub(besides).max(aim / 4);
+        let (longest, besides) = (self.pace.longest, lasted.since(moving));
+        // Where the rest takes longer already, fewer pages help nothing.
+        if besides < longest {
+            self.aim = match lasted > longest {
+                true => self.aim.since(Nanos(longest.0 / 10)),
+                false => self.aim.plus(Nanos(longest.0 / 1000)),
+            };
+            self.aim = self
+                .aim
+                .clamp(Nanos(longest.0 / 4), Nanos(longest.0 / 4 * 3));
+        }
+        let room = u128::from(self.aim.since(besides).max(Nanos(longest.0 / 16 * 3)).0);
         let fitting = u128::from(pages.max(1)) * room / u128::from(moving.0.max(1));
         let fitting = u64::try_from(fitting).unwrap_or(u64::MAX);
         // A chunk that was smaller than it could be says nothing of larger ones.
