@@ -3,7 +3,7 @@
 //!
 //! Method: a chunk is sized from what the last one cost per page, and besides, so that the stop
 //! takes what is aimed at. That falls by a tenth of the longest stop that is allowed with each stop
-//! that takes longer, and rises by a thousandth with each other one. So about one in a hundred takes
+//! that takes longer, and rises by a thousandth with each other one. So about one in a hundred is
 //! longer (Robbins and Monro's method for a quantile). Where stopping the threads alone takes about
 //! that long, as on a busy machine, pages are moved for another three sixteenths of it: fewer and
 //! longer stops cost the program less than many with a page each. A chunk at most doubles from one

@@ -100,21 +100,22 @@ proptest! {
 #[test]
 fn about_one_stop_in_a_hundred_is_longer_than_allowed() {
     let mut state = 1u64;
-    // Xorshift, between 0 and 1.
+    // Xorshift, below 1000.
     let mut random = || {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 53) as f64
+        (state >> 11) % 1000
     };
     let longest = Pace::default().longest;
     let mut pacer = Pacer::new(Pace::default());
     let (mut longer, mut moved) = (0, 0);
     for stop in 0..20_000 {
-        let often = |random: f64| 1.0 + 2.0 * random.powi(6);
-        let held_up = if random() < 1.0 / 30.0 { 1e6 } else { 0.0 };
-        let moving = Nanos((8e3 * often(random()) * pacer.pages() as f64) as u64);
-        let besides = Nanos((4e5 * often(random()) + held_up) as u64);
+        // In thousandths: mostly little more than 1000, and up to 3000.
+        let often = |random: u64| 1000 + 2 * (random.pow(6) / 1_000_000_000_000_000);
+        let held_up = if random() < 33 { 1_000_000 } else { 0 };
+        let moving = Nanos(8 * often(random()) * pacer.pages());
+        let besides = Nanos(400 * often(random()) + held_up);
         let pages = pacer.pages();
         let _ = pacer.after(pages, moving.plus(besides), moving);
         if stop >= 1000 {
