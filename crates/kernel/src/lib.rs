@@ -41,7 +41,7 @@ pub mod remaining;
 pub mod resctrl;
 pub mod root;
 pub mod rt;
-pub mod seccomp;
+mod seccomp;
 pub mod self_usage;
 pub mod signals;
 pub mod stat;
