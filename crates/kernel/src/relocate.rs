@@ -237,7 +237,7 @@ impl Process {
             }
         };
         let begun = Instant::now();
-        match Stopped::all(self.pid, manner.longest) {
+        match Stopped::all(self.pid, side, manner.longest) {
             Ok(stopped) => {
                 boundary();
                 let done = self
@@ -297,7 +297,9 @@ struct Kept<'a>(Option<&'a Caller>);
 impl<'a> Kept<'a> {
     fn new(side: &'a SideArea, thread: &Lent<'_>) -> Self {
         let caller = side.caller.as_ref();
-        let caller = caller.filter(|c| c.tid == thread.number() && c.cpus.iter().count() > 1);
+        let caller = caller.filter(|c| c.tid == thread.number() && c.cpus.len() > 1);
+        // One that sleeps is kept there until it is let go.
+        let caller = caller.filter(|c| side.sleepers().all(|(tid, _)| tid != c.tid));
         let kept = |c: &&Caller| affinity::set(c.tid, &CpuSet::from_iter([c.on])).is_ok();
         Self(caller.filter(kept))
     }

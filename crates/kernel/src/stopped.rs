@@ -1,12 +1,20 @@
 //! All threads of a process, stopped by ptrace(2). None runs, so none forks, executes another
 //! program or starts a thread.
 //!
+//! Threads that sleep are stopped on one CPU, if the caller says so: that of the caller, which runs
+//! anyway. An idle CPU takes up to half a millisecond to wake in a virtual machine, once for each
+//! thread. They get their CPUs back when they are let go.
+//!
 //! The calling process must have no children, and must block SIGCHLD. Where a thread does not even
 //! stop within a second, it must end: the kernel lets the thread go then.
 
 use std::io;
 use std::time::{Duration, Instant};
 
+use quell_types::cpuset::CpuSet;
+use quell_types::pages::SideArea;
+
+use crate::affinity;
 use crate::ptrace::{AT_CALL, Lent, SEIZED, in_sequence, request};
 use crate::stat::Stat;
 use crate::vdso::Vdso;
@@ -20,6 +28,29 @@ struct Seized {
     /// The signal of the stop: SIGTRAP, or the one that has stopped the whole process. `None`: it
     /// runs.
     stop: Option<i32>,
+    /// The CPUs that it gets back, if it is kept on one.
+    cpus: Option<CpuSet>,
+}
+
+impl Seized {
+    /// A thread is kept on one CPU only when it is seized: its number is its own as long as that.
+    fn new(tid: i32, sleeper: Option<(&CpuSet, &CpuSet)>) -> Self {
+        let kept = |(_, on): &(&CpuSet, &CpuSet)| affinity::set(tid.unsigned_abs(), on).is_ok();
+        Self {
+            tid,
+            stop: None,
+            cpus: sleeper.filter(kept).map(|(cpus, _)| cpus.clone()),
+        }
+    }
+
+    /// Lets it run on. One that has not stopped is let go when this process ends.
+    fn let_go(&self) {
+        let _ = request(libc::PTRACE_DETACH, self.tid, 0, 0);
+        // Not before: the kernel would wake another CPU for it.
+        if let Some(cpus) = &self.cpus {
+            let _ = affinity::give_back(self.tid.unsigned_abs(), cpus);
+        }
+    }
 }
 
 /// The stopped threads. They are let go when this is dropped.
@@ -29,19 +60,19 @@ pub(crate) struct Stopped {
 }
 
 impl Stopped {
-    /// Stops all threads of a process.
+    /// Stops all threads of a process, those that sleep on the CPU of the side area's caller.
     ///
     /// # Errors
     /// EAGAIN where one does not stop in time, ETIMEDOUT where it still has not and is seized,
     /// ESRCH where the process ends, EPERM where it may not be traced.
-    pub(crate) fn all(pid: i32, within: Duration) -> io::Result<Self> {
+    pub(crate) fn all(pid: i32, side: &SideArea, within: Duration) -> io::Result<Self> {
         let until = Instant::now() + within;
         let mut all = Self {
             pid,
             threads: Vec::new(),
         };
         // A thread that still runs may start another one.
-        while all.seize_new()? > 0 {
+        while all.seize_new(side)? > 0 {
             while all.threads.iter().any(|thread| thread.stop.is_none()) {
                 match all.next_stop(until) {
                     Err(e) if e.raw_os_error() == Some(libc::ETIMEDOUT) => {
@@ -58,7 +89,9 @@ impl Stopped {
     }
 
     /// Seizes the threads that are not yet, and asks them to stop. Returns how many.
-    fn seize_new(&mut self) -> io::Result<usize> {
+    fn seize_new(&mut self, side: &SideArea) -> io::Result<usize> {
+        let on = side.caller.as_ref();
+        let on = on.map(|caller| CpuSet::from_iter([caller.on]));
         let before = self.threads.len();
         for entry in std::fs::read_dir(format!("/proc/{}/task", self.pid))? {
             let name = entry?.file_name();
@@ -68,10 +101,19 @@ impl Stopped {
             if self.threads.iter().any(|thread| thread.tid == tid) {
                 continue;
             }
-            let asked = request(libc::PTRACE_SEIZE, tid, 0, SEIZED)
-                .and_then(|()| request(libc::PTRACE_INTERRUPT, tid, 0, 0));
+            let asked = request(libc::PTRACE_SEIZE, tid, 0, SEIZED).and_then(|()| {
+                let mut sleepers = side.sleepers();
+                let sleeper = sleepers.find(|(sleeper, _)| *sleeper == tid.unsigned_abs());
+                let thread = Seized::new(tid, sleeper.map(|(_, cpus)| cpus).zip(on.as_ref()));
+                let asked = request(libc::PTRACE_INTERRUPT, tid, 0, 0);
+                match asked {
+                    Ok(()) => self.threads.push(thread),
+                    Err(_) => thread.let_go(),
+                }
+                asked
+            });
             match asked {
-                Ok(()) => self.threads.push(Seized { tid, stop: None }),
+                Ok(()) => {}
                 Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
                 // So the kernel answers for a first thread that ended before others, too.
                 Err(_) if self.is_dead(tid) => {}
@@ -111,7 +153,7 @@ impl Stopped {
             self.threads.retain(|thread| {
                 let stopped = thread.stop.is_some();
                 if stopped {
-                    let _ = request(libc::PTRACE_DETACH, thread.tid, 0, 0);
+                    thread.let_go();
                 }
                 !stopped
             });
@@ -171,10 +213,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        for thread in &self.threads {
-            // One that has not stopped is let go when this process ends.
-            let _ = request(libc::PTRACE_DETACH, thread.tid, 0, 0);
-        }
+        self.threads.iter().for_each(Seized::let_go);
     }
 }
 

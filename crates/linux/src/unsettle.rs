@@ -28,22 +28,23 @@ pub(crate) fn finish(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Re
     done.map(|done| done || kept)
 }
 
-/// Gives the thread that did calls its CPUs back, if it is still kept on one. Returns whether it
-/// was.
+/// Gives threads their CPUs back that are still kept on one. Returns whether any was.
 fn give_cpus_back(files: &dyn Files, side: &SideArea) -> bool {
     let Some(caller) = &side.caller else {
         return false;
     };
-    let kept = CpuSet::from_iter([caller.on]);
-    let there = procfs::alive(files, side.task)
-        && matches!(
-            procfs::thread_stat(files, side.task.pid, caller.tid),
-            Ok(Some(_))
-        );
-    there
-        && caller.cpus != kept
-        && files.affinity(caller.tid).is_ok_and(|now| now == kept)
-        && affinity::give_back(caller.tid, &caller.cpus).is_ok()
+    let on = CpuSet::from_iter([caller.on]);
+    let is_there = |tid| {
+        procfs::alive(files, side.task)
+            && matches!(procfs::thread_stat(files, side.task.pid, tid), Ok(Some(_)))
+    };
+    let mut kept = false;
+    for (tid, cpus) in side.kept().filter(|(_, cpus)| **cpus != on) {
+        kept |= files.affinity(tid).is_ok_and(|now| now == on)
+            && is_there(tid)
+            && affinity::give_back(tid, cpus).is_ok();
+    }
+    kept
 }
 
 fn bring_back(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Result<bool, String> {

@@ -52,6 +52,9 @@ pub struct SideArea {
     /// The thread that is to do the calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caller: Option<Caller>,
+    /// Threads that sleep, and are stopped on the CPU of that thread.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sleepers: Vec<Sleepers>,
 }
 
 /// A thread that is kept on one CPU while it does calls, so that no other CPU has to be woken.
@@ -64,6 +67,17 @@ pub struct Caller {
     pub cpus: CpuSet,
     /// The CPU that it is kept on: one of them.
     pub on: CpuId,
+}
+
+/// Threads that sleep, and are kept on one CPU while they are stopped, so that no other CPU has to
+/// be woken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Sleepers {
+    /// Their numbers.
+    pub tids: Vec<u32>,
+    /// The CPUs that each of them had, and gets back.
+    pub cpus: CpuSet,
 }
 
 /// A part of a run, and where it is in the side area.
@@ -131,6 +145,18 @@ impl SideArea {
         first.saturating_mul(self.page)..end.saturating_mul(self.page)
     }
 
+    /// The threads that are kept on one CPU, each with the CPUs that it had.
+    pub fn kept(&self) -> impl Iterator<Item = (u32, &CpuSet)> {
+        let caller = self.caller.iter().map(|caller| (caller.tid, &caller.cpus));
+        caller.chain(self.sleepers())
+    }
+
+    /// The threads that sleep, each with the CPUs that it had.
+    pub fn sleepers(&self) -> impl Iterator<Item = (u32, &CpuSet)> {
+        let each = self.sleepers.iter();
+        each.flat_map(|same| same.tids.iter().map(|tid| (*tid, &same.cpus)))
+    }
+
     /// The runs, with their places in the side area.
     #[must_use]
     pub fn pieces(&self) -> Vec<Piece> {
@@ -158,6 +184,7 @@ mod tests {
             page: 4096,
             runs: vec![run(16, 3), run(32, 1)],
             caller: None,
+            sleepers: Vec::new(),
         };
         assert_eq!(side.length(), 5 * 4096);
         assert_eq!(side.slots(), 0x10_1000..0x10_5000);

@@ -11,6 +11,7 @@ mod settled;
 pub mod settler;
 mod sieve;
 pub mod stored;
+mod threads;
 mod walk;
 
 use std::collections::BTreeMap;

@@ -15,16 +15,17 @@ use quell_kernel::pagemap::Page;
 use quell_kernel::paging::{self, Mapping};
 use quell_kernel::root::Files;
 use quell_kernel::traceable::{self, Obstacle};
-use quell_kernel::{procfs, rt, trace, uffd, vm};
+use quell_kernel::{rt, trace, uffd, vm};
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::journal::Undo;
-use quell_types::pages::{Caller, PageRun, SideArea, total};
+use quell_types::pages::{PageRun, SideArea, total};
 use quell_types::partition::Colouring;
 use quell_types::task::TaskId;
 use quell_types::units::{Bytes, Nanos, Share};
 
 pub use super::settled::Settled;
 use super::settler::{Answer, Ask, Job, Settler, SettlerCommand, Trouble, spare};
+use super::threads;
 pub use super::walk::Counted;
 use super::walk::{WINDOW, Walk, entries, gap};
 use crate::session::Session;
@@ -400,8 +401,12 @@ impl Settling {
             token: rt::now().0 ^ self.task.start.rotate_left(32) | 1,
             page: self.page,
             runs,
-            caller: caller(files, self.task, self.settler()),
+            caller: threads::caller(files, self.task, self.settler()),
+            sleepers: Vec::new(),
         };
+        if let Some(caller) = &side.caller {
+            side.sleepers = threads::sleepers(files, self.task, caller);
+        }
         let Some(at) = gap(&place.walk.all, side.length(), side.token) else {
             self.end("there is no room for a side area among its mappings");
             return Ok((Turn::Rest(Nanos(0)), false));
@@ -527,25 +532,6 @@ impl Settling {
         }
         (Turn::Rest(rest), all && !busy)
     }
-}
-
-/// The thread that is to do calls, and the CPU for it: the one that it runs on. If it sleeps,
-/// another program may have that one, and the settler was given one that was free.
-fn caller(files: &dyn Files, task: TaskId, settler: Option<u32>) -> Option<Caller> {
-    let thread = traceable::thread(files, task)?;
-    let stat = procfs::thread_stat(files, task.pid, thread.tid).ok()??;
-    let settler = settler.filter(|_| stat.state != 'R');
-    let settler = settler.and_then(|pid| procfs::stat(files, pid).ok()?);
-    let cpus = files.affinity(thread.tid).ok()?;
-    let last = settler.map(|stat| stat.last_cpu).into_iter();
-    let on = last
-        .chain([stat.last_cpu])
-        .find(|cpu| cpus.contains(*cpu))?;
-    Some(Caller {
-        tid: thread.tid,
-        cpus,
-        on,
-    })
 }
 
 /// Where a chunk lies.

@@ -214,6 +214,7 @@ fn one(
                 true => ask.side.clone(),
                 false => SideArea {
                     caller: None,
+                    sleepers: Vec::new(),
                     ..ask.side.clone()
                 },
             };

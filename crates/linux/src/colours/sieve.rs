@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use quell_control::settling::RightFrames;
 use quell_kernel::error::{Error, Result};
@@ -70,6 +71,8 @@ pub(super) struct Sieve {
     right: Right,
     wanted: RightFrames,
     pagemap: Pagemap,
+    /// Refers to this process, to release many pages by one call.
+    own: Option<OwnedFd>,
 }
 
 impl Sieve {
@@ -106,6 +109,11 @@ impl Sieve {
             right: Right::default(),
             wanted,
             pagemap: Pagemap::open(files, "self")?,
+            own: rustix::process::pidfd_open(
+                rustix::process::getpid(),
+                rustix::process::PidfdFlags::empty(),
+            )
+            .ok(),
         };
         // Large pages have fewer colours. Where the kernel has none, there is nothing to refuse.
         let _ = sieve.advise(0, room, libc::MADV_NOHUGEPAGE);
@@ -122,6 +130,34 @@ impl Sieve {
         match done {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Releases pages in this order: by one call, or by one each where the kernel releases none by
+    /// process_madvise(2) (before Linux 6.13).
+    fn release(&self, pages: &[usize]) {
+        let part = |page: &usize| libc::iovec {
+            iov_base: self.memory.wrapping_byte_add(page * self.page),
+            iov_len: self.page,
+        };
+        let parts: Vec<libc::iovec> = pages.iter().map(part).collect();
+        let released = self.own.as_ref().map_or(-1, |own| {
+            // SAFETY: pages of the mapping, which nothing refers to.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_process_madvise,
+                    own.as_raw_fd(),
+                    parts.as_ptr(),
+                    parts.len(),
+                    libc::MADV_DONTNEED,
+                    0,
+                )
+            }
+        });
+        if usize::try_from(released).ok() != Some(pages.len() * self.page) {
+            for page in pages {
+                let _ = self.advise(*page, 1, libc::MADV_DONTNEED);
+            }
         }
     }
 
@@ -167,11 +203,9 @@ impl Sieve {
 impl Frames for Sieve {
     fn offer(&mut self, pages: u64) {
         // The frame that is released last is allocated first.
-        for _ in 0..pages {
-            if let Some(page) = self.right.take(self.old()) {
-                let _ = self.advise(page, 1, libc::MADV_DONTNEED);
-            }
-        }
+        let old = self.old();
+        let next: Vec<usize> = (0..pages).map_while(|_| self.right.take(old)).collect();
+        self.release(&next);
     }
 }
 
