@@ -223,7 +223,8 @@ fn run(machine: &Machine, record: &Path, coloured: bool) -> Running {
     let mut policy =
         format!("quell = 1\n[group.a]\nrole = 'critical'\ncpus = 'any'\ncommand = {words:?}\n");
     if coloured {
-        policy += "reserve.banks = '2-3'\n[hoard]\nlimit = '256MiB'\nreserve = '512MiB'\n\
+        // Compaction leaves locked pages alone, as long as colours are held.
+        policy += "reserve.banks = '2-3'\npaging = { locked = true }\n[hoard]\nlimit = '256MiB'\nreserve = '512MiB'\n\
             pace = '5%'\nlongest-stop = '20ms'\n";
     }
     Running::start(run_of(machine, &policy).arg("--out").arg(record))

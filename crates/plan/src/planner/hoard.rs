@@ -360,6 +360,9 @@ fn settle(draft: &mut Draft<'_>, shape: &Shape) -> Vec<StepId> {
         if fails || unheld.is_none() {
             draft.notes.push(after(name));
         }
+        if unheld.is_none() && !group.is_some_and(|group| group.paging.locked) {
+            draft.notes.push(said::drifts(name));
+        }
         let set = Setting::Settle {
             divides: shape.divides,
             colouring: shape.whole.clone(),

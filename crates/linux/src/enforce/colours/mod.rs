@@ -375,7 +375,9 @@ impl Colours {
             group.restored(host, name, &Cause::Settled, seen);
         }
         for stat in present {
-            if group.processes.contains_key(&stat.id) {
+            if let Some(process) = group.processes.get_mut(&stat.id) {
+                // It may have executed another program.
+                process.comm = stat.comm;
                 continue;
             }
             if let Err(e) = settle::possible(&host.files, stat.id.pid) {

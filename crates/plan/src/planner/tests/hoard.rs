@@ -137,6 +137,26 @@ fn a_hoard_that_is_too_small_is_refused_with_numbers() {
     assert!(why.contains("the policy denies banks"), "{why}");
 }
 
+#[test]
+fn a_group_that_is_not_locked_is_said_to_drift() {
+    let mut machine = hoarding();
+    let yes = Availability::Yes {
+        best: Level::Enforced,
+        how: "mlockall".to_owned(),
+    };
+    machine.mechanisms.insert(Mechanism::Paging, yes);
+    machine.means.memory.hold = Ok(());
+    let drifts = |before: &str, after: &str| {
+        let plan = planned(&format!("{before}{RESERVE}{after}"), &machine);
+        let says = |note: &&String| note.contains("group.a.paging.locked = true");
+        plan.notes.iter().filter(says).count()
+    };
+    assert_eq!(drifts("", ""), 1);
+    assert_eq!(drifts("", "[group.a.paging]\nlocked=true\n"), 0);
+    // Without a hoard there is no promise that could drift.
+    assert_eq!(drifts("require='none'\n", "[hoard]\nlimit='0B'\n"), 0);
+}
+
 /// As [`hoarding`], with four colours of sets that share no address bit with the banks.
 fn both_kinds() -> Inventory {
     let mut machine = hoarding();
