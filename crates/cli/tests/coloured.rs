@@ -27,14 +27,14 @@ const PAGE: usize = 4096;
 const BIT: u64 = 18;
 
 /// Emulated, stopping a thread alone takes milliseconds. The cache is of 8 MiB, half of which the
-/// reserved colours have. A list of half of that half is judged. One that nearly fills it is not:
-/// it is evicted there without a stream, too.
+/// reserved colours have. One list has half of that half. The other one has seven eighths of it,
+/// and misses there without a stream, too: so it is compared with that, as well.
 const SCRIPT: &str = r#"
 export QUELL_STATE_DIR=/tmp/state
 cat /sys/devices/system/cpu/cpu0/cache/index3/size
 printf '12\n13\n14\n15\n16\n17\n18\n' >/tmp/map.txt
 quell colours map /tmp/map.txt >/dev/null 2>&1
-# policy BANKS BESIDE SIZE: a list and a stream, both started by the run
+# policy BANKS MANNER SIZE: a list and, but in manner 3, a stream, started by the run
 policy() {
     cat <<END
 quell = 1
@@ -43,15 +43,17 @@ role = "critical"
 cpus = "any"
 command = ["env", "QUELL_LAB_ROLE=list $3 10 $2", "$EXE", "guest", "--exact", "--ignored", "--nocapture"]
 $1
+[hoard]
+reserve = "64MiB"
+pace = "50%"
+longest-stop = "100ms"
+END
+    [ $2 = 3 ] || cat <<END
 [group.noise]
 role = "best-effort"
 cpus = "any"
 cpu-weight = 100
 command = ["env", "QUELL_LAB_ROLE=sweep 25165824", "$EXE", "guest", "--exact", "--ignored", "--nocapture"]
-[hoard]
-reserve = "64MiB"
-pace = "50%"
-longest-stop = "100ms"
 END
 }
 echo 0 >/tmp/passes
@@ -64,6 +66,9 @@ for size in 2097152 3670016; do
     quell run /tmp/step.toml --out /tmp/rec >/tmp/out 2>/tmp/log
     echo step.$size $(grep -h ^misses /tmp/out)
     echo theirs.$size $(grep -h ^reserved /tmp/out)
+    said
+    policy 'reserve.banks = "64-127"' 3 $size >/tmp/part.toml
+    quell run /tmp/part.toml >/tmp/out 2>/tmp/log; echo part.$size $(grep -h ^misses /tmp/out)
     said
 done
 grep -h '"event":"\(coloured\|promise\)' /tmp/rec/*/events.jsonl | tail -5
@@ -178,10 +183,11 @@ fn colours_hold_off_an_ordinary_stream(kernel: &str) {
         guest::figure(&line, of)
     };
     for size in [2 << 20, 7 << 19] {
-        let [alone, none, step] = ["alone", "none", "step"].map(|key| figure(key, size, "misses"));
+        let [alone, none, step, part] =
+            ["alone", "none", "step", "part"].map(|key| figure(key, size, "misses"));
         let theirs = figure("theirs", size, "reserved");
         println!(
-            "{kernel}, {size} bytes: misses per access {alone} alone, {none} without, {step} with colours; {theirs} of the stream's pages have reserved colours"
+            "{kernel}, {size} bytes: misses per access {alone} alone, {none} without, {step} with colours, {part} with colours and no stream; {theirs} of the stream's pages have reserved colours"
         );
         assert!(none > alone + 0.3, "the stream does not hurt: {none}");
         // Seven eighths of a part are nearly all of it, with what else the process has there.
@@ -227,7 +233,15 @@ fn a_guest_with_banks_knows_its_address_map() {
 fn guest() {
     let (role, numbers) = guest::role();
     match &*role {
-        "list" => list(numbers[0], numbers[1], numbers[2] > 0, numbers[2] == 1),
+        "list" => {
+            let manner = numbers[2];
+            list(
+                numbers[0],
+                numbers[1],
+                [1, 2].contains(&manner),
+                [1, 3].contains(&manner),
+            );
+        }
         "sweep" => sweep(numbers[0]),
         other => panic!("role {other}"),
     }
