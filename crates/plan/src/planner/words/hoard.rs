@@ -54,7 +54,8 @@ sentences! {
         "group {group}: when no frames of its colours are held any more, its pages stay in others, reported \
          (coloured = \"fail\" ends the run)";
     drifts(group: &str)
-        "group {group}: its memory is not locked. Whenever the kernel compacts memory its pages get other frames, and are          moved again: group.{group}.paging.locked = true keeps them in place";
+        "group {group}: its memory is not locked. Whenever the kernel compacts memory its pages get other frames, and are \
+         moved again: group.{group}.paging.locked = true keeps them in place";
     fails(group: &str)
         "group {group}: when no frames of its colours are held any more, the run ends (coloured = \"fail\")";
 }
