@@ -10,13 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::Nanos;
+use rustix::process::Pid;
 use rustix::time::Timespec;
 
 /// The watchdog's priority: above ordinary real-time work's usual 1..50, below the kernel's
 /// watchdogs at 99.
 pub const WATCHDOG_PRIORITY: i32 = 85;
 
-/// The priority of a dispatcher of windows: below the watchdog, which undoes what it does.
+/// The priority of a dispatcher of windows, and of a brake while it starts and ends: below the
+/// watchdog, which undoes what it does.
 pub const DISPATCHER_PRIORITY: i32 = 80;
 
 /// A time or span as the kernel takes it.
@@ -34,12 +36,17 @@ pub const SETTLER_PRIORITY: i32 = 79;
 
 /// Makes the calling thread SCHED_FIFO.
 pub fn fifo(priority: i32) -> io::Result<()> {
-    scheduled(libc::SCHED_FIFO, priority)
+    scheduled(0, libc::SCHED_FIFO, priority)
+}
+
+/// Makes the main thread of another process SCHED_FIFO.
+pub fn fifo_of(process: Pid, priority: i32) -> io::Result<()> {
+    scheduled(process.as_raw_nonzero().get(), libc::SCHED_FIFO, priority)
 }
 
 /// Makes the calling thread SCHED_OTHER again.
 pub fn ordinary() -> io::Result<()> {
-    scheduled(libc::SCHED_OTHER, 0)
+    scheduled(0, libc::SCHED_OTHER, 0)
 }
 
 /// Lets other programs have the CPU first, as far as the kernel allows: among those of this
@@ -52,14 +59,14 @@ pub fn give_way() {
     let _ = std::fs::write("/proc/self/autogroup", NICENESS.to_string());
 }
 
-fn scheduled(policy: libc::c_int, priority: i32) -> io::Result<()> {
+fn scheduled(thread: libc::pid_t, policy: libc::c_int, priority: i32) -> io::Result<()> {
     let param = libc::sched_param {
         sched_priority: priority,
     };
-    // Threads that the caller makes later must not inherit it. SAFETY: `param` is valid for the
-    // call; pid 0 is the calling thread.
+    // Threads that it makes later must not inherit it. SAFETY: `param` is valid for the call; 0 is
+    // the calling thread.
     let result = unsafe {
-        libc::sched_setscheduler(0, policy | libc::SCHED_RESET_ON_FORK, &raw const param)
+        libc::sched_setscheduler(thread, policy | libc::SCHED_RESET_ON_FORK, &raw const param)
     };
     if result < 0 {
         Err(io::Error::last_os_error())

@@ -15,7 +15,6 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc;
 
 use quell_control::windows::Lateness;
 use quell_kernel::error::{Error, Result};
@@ -224,21 +223,17 @@ impl Dispatcher {
             lost: AtomicU32::new(0),
             seen: AtomicU64::new(rt::now().0),
         });
-        let (ready, started) = mpsc::channel();
         let post = Post {
             cpu,
             permit,
             shared: Arc::clone(&shared),
         };
+        let prepare = move || {
+            twin::settle(&procs_files, cpu)?;
+            rt::fifo(rt::DISPATCHER_PRIORITY)
+        };
         let body = move || {
             let mut duty = duty;
-            let prepared = twin::settle(&procs_files, cpu);
-            let prepared = prepared.and_then(|()| rt::fifo(rt::DISPATCHER_PRIORITY));
-            let go = prepared.is_ok();
-            let _ = ready.send(prepared);
-            if !go {
-                return;
-            }
             let ended = duty.dispatch(&post);
             duty.let_go();
             if let Err(lost) = ended {
@@ -246,19 +241,15 @@ impl Dispatcher {
             }
         };
         let ended = Arc::clone(&shared);
-        let twin = Twin::start(name, body, move |killed| {
+        let twin = Twin::start(name, prepare, body, move |killed| {
             if killed {
                 ended.lost.store(Lost::Killed.code(), Ordering::Release);
             }
         })?;
-        let started = started
-            .recv()
-            .map_err(|_| io::Error::other("the dispatcher was killed while it started"))?;
-        let dispatcher = Self {
+        Ok(Self {
             shared,
             twin: Some(twin),
-        };
-        started.map(|()| dispatcher)
+        })
     }
 
     /// Asks it to end, without waiting for that.

@@ -13,9 +13,8 @@
 use std::ffi::CString;
 use std::io;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -33,12 +32,23 @@ const LOOK: Duration = Duration::from_millis(1);
 const ANY_CHILD: WaitIdOptions = WaitIdOptions::from_bits_retain(0x4000_0000);
 
 /// Brings the calling twin into its cgroups, by their `cgroup.procs` or `tasks`, and onto its CPU.
+/// It is left SCHED_FIFO, where that is allowed. Among its group it could wait for a busy CPU for
+/// seconds, and its maker with it.
 ///
 /// # Errors
 /// The kernel's, and where it then runs on another CPU.
 pub fn settle(procs_files: &[String], cpu: CpuId) -> io::Result<()> {
+    let hurries = rt::fifo(rt::DISPATCHER_PRIORITY).is_ok();
     for path in procs_files {
-        std::fs::write(path, "0")?;
+        let entered = std::fs::write(path, "0");
+        // A cgroup without real-time runtime (CONFIG_RT_GROUP_SCHED) takes ordinary threads alone.
+        match entered {
+            Err(_) if hurries => {
+                rt::ordinary()?;
+                std::fs::write(path, "0")?;
+            }
+            other => other?,
+        }
     }
     rt::pin(cpu)?;
     if rt::current_cpu() != cpu {
@@ -60,26 +70,31 @@ pub struct Twin {
 struct Start {
     parent: Pid,
     name: CString,
-    made: Sender<io::Result<()>>,
+    /// Whether it could be made and prepared. Nobody waits for it with a lock: a process that is
+    /// killed releases none.
+    told: Arc<OnceLock<io::Result<()>>>,
+    prepare: Box<dyn FnOnce() -> io::Result<()> + Send>,
     body: Box<dyn FnOnce() + Send>,
 }
 
 impl Twin {
-    /// Runs `body` in a process called `name`. `ended` is called when it has ended, with `true` if
-    /// it was killed.
+    /// Runs `prepare` and then `body` in a process called `name`, and returns when it is prepared.
+    /// `ended` is called when it has ended, with `true` if it was killed.
     ///
     /// # Errors
-    /// When neither a thread nor a process can be made.
+    /// Those of `prepare`, and where neither a thread nor a process can be made.
     pub fn start(
         name: &str,
+        prepare: impl FnOnce() -> io::Result<()> + Send + 'static,
         body: impl FnOnce() + Send + 'static,
         ended: impl FnOnce(bool) + Send + 'static,
     ) -> io::Result<Self> {
-        let (made, told) = std::sync::mpsc::channel();
+        let told = Arc::new(OnceLock::new());
         let start = Start {
             parent: rustix::process::getpid(),
             name: CString::new(name)?,
-            made,
+            told: Arc::clone(&told),
+            prepare: Box::new(prepare),
             body: Box::new(body),
         };
         let pid = Arc::new(AtomicI32::new(0));
@@ -92,10 +107,13 @@ impl Twin {
                     ended(killed);
                 }
             })?;
-        let failed = match told.recv() {
-            Ok(Ok(())) => return Ok(Self { pid, waiter }),
-            Ok(Err(e)) => e,
-            Err(_) => io::Error::other("the process was killed while it started"),
+        while told.get().is_none() && !waiter.is_finished() {
+            std::thread::sleep(LOOK);
+        }
+        let failed = match told.get() {
+            Some(Ok(())) => return Ok(Self { pid, waiter }),
+            Some(Err(e)) => io::Error::new(e.kind(), e.to_string()),
+            None => io::Error::other("the process was killed while it started"),
         };
         let _ = waiter.join();
         Err(failed)
@@ -110,6 +128,10 @@ impl Twin {
     /// Waits for its end. The twin was asked to end. If it does not (it is frozen with its cgroup,
     /// or never gets its CPU), it is killed.
     pub fn end(self) {
+        if let Some(pid) = self.pid() {
+            // It may wait for its CPU behind all that is not its group.
+            let _ = rt::fifo_of(pid, rt::DISPATCHER_PRIORITY);
+        }
         let mut waited = Duration::ZERO;
         while !self.waiter.is_finished() && waited < PATIENCE {
             std::thread::sleep(LOOK);
@@ -171,12 +193,12 @@ fn block_signals() {
 }
 
 /// Starts the process, whose number goes to `pid`, and waits for its end. Returns whether it was
-/// killed. `None`: it was not started, which was reported to `start.made`.
+/// killed. `None`: it was not started, and `start.told` says why.
 fn clone_and_wait(start: Box<Start>, pid: &AtomicI32) -> Option<bool> {
     let stack = match Stack::new() {
         Ok(stack) => stack,
         Err(e) => {
-            let _ = start.made.send(Err(e));
+            let _ = start.told.set(Err(e));
             return None;
         }
     };
@@ -192,7 +214,7 @@ fn clone_and_wait(start: Box<Start>, pid: &AtomicI32) -> Option<bool> {
         let error = io::Error::last_os_error();
         // SAFETY: nothing was started, so this thread owns the argument again.
         let start = unsafe { Box::from_raw(argument) };
-        let _ = start.made.send(Err(error));
+        let _ = start.told.set(Err(error));
         return None;
     };
     let status = loop {
@@ -211,7 +233,8 @@ extern "C" fn enter(argument: *mut std::ffi::c_void) -> libc::c_int {
     let Start {
         parent,
         name,
-        made,
+        told,
+        prepare,
         body,
     } = *start;
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -220,9 +243,17 @@ extern "C" fn enter(argument: *mut std::ffi::c_void) -> libc::c_int {
         return 1;
     }
     let _ = rustix::thread::set_name(&name);
-    let _ = made.send(Ok(()));
-    drop((name, made));
-    match std::panic::catch_unwind(AssertUnwindSafe(body)) {
+    drop(name);
+    let whole = move || {
+        let prepared = prepare();
+        let go = prepared.is_ok();
+        let _ = told.set(prepared);
+        drop(told);
+        if go {
+            body();
+        }
+    };
+    match std::panic::catch_unwind(AssertUnwindSafe(whole)) {
         Ok(()) => 0,
         Err(_) => 1,
     }
@@ -240,6 +271,7 @@ mod tests {
         let (tell, told) = (Arc::clone(&seen), Arc::clone(&killed));
         let twin = Twin::start(
             "quell/test",
+            || Ok(()),
             move || {
                 tell.store(
                     rustix::process::getpid().as_raw_nonzero().get(),
@@ -261,6 +293,7 @@ mod tests {
         let told = Arc::clone(&killed);
         let twin = Twin::start(
             "quell/test",
+            || Ok(()),
             || loop {
                 std::thread::sleep(Duration::from_secs(1));
             },
@@ -270,5 +303,21 @@ mod tests {
         assert!(twin.pid().is_some());
         twin.end();
         assert!(killed.load(Ordering::Acquire));
+    }
+    #[test]
+    fn a_death_while_it_prepares_is_an_error() {
+        let prepare = || {
+            let own = rustix::process::getpid();
+            rustix::process::kill_process(own, Signal::KILL)?;
+            Ok(())
+        };
+        let killed = Twin::start("quell/test", prepare, || (), |_| ()).unwrap_err();
+        assert!(
+            killed.to_string().contains("killed while it started"),
+            "{killed}"
+        );
+        let refuse = || Err(io::Error::other("no such CPU"));
+        let refused = Twin::start("quell/test", refuse, || (), |_| ()).unwrap_err();
+        assert_eq!(refused.to_string(), "no such CPU");
     }
 }

@@ -32,7 +32,6 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc;
 
 use quell_control::Regulator;
 use quell_control::config::Meter as Wanted;
@@ -46,7 +45,7 @@ use quell_types::units::{Lines, Nanos};
 use crate::meter::Meter;
 use crate::pool::{ParkSlot, Pool};
 use crate::ring::Ring;
-use crate::twin::Twin;
+use crate::twin::{self, Twin};
 pub use grants::Grants;
 use task::{Task, Windows};
 
@@ -222,10 +221,8 @@ impl Brake {
             Some(slot) => slot,
             None => pool.slot()?,
         };
-        let (ready, started) = mpsc::channel();
         let task = Task {
             cpu,
-            procs_files,
             regulator: Regulator::new(regulation, rt::now(), used),
             // Of several CPUs that share a budget by demand, what each draws has to be known.
             most: meter
@@ -244,7 +241,8 @@ impl Brake {
         let ended = Arc::clone(&shared);
         let twin = Twin::start(
             &format!("quell/{cpu}"),
-            move || task.run(&ready),
+            move || twin::settle(&procs_files, cpu),
+            move || task.run(),
             move |killed| {
                 if killed {
                     ended
@@ -254,10 +252,7 @@ impl Brake {
                 }
             },
         )?;
-        let started = started
-            .recv()
-            .map_err(|_| io::Error::other("the brake was killed while it started"))?;
-        let brake = Self {
+        Ok(Self {
             cpu,
             directions: matches!(regulation.meter, Wanted::Directions { .. }),
             decides,
@@ -265,8 +260,7 @@ impl Brake {
             shared,
             slot,
             twin: Some(twin),
-        };
-        started.map(|()| brake)
+        })
     }
 
     /// What the brake did since it started.

@@ -1,9 +1,7 @@
 //! The thread of a brake: it sleeps, asks the regulator, and does what that decides.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Sender;
 
 use quell_control::Regulator;
 use quell_control::bandwidth::Verdict;
@@ -19,7 +17,6 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::{Grants, LOOK, Lost, Permit, Shared};
 use crate::meter::Meter;
 use crate::pool::{ParkSlot, Pool};
-use crate::twin;
 
 /// How often a brake that spins yields its CPU. Otherwise a program that wakes on its CPU waits
 /// until the brake sleeps, or until the scheduler's tick. It waits for the tick where the group's
@@ -68,8 +65,6 @@ impl Windows {
 
 pub(super) struct Task {
     pub(super) cpu: CpuId,
-    /// Files of its cgroups. The thread writes `0` to them to enter.
-    pub(super) procs_files: Vec<String>,
     pub(super) regulator: Regulator,
     /// The most that the meter can count in a period. A budget of that much is no limit.
     pub(super) most: Option<Lines>,
@@ -89,15 +84,10 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Runs the thread from its first moment. `ready` gets the result of entering the cgroup and
-    /// the CPU.
-    pub(super) fn run(mut self, ready: &Sender<io::Result<()>>) {
-        let prepared = twin::settle(&self.procs_files, self.cpu);
-        let go = prepared.is_ok();
-        let _ = ready.send(prepared);
-        if !go {
-            return;
-        }
+    /// Runs the thread in its cgroup and on its CPU.
+    pub(super) fn run(mut self) {
+        // From now on it has the CPU time of its group. Every thread may do that.
+        let _ = rt::ordinary();
         let ended = self.regulate();
         self.regulator.leave(&self.pool.budgets);
         if let Err(lost) = ended {

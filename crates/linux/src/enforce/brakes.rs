@@ -36,6 +36,9 @@ use crate::meter::{DirectionsMeter, EventMeter, Meter, TimeMeter};
 use crate::pool::Pool;
 use crate::session::Session;
 
+/// How long a brake may take until it is in its cgroup and on its CPU.
+const STARTS_WITHIN: Nanos = Nanos::secs(30);
+
 /// A regulated CPU of a group, with its brake.
 struct Regulated {
     group: String,
@@ -318,10 +321,15 @@ impl Brakes {
         };
         let pool = self.pool(host)?;
         let lease = Arc::clone(host.session()?.0.lease());
+        // On a busy machine the kernel takes long to move a process.
+        lease.beat(rt::now());
+        lease.waits_until(rt::now().plus(STARTS_WITHIN));
         let permit = Arc::new(move |now| lease.is_held(now));
         let grants = self.windowed.get(name);
         let brake = Brake::start(cpu, regulation, meter, permit, procs_files, &pool, grants)
-            .map_err(|e| failed("no brake", e))?;
+            .map_err(|e| failed("no brake", e));
+        host.heart()();
+        let brake = brake?;
         host.brakes.extend(brake.pid());
         self.brakes.push(Regulated {
             group: name.to_owned(),
