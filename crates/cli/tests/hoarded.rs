@@ -67,6 +67,38 @@ kill -TERM $H; wait $H; echo gave $?
 said
 "#;
 
+const GROWS: &str = r#"
+printf '14\n15\n16\n' >/tmp/map.txt
+quell colours map /tmp/map.txt >/dev/null
+sleep 1000 & S=$!
+cat >/tmp/policy.toml <<END
+quell = 1
+[group.a]
+role = "critical"
+cpus = "any"
+match = [{ pid = $S }]
+reserve.banks = "4-7"
+[hoard]
+reserve = "96MiB"
+END
+held() { awk '/^RssAnon/ { print $2 }' /proc/$K/status; }
+clock() { cut -d. -f1 /proc/uptime; }
+level() { grep -q "from now on at level $1" /tmp/log; }
+quell run /tmp/policy.toml >/tmp/log 2>&1 & H=$!
+within 300 grep -q 'are held after' /tmp/log
+K=$(grep -lsE '__hoar[d]' /proc/[0-9]*/cmdline | cut -d/ -f3)
+sleep 5
+echo whole $(held)
+awk -v most=$HUNGER 'BEGIN { s = "x"; while (length(s) < 1048576) s = s s
+    for (i = 0; i < most; i++) a[i] = s i; print "hungry", length(a) }'
+T=$(clock)
+within 30 level none; echo gave $(held)
+within 400 level regulated; echo grown $(held) after $(($(clock) - T))
+kill -TERM $H; wait $H; echo status $?
+said
+kill $S
+"#;
+
 fn numbers(text: &str) -> Vec<u64> {
     let words = text.split_whitespace();
     words.filter_map(|word| word.parse().ok()).collect()
@@ -124,4 +156,33 @@ fn new_frames_have_other_colours_under_7_2() {
         return;
     }
     new_frames_have_other_colours("7.2", 1 << 29);
+}
+
+/// The promise falls with the hoard. A minute after the memory is free, the hoard sieves, and the
+/// promise rises again.
+#[test]
+fn a_hoard_that_gave_way_grows_again_under_6_12() {
+    if !guest::soak() {
+        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
+        return;
+    }
+    let machine = Guest {
+        kernel: "6.12".to_owned(),
+        memory: Bytes(1 << 29),
+        ..Guest::default()
+    };
+    let script = format!("HUNGER=192\n{GROWS}");
+    let Some(said) = guest::boot(machine, &script, Duration::from_secs(900)) else {
+        return;
+    };
+    let held = |word: &str| numbers(said.one(word));
+    let (whole, gave, grown) = (held("whole")[0], held("gave")[0], held("grown"));
+    println!("{whole} KiB, {gave}, and {} after {} s", grown[0], grown[1]);
+    assert_eq!(said.one("hungry"), "192");
+    assert!(gave * 4 < whole * 3, "{gave} of {whole}");
+    assert!(grown[0] * 10 >= whole * 9, "{grown:?} of {whole}");
+    // The shortest time without pressure.
+    assert!(grown[1] >= 55, "{grown:?}");
+    // A promise was lost while it ran.
+    assert_eq!(said.one("status"), "3");
 }
