@@ -166,7 +166,7 @@ fn a_hoard_holds_frames_of_its_colours_alone() {
         println!("{}", report.words());
     }
     let kept = hoard.kept();
-    assert!(kept >= Bytes(64 * MIB), "{kept}");
+    assert!(kept >= Bytes(240 * MIB), "{kept}");
     let held = frames(hoard.pid());
     assert_eq!(held.len() as u64 * PAGE, kept.0);
     let mut by_colour = [0u64; 8];
@@ -175,10 +175,10 @@ fn a_hoard_holds_frames_of_its_colours_alone() {
     println!("pages by colour: {by_colour:?}");
     assert_eq!(by_colour[..4], [0; 4]);
     assert!(by_colour[4..].iter().all(|n| *n > 0));
-    // Locked, and never more than allowed at any moment.
-    assert_eq!(in_status(hoard.pid(), "VmLck"), 256 * MIB);
+    // Locked, and never more than it takes to find so many: half of all frames have its colours.
+    assert_eq!(in_status(hoard.pid(), "VmLck"), 512 * MIB);
     let most = in_status(hoard.pid(), "VmHWM");
-    assert!(most <= (256 + 24) * MIB, "{} MiB", most / MIB);
+    assert!(most <= (512 + 24) * MIB, "{} MiB", most / MIB);
     let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", hoard.pid()));
     assert_eq!(score.unwrap().trim(), "1000");
     // No page is empty, and no two are equal: none can be merged.
@@ -392,9 +392,10 @@ fn a_hoard_stays_below_the_limit_of_its_cgroup() {
     if !possible("a limited hoard") {
         return;
     }
-    let (Some(small), Some(large)) = (Limited::new(128 * MIB), Limited::new(288 * MIB)) else {
+    let (Some(small), Some(large)) = (Limited::new(384 * MIB), Limited::new(560 * MIB)) else {
         return eprintln!("SKIPPED a limited hoard: no cgroup with a limit of memory can be made");
     };
+    // While it sorts, it holds twice as much: half of all frames have its colours.
     let rules = rules(256 * MIB, 1024 * MIB);
     let refused = Hoard::start(&keeper(), &rules, &small.door(), &mut || {});
     let why = refused.unwrap_err().to_string();
@@ -409,7 +410,17 @@ fn a_hoard_stays_below_the_limit_of_its_cgroup() {
         "{} MiB are charged",
         large.used() / MIB
     );
-    assert!(large.used() <= 288 * MIB);
+    assert!(
+        large.used() <= 560 * MIB,
+        "{} MiB are charged",
+        large.used() / MIB
+    );
+    println!("{} MiB are charged", large.used() / MIB);
+    let kept = hoard.kept();
+    assert!(
+        kept >= Bytes(240 * MIB) && kept <= rules.limit,
+        "{kept} are kept"
+    );
     assert_eq!(frames(hoard.pid()).len() as u64 * PAGE, hoard.kept().0);
 }
 

@@ -4,7 +4,8 @@
 //! which it got, keep those of the reserved colours and release all others. What it keeps no other
 //! program can get. One pass over the free frames is a round:
 //!
-//! 1. Frames are taken until the limit, or the memory that stays for other programs, is reached.
+//! 1. Frames are taken until there are enough, or the memory that stays for other programs is
+//!    reached. Where two of eight colours are reserved, four times the limit is enough on average.
 //! 2. Each is sorted by its colour, while all of them are held. A frame that is released at once is
 //!    the next one that the kernel hands out, so the same few would be taken again and again.
 //! 3. The frames of all other colours are released together.
@@ -65,8 +66,8 @@ pub struct Rules {
     pub colouring: Colouring,
     /// The reserved colours: the hoard keeps frames of these.
     pub colours: CpuSet,
-    /// What the keeper holds at most, at any time: frames that it keeps, and those it has not
-    /// sorted yet.
+    /// What the keeper keeps at most. While it sorts frames it holds more:
+    /// [`Self::pages_at_once`].
     pub limit: Bytes,
     /// Memory that stays for other programs. Frames are taken as long as more is free, and given
     /// up when less is available.
@@ -74,10 +75,24 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The pages that are held at most.
+    /// The pages that are kept at most.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.limit.0.checked_div(self.colouring.page.0).unwrap_or(0)
+    }
+
+    /// The pages that are held at most while they are sorted: of so many as many have reserved
+    /// colours on average as are kept at most.
+    #[must_use]
+    pub fn pages_at_once(&self) -> u64 {
+        self.among(self.pages())
+    }
+
+    /// Of how many pages so many have reserved colours on average.
+    fn among(&self, pages: u64) -> u64 {
+        let reserved = self.colours.len().max(1) as u128;
+        let all = u128::from(pages) * u128::from(self.colouring.count());
+        u64::try_from(all.div_ceil(reserved)).unwrap_or(u64::MAX)
     }
 
     /// Why there is no such hoard; `None` if there is.
@@ -151,8 +166,7 @@ pub struct Slots {
     colour: Functions,
     page: u64,
     wanted: Vec<bool>,
-    most: u64,
-    reserve: Bytes,
+    rules: Rules,
     /// Of each slot: its colour, or one of the words above.
     slots: Vec<u16>,
     /// No slot below this one is empty.
@@ -178,8 +192,7 @@ impl Slots {
             colour: Functions::new(masks.collect()),
             page: rules.colouring.page.0,
             wanted: (0..count).map(|c| rules.colours.contains(c)).collect(),
-            most: rules.pages(),
-            reserve: rules.reserve,
+            rules: rules.clone(),
             slots: Vec::new(),
             lowest: 0,
             taken: 0,
@@ -189,7 +202,7 @@ impl Slots {
         })
     }
 
-    /// The number of slots so far. Never more than pages within the limit.
+    /// The number of slots so far. Never more than [`Rules::pages_at_once`].
     #[must_use]
     pub fn count(&self) -> usize {
         self.slots.len()
@@ -222,8 +235,11 @@ impl Slots {
     /// Slots that are to get a frame now, at most so many, in runs. Empty: it takes no more.
     pub fn take(&mut self, memory: Memory, most: u64) -> Vec<Range<usize>> {
         let spare = memory.free.min(memory.available).0;
-        let spare = spare.saturating_sub(self.reserve.0) / self.page;
-        let mut count = spare.min(self.most - self.held()).min(most);
+        let spare = spare.saturating_sub(self.rules.reserve.0) / self.page;
+        let missing = self.rules.pages().saturating_sub(self.kept());
+        let unsorted = self.taken + self.wrong;
+        let wanted = self.rules.among(missing).saturating_sub(unsorted);
+        let mut count = spare.min(wanted).min(most);
         let mut runs = Vec::new();
         let mut at = self.lowest;
         while count > 0 {
@@ -246,9 +262,11 @@ impl Slots {
     }
 
     /// Sorts the frames of slots from `first` on, of which some may be empty. `None`: the slot has
-    /// no frame in memory. Returns how many frames that were kept have moved to another colour.
+    /// no frame in memory. What exceeds the limit counts as of another colour. Returns how many
+    /// frames that were kept have moved to another colour.
     pub fn sort(&mut self, first: usize, frames: &[Option<u64>]) -> u64 {
         let mut moved = 0;
+        let mut room = self.rules.pages().saturating_sub(self.kept());
         let slots = self.slots.iter_mut().skip(first);
         for (slot, frame) in slots.zip(frames) {
             if matches!(*slot, EMPTY | WRONG) {
@@ -261,16 +279,21 @@ impl Slots {
             if *slot == now {
                 continue;
             }
-            match *slot {
+            let now = match *slot {
                 TAKEN => {
                     self.taken -= 1;
+                    let now = if room > 0 { now } else { WRONG };
                     self.round.gained += u64::from(now != WRONG);
+                    now
                 }
                 before => {
                     moved += 1;
+                    room += 1;
                     count(&mut self.kept, before, false);
+                    now
                 }
-            }
+            };
+            room -= u64::from(now != WRONG);
             match now {
                 WRONG => self.wrong += 1,
                 now => count(&mut self.kept, now, true),
@@ -341,7 +364,7 @@ impl Slots {
     /// scarce.
     #[must_use]
     pub fn pressed(&self, memory: Memory, stalled: Share) -> u64 {
-        let reserve = self.reserve.0;
+        let reserve = self.rules.reserve.0;
         let missing = reserve.saturating_sub(memory.available.0);
         let mut pages = 0;
         if missing > 0 {
@@ -361,7 +384,7 @@ impl Slots {
         let spare = memory
             .available
             .0
-            .saturating_sub(self.reserve.0.saturating_mul(2));
+            .saturating_sub(self.rules.reserve.0.saturating_mul(2));
         let nanos = u128::from(spare) * 1_000_000_000 / u128::from(FASTEST);
         let nanos = Nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
         nanos.clamp(TICK, LONGEST_TICK)

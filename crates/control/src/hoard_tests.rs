@@ -78,7 +78,8 @@ fn round(slots: &mut Slots, machine: &mut Machine, rules: &Rules) -> Round {
         }
         machine.fill(&runs);
         assert_eq!(slots.held(), machine.held());
-        assert!(slots.held() <= rules.pages() && slots.count() as u64 <= rules.pages());
+        assert!(slots.kept() <= rules.pages() && slots.held() <= rules.pages_at_once());
+        assert!(slots.count() as u64 <= rules.pages_at_once());
         assert!(machine.memory().free >= rules.reserve);
         assert!(slots.release().is_empty(), "frames were not sorted yet");
     }
@@ -310,6 +311,19 @@ fn frames_are_held_until_all_are_sorted() {
     // What another program gets afterwards has other colours.
     let stream = machine.free.iter().rev().take(20_000);
     assert_eq!(stream.filter(|f| colour(&rules, **f) == 3).count(), 0);
+}
+
+/// The limit is of what is kept: with less than what is free, nearly as much is kept.
+#[test]
+fn a_hoard_with_a_limit_keeps_as_much() {
+    for (colours, limit) in [("3", 1000), ("0,2", 1000), ("0-2", 3000), ("1", 8000)] {
+        let rules = rules(&[13, 14], colours, limit, 256);
+        let mut machine = Machine::new(32_768, 4, 7);
+        let mut slots = Slots::new(&rules).unwrap();
+        let rounds = sieve(&mut slots, &mut machine, &rules);
+        assert!(slots.kept() <= limit && rounds.len() <= 4, "{rounds:?}");
+        assert!(slots.kept() * 100 >= limit * 97, "{colours}: {rounds:?}");
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub struct Hoard {
     /// Memory that stays for other programs [default: an eighth of this machine's]
     #[arg(long, value_name = "SIZE")]
     reserve: Option<Bytes>,
-    /// Hold at most so much at any time [default: all that is free but the reserve]
+    /// Keep at most so much; it takes more to find it [default: all that is free but the reserve]
     #[arg(long, value_name = "SIZE")]
     limit: Option<Bytes>,
     /// End after so long [default: at a signal]

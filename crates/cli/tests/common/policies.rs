@@ -93,7 +93,7 @@ fn pages_leave_reserved_colours_if_the_policy_says_so() {
             "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 'any'\nmatch = [{{ pid = {} }}]\n\
             reserve.banks = '2-3'\n[group.b]\nrole = 'best-effort'\ncpu-weight = 100\n\
             cpus = 'any'\nmatch = [{{ pid = {} }}]\n\
-            [hoard]\nlimit = '256MiB'\nreserve = '1GiB'\npace = '100%'\nlongest-stop = '100ms'\n\
+            [hoard]\nlimit = '64MiB'\nreserve = '1GiB'\npace = '100%'\nlongest-stop = '100ms'\n\
             move = '{moves}'\n",
             critical.pid(),
             other.pid()
@@ -131,7 +131,7 @@ fn pages_leave_reserved_colours_if_the_policy_says_so() {
         other.is_intact();
         let owners = owners(&record);
         println!("{moves}: {owners:?} bytes of b and of a");
-        assert_eq!(owners.len(), 2, "{owners:?}");
+        assert_eq!(owners.len(), 2, "{owners:?}: {done:?}");
         assert!((owners[0][0] / size).abs_diff(before) <= 64, "{owners:?}");
         // The critical program has 4 MiB.
         assert!(owners[1][1] > 7 << 19, "{owners:?}");

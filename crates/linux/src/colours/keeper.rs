@@ -56,7 +56,7 @@ pub fn keep(rules: &str) -> Result<()> {
     let files: &dyn Files = &files;
     let machine = possible(files, &rules)?;
     rules.limit = rules.limit.min(machine);
-    let mut keeper = Keeper::new(files, &rules)?;
+    let mut keeper = Keeper::new(files, &rules, machine)?;
     keeper.report(What::Begun)?;
     keeper.sieve()?;
     let mut tick = Nanos(0);
@@ -114,8 +114,9 @@ fn possible(files: &dyn Files, rules: &Rules) -> Result<Bytes> {
             "end programs, drop pages of files that are not used (vm.drop_caches), or lower the reserve",
         ));
     }
-    let needed = rules.limit.min(memory.total).0;
+    let needed = rules.pages_at_once().saturating_mul(page.0);
     let needed = needed
+        .min(memory.total.0)
         .saturating_add(needed / OVERHEAD)
         .saturating_add(PROCESS);
     if let Some((dir, left)) = within(files)?
@@ -123,7 +124,7 @@ fn possible(files: &dyn Files, rules: &Rules) -> Result<Bytes> {
     {
         return Err(Error::refused_with(
             format!(
-                "the limit of {dir} leaves {left}, and a hoard of {} needs {} with its page tables",
+                "the limit of {dir} leaves {left}, and a hoard of {} needs {} while it sorts frames, with its page tables",
                 rules.limit,
                 Bytes(needed)
             ),
@@ -275,8 +276,12 @@ struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    fn new(files: &'a dyn Files, rules: &Rules) -> Result<Self> {
-        let pages = usize::try_from(rules.pages()).unwrap_or(usize::MAX);
+    fn new(files: &'a dyn Files, rules: &Rules, machine: Bytes) -> Result<Self> {
+        // More than there is cannot be held.
+        let pages = rules
+            .pages_at_once()
+            .min(machine.0 / rules.colouring.page.0);
+        let pages = usize::try_from(pages).unwrap_or(usize::MAX);
         let cpus = affinity::of(0).map_err(|e| Error::refused(format!("its CPUs: {e}")))?;
         let meminfo = CachedFile::open(files, vm::MEMINFO)?;
         Ok(Self {

@@ -348,9 +348,10 @@ impl Default for RegulatorKeys {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct HoardKeys {
-    /// What the hoard holds at most, at any time. Absent: all memory that is free but `reserve`.
-    /// With less than all, programs still get frames of reserved colours. With 0 (and `require`
-    /// "none") there is no hoard: groups get their colours, and other programs get them, too.
+    /// What the hoard keeps at most. While it sorts frames, it holds more. Absent: all memory
+    /// that is free but `reserve`. With less than all, programs still get frames of reserved
+    /// colours. With 0 (and `require` "none") there is no hoard: groups get their colours, and
+    /// other programs get them, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Bytes>,
     /// Memory that stays free for other programs, of all colours. Absent: an eighth of the
