@@ -115,8 +115,8 @@ fn possible(files: &dyn Files, rules: &Rules) -> Result<Bytes> {
         ));
     }
     let needed = rules.pages_at_once().saturating_mul(page.0);
+    let needed = needed.min(memory.total.0);
     let needed = needed
-        .min(memory.total.0)
         .saturating_add(needed / OVERHEAD)
         .saturating_add(PROCESS);
     if let Some((dir, left)) = within(files)?
