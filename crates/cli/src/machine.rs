@@ -17,6 +17,7 @@ use quell_linux::resident::KeeperCommand;
 use quell_linux::session::WatchdogCommand;
 use quell_plan::deep::{AddressMap, CacheSets, Fingerprint, MbaCurve};
 use quell_plan::inventory::{Availability, Inventory, Measured};
+use quell_policy::lab::Guest;
 use quell_policy::workload::{Caches, Workload};
 use quell_policy::{Adapt, Policy};
 use quell_record::backend::{Backend, Observation, Probe, Seen};
@@ -26,7 +27,7 @@ use quell_types::mechanism::Mechanism;
 use quell_types::partition::MbaUnit;
 use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Rate};
-use quell_workload::deep::{Class, Depth, throttled};
+use quell_workload::deep::{Class, Clock, Depth, throttled};
 
 use crate::declared;
 use crate::exit::{Exit, Result, failed, usage};
@@ -320,10 +321,20 @@ pub fn measure_deep(
     Ok(machine)
 }
 
+/// What tells how long an access takes here: an emulated processor's time is that of the emulation,
+/// but the lab's counts cycles.
+fn clock() -> Clock {
+    let counts = |guest: &Guest| guest.profile.is_some();
+    match crate::guest::guest().is_some_and(counts) {
+        true => Clock::Cycles,
+        false => Clock::Ticks,
+    }
+}
+
 /// What timing says of this machine's address map (some seconds).
 pub fn address_map(backend: &mut Linux, machine: &Inventory) -> Result<AddressMap> {
     let mut bar = Bar::new();
-    let found = quell_workload::deep::address_map(machine, &mut |what, percent| {
+    let found = quell_workload::deep::address_map(machine, clock(), &mut |what, percent| {
         go_on(backend, &mut bar, what, percent)
     });
     found.map_err(failed)
@@ -332,7 +343,7 @@ pub fn address_map(backend: &mut Linux, machine: &Inventory) -> Result<AddressMa
 /// What eviction says of the sets of this machine's caches (20 s at most).
 pub fn cache_sets(backend: &mut Linux, machine: &Inventory) -> Result<Vec<CacheSets>> {
     let mut bar = Bar::new();
-    let found = quell_workload::deep::cache_sets(machine, &mut |what, percent| {
+    let found = quell_workload::deep::cache_sets(machine, clock(), &mut |what, percent| {
         go_on(backend, &mut bar, what, percent)
     });
     found.map_err(failed)

@@ -16,8 +16,12 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use guest::touch::{LINE, Memory, count, counter};
+use quell_plan::inventory::Inventory;
 use quell_policy::lab::Guest;
+use quell_types::address::recovery::{Recovery, Verdict};
+use quell_types::partition::Mask;
 use quell_types::units::Bytes;
+use quell_workload::deep::{self, Clock};
 
 mod guest;
 
@@ -213,11 +217,26 @@ fn colours_hold_off_an_ordinary_stream_under_6_12() {
     colours_hold_off_an_ordinary_stream("6.12");
 }
 
-/// Nothing has to be declared where the emulated processor has banks.
+/// What the times of lines tell of the address map.
+fn recover() {
+    let machine: Inventory = serde_json::from_slice(&fs::read("/tmp/machine").unwrap()).unwrap();
+    let found = deep::address_map(&machine, Clock::Cycles, &mut |_, _| true).unwrap();
+    println!("\nmap {}", serde_json::to_string(&found.found).unwrap());
+}
+
+/// Nothing has to be declared where the emulated processor has banks. Timing alone tells the same:
+/// one bit for the channel, and three functions for the bank.
 #[test]
 fn a_guest_with_banks_knows_its_address_map() {
-    let script = "quell doctor 2>&1 | sed -n 's/^ *\\(address map\\|sets\\|banks\\) */\\1 /p'\n";
-    let Some(said) = guest::says("6.12", "apollolake", script, Duration::from_secs(300)) else {
+    const BANKS: [u64; 4] = [
+        1 << 6,
+        1 << 14 | 1 << 17,
+        1 << 15 | 1 << 18,
+        1 << 16 | 1 << 19,
+    ];
+    let script = "quell doctor --json >/tmp/machine 2>/dev/null\n\
+        quell doctor 2>&1 | sed -n 's/^ *\\(address map\\|sets\\|banks\\) */\\1 /p'\nrole recover\n";
+    let Some(said) = guest::says("6.12", "apollolake", script, Duration::from_secs(600)) else {
         return;
     };
     assert!(
@@ -226,6 +245,16 @@ fn a_guest_with_banks_knows_its_address_map() {
         "{}",
         said.0
     );
+    let map: Recovery = serde_json::from_str(said.one("map")).unwrap();
+    let Verdict::Map {
+        functions,
+        confidence,
+    } = map.verdict
+    else {
+        panic!("{map:?}");
+    };
+    assert_eq!(functions, BANKS.map(Mask));
+    assert!(confidence > 0.95, "{confidence}");
 }
 
 #[test]
@@ -243,6 +272,7 @@ fn guest() {
             );
         }
         "sweep" => sweep(numbers[0]),
+        "recover" => recover(),
         other => panic!("role {other}"),
     }
 }

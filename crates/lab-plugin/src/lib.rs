@@ -27,7 +27,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use qemu::{Block, Instruction, Register, Word};
-use quell_lab::emul::{After, Answer, Machine, Topology};
+use quell_lab::emul::{After, Answer, Machine, Operand, Topology};
 use quell_lab::profile::Profile;
 
 /// The version of the plugin interface that this is made for; QEMU reads it.
@@ -42,7 +42,7 @@ struct Plugin {
     answered: Word,
     interrupts: Option<SyncSender<()>>,
     report: Option<PathBuf>,
-    registers: OnceLock<[usize; 4]>,
+    registers: OnceLock<[usize; 16]>,
 }
 
 // SAFETY: the scoreboard behind `answered` is QEMU's, made for access from all CPUs' threads.
@@ -62,11 +62,17 @@ fn plugin() -> &'static Plugin {
         .expect("invariant: callbacks are registered after it is set")
 }
 
-/// The names of the four registers, in the order of [`Plugin::registers`].
-const NAMES: [&str; 4] = ["rax", "rbx", "rcx", "rdx"];
+/// The names of the general registers, in the order in which instructions number them.
+const NAMES: [&str; 16] = [
+    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
+    "r14", "r15",
+];
 const RAX: usize = 0;
-const RCX: usize = 2;
-const RDX: usize = 3;
+const RCX: usize = 1;
+const RDX: usize = 2;
+const RBX: usize = 3;
+/// Those of an answer to `CPUID`.
+const ANSWER: [usize; 4] = [RAX, RBX, RCX, RDX];
 
 /// # Safety
 /// QEMU calls it, with a list of `argc` arguments.
@@ -290,6 +296,27 @@ enum Special {
     WriteRegister,
     ReadCounter,
     Flush,
+    FlushLine(Operand),
+}
+
+impl Special {
+    /// What is called before such an instruction, what it may do with registers, and what it is
+    /// handed. `next` is the address of the instruction that follows.
+    fn handler(self, user: bool, next: u64) -> Option<(qemu::OnCpu, c_int, u64)> {
+        let skipping = |callback: qemu::OnCpu| {
+            // Programs may not read or write registers. Their code lies at other addresses in other
+            // processes, so `next` would be wrong for some.
+            (!user).then_some((callback, qemu::WRITE_REGISTERS_AND_PC, next))
+        };
+        match self {
+            Self::ReadRegister => skipping(on_read_register),
+            Self::WriteRegister => skipping(on_write_register),
+            Self::ReadCounter => skipping(on_read_counter),
+            Self::Identify => Some((on_identify, qemu::WRITE_REGISTERS, 0)),
+            Self::Flush => Some((on_flush, qemu::NO_REGISTERS, 0)),
+            Self::FlushLine(operand) => Some((on_flush_line, qemu::READ_REGISTERS, operand.pack())),
+        }
+    }
 }
 
 fn special(instruction: *const Instruction) -> Option<Special> {
@@ -301,12 +328,21 @@ fn special(instruction: *const Instruction) -> Option<Special> {
     let is_prefix =
         |b: &&u8| matches!(b, 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x66 | 0xf2 | 0xf3 | 0x40..=0x4f);
     let skipped = bytes[..len].iter().take_while(is_prefix).count();
-    match bytes[skipped..len] {
+    let (prefixes, operation) = bytes[..len].split_at(skipped);
+    match *operation {
         [0x0f, 0xa2, ..] => Some(Special::Identify),
         [0x0f, 0x32, ..] => Some(Special::ReadRegister),
         [0x0f, 0x30, ..] => Some(Special::WriteRegister),
         [0x0f, 0x33, ..] => Some(Special::ReadCounter),
         [0x0f, 0x09, ..] => Some(Special::Flush),
+        // CLFLUSH and CLFLUSHOPT. Other prefixes make it another instruction, or another address.
+        [0x0f, 0xae, mode, ..] if mode >> 3 & 7 == 7 => {
+            let plain = |b: &u8| matches!(b, 0x66 | 0x40..=0x4f);
+            let rex = prefixes.last().copied().filter(|b| b >> 4 == 4);
+            let operand = Operand::parse(rex.unwrap_or(0), &operation[2..]);
+            let operand = operand.filter(|_| prefixes.iter().all(plain));
+            operand.map(Special::FlushLine)
+        }
         _ => None,
     }
 }
@@ -352,33 +388,13 @@ extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
             let special = special(instruction);
             identified = matches!(special, Some(Special::Identify));
             let next = qemu::qemu_plugin_insn_vaddr(instruction) + length as u64;
-            let skipping: Option<qemu::OnCpu> = match special {
-                Some(Special::ReadRegister) => Some(on_read_register),
-                Some(Special::WriteRegister) => Some(on_write_register),
-                Some(Special::ReadCounter) => Some(on_read_counter),
-                Some(Special::Identify | Special::Flush) | None => None,
-            };
-            // Programs may not read or write registers. Their code lies at other addresses in other
-            // processes, so `next` would be wrong for some.
-            if let Some(callback) = skipping.filter(|_| !user) {
+            let handler = special.and_then(|special| special.handler(user, next));
+            if let Some((callback, registers, with)) = handler {
                 qemu::qemu_plugin_register_vcpu_insn_exec_cb(
                     instruction,
                     callback,
-                    qemu::WRITE_REGISTERS_AND_PC,
-                    next as *mut c_void,
-                );
-            }
-            let looking: Option<qemu::OnCpu> = match special {
-                Some(Special::Identify) => Some(on_identify),
-                Some(Special::Flush) => Some(on_flush),
-                _ => None,
-            };
-            if let Some(callback) = looking {
-                qemu::qemu_plugin_register_vcpu_insn_exec_cb(
-                    instruction,
-                    callback,
-                    qemu::WRITE_REGISTERS,
-                    std::ptr::null_mut(),
+                    registers,
+                    with as *mut c_void,
                 );
             }
             qemu::qemu_plugin_register_vcpu_mem_cb(
@@ -475,12 +491,12 @@ extern "C" fn on_answer(cpu: c_uint, _: *mut c_void) {
         .and_then(|mut a| a.take());
     match answer {
         Some(Answer::Instead(values)) => {
-            for (register, value) in values.into_iter().enumerate() {
+            for (register, value) in ANSWER.into_iter().zip(values) {
                 put(register, u64::from(value));
             }
         }
         Some(Answer::Beside(bits)) => {
-            for (register, more) in bits.into_iter().enumerate().filter(|(_, more)| *more != 0) {
+            for (register, more) in ANSWER.into_iter().zip(bits).filter(|(_, more)| *more != 0) {
                 put(register, get(register) | u64::from(more));
             }
         }
@@ -516,6 +532,15 @@ extern "C" fn on_read_counter(cpu: c_uint, next: *mut c_void) {
         put_pair(value);
         after(done);
         skip_to(next);
+    }
+}
+
+extern "C" fn on_flush_line(cpu: c_uint, operand: *mut c_void) {
+    let address = Operand::unpack(operand as u64).address(|n| get(usize::from(n)));
+    let mut physical = 0;
+    // SAFETY: in the CPU's context, as the interface demands.
+    if unsafe { qemu::qemu_plugin_translate_vaddr(address, &raw mut physical) } {
+        plugin().machine.flush_line(cpu as usize, physical);
     }
 }
 

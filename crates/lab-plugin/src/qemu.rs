@@ -67,6 +67,8 @@ pub struct Word {
 
 /// A callback's access to registers: none.
 pub const NO_REGISTERS: c_int = 0;
+/// A callback's access to registers: it may read all of them.
+pub const READ_REGISTERS: c_int = 1;
 /// A callback's access to registers: it may write all of them.
 pub const WRITE_REGISTERS: c_int = 2;
 /// The same, and it may write the program counter.

@@ -7,9 +7,9 @@ use quell_types::units::Nanos;
 
 use crate::Error;
 use crate::account::Sampler;
+use crate::counted::Counted;
 use crate::load::Driver;
 use crate::memory::Granted;
-use crate::misses::Misses;
 use crate::resolved::Placed;
 use crate::windows::Windows;
 
@@ -118,13 +118,13 @@ fn measure(
         return Ok(None);
     }
     let walks = driver.load().accesses();
-    let counter = walks.and_then(|_| Misses::open());
-    let before = counter.as_ref().and_then(Misses::read);
+    let counter = walks.and_then(|_| Counted::misses());
+    let before = counter.as_ref().and_then(Counted::read);
     let done = driver.run(span.duration.0, Some(&mut windows), &mut asked);
     if done.interrupted {
         return Ok(None);
     }
-    let after = counter.as_ref().and_then(Misses::read);
+    let after = counter.as_ref().and_then(Counted::read);
     let missed = walks.zip(before.zip(after)).map(|(each, (before, after))| {
         let accesses = (done.steps * each).max(1);
         (

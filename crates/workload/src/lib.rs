@@ -36,6 +36,7 @@ pub mod bench;
 mod cacheline;
 mod churn;
 mod clock;
+mod counted;
 pub mod deep;
 mod error;
 mod factory;
@@ -49,7 +50,6 @@ mod list;
 mod load;
 pub mod measure;
 mod memory;
-mod misses;
 mod node;
 #[cfg(test)]
 mod noise;

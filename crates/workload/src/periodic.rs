@@ -26,9 +26,9 @@ use quell_client::{Demand, Session};
 use quell_record::measurement::Measurement;
 use quell_types::units::LINE_BYTES;
 
+use crate::counted::Counted;
 use crate::generator::{Generator, MOST_WINDOWS, Span};
 use crate::memory::{Buffer, Granted};
-use crate::misses::Misses;
 use crate::resolved::ResolvedWorkload;
 use crate::{Error, arch, clock};
 
@@ -51,7 +51,7 @@ pub(crate) struct Task {
     next: u64,
     /// Reports every job to the quell-client session, if there is one.
     session: Session,
-    counter: Option<Misses>,
+    counter: Option<Counted>,
     /// Dropped with the task, in this order.
     _slack: Slack,
     _fifo: Option<Fifo>,
@@ -134,7 +134,7 @@ impl Task {
             deadline: deadline.unwrap_or(period).0,
             next: 0,
             session: Session::open(),
-            counter: Misses::open(),
+            counter: Counted::misses(),
             _slack: Slack::off()?,
             _fifo: priority.map(Fifo::take).transpose()?,
         };
@@ -178,7 +178,7 @@ impl Task {
         mut record: Option<&mut Record>,
         asked: &mut dyn FnMut() -> bool,
     ) -> Option<u64> {
-        let mut counted = self.counter.as_ref().and_then(Misses::read);
+        let mut counted = self.counter.as_ref().and_then(Counted::read);
         let mut now = clock::now();
         let mut ask = now + ASK_NS;
         let mut passes = 0;
@@ -210,7 +210,7 @@ impl Task {
             now = clock::now();
             // Outside of what is timed. The count runs from the end of one job to that of the next,
             // and the thread does nothing else in between.
-            let after = self.counter.as_ref().and_then(Misses::read);
+            let after = self.counter.as_ref().and_then(Counted::read);
             let before = std::mem::replace(&mut counted, after);
             if let (Some(record), Some(before), Some(after)) =
                 (record.as_deref_mut(), before, after)

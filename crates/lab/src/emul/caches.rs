@@ -394,6 +394,38 @@ impl Caches {
         }
     }
 
+    /// Removes a line from all caches. If any had it modified, it goes back to memory.
+    pub fn remove(&self, address: u64) {
+        let mut modified = false;
+        for first in &self.first {
+            let first = &mut *lock(first);
+            for cache in [&mut first.data, &mut first.code] {
+                modified |= cache.remove(address).is_some_and(|line| line.dirty);
+            }
+        }
+        // Whose it was, and in which of the last caches.
+        let mut of = (0, 0);
+        for level in [&self.second, &self.third] {
+            let is_last = level.as_ptr() == self.last().as_ptr();
+            for (n, cache) in level.iter().enumerate() {
+                if let Some(line) = lock(cache).cache.remove(address) {
+                    modified |= line.dirty;
+                    of = if is_last { (n, line.owner) } else { of };
+                }
+            }
+        }
+        if modified {
+            let (at, owner) = of;
+            lock(&self.last()[at]).ids[usize::from(owner)].writebacks += 1;
+            let line = Victim {
+                address,
+                dirty: true,
+                owner,
+            };
+            self.memory(None, [Some(line)]);
+        }
+    }
+
     fn last(&self) -> &[Mutex<Shared>] {
         if self.third.is_empty() {
             &self.second

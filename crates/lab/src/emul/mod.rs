@@ -15,6 +15,7 @@
 
 mod caches;
 mod identity;
+mod operand;
 mod pmu;
 mod registers;
 
@@ -29,6 +30,7 @@ use crate::profile::{LINE, Profile};
 pub use caches::{Bank, Traffic};
 use caches::{Caches, Served};
 pub use identity::Answer;
+pub use operand::Operand;
 use pmu::{Event, Pmu};
 
 /// How many CPUs there are, and which of them share a core or socket.

@@ -71,6 +71,20 @@ impl Machine {
     /// `WBINVD`: empties the caches that the CPU sees.
     pub fn flush(&self, cpu: usize) {
         self.caches.flush(self.core(cpu));
+        self.forget(cpu);
+    }
+
+    /// `CLFLUSH`: removes the line of a physical address from all caches.
+    pub fn flush_line(&self, cpu: usize, address: u64) {
+        self.caches.remove(address);
+        self.forget(cpu);
+    }
+
+    /// The next access of a CPU repeats none.
+    fn forget(&self, cpu: usize) {
+        for last in [&self.cpus[cpu].last, &self.cpus[cpu].fetched] {
+            last.store(u64::MAX, Relaxed);
+        }
     }
 
     fn read_resource(&self, cpu: usize, register: u32) -> Option<u64> {

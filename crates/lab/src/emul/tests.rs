@@ -318,6 +318,42 @@ fn streams_in_one_bank_close_each_others_rows() {
     assert_eq!(beside(1 << 19), (255, 200 + 127 * 250));
 }
 
+#[test]
+fn a_flushed_line_comes_from_memory_and_goes_back_once() {
+    for profile in ["icelake", "goldmont"] {
+        let m = with_banks(profile);
+        let touch = |cpu, write| {
+            if !m.repeats(cpu, 0x4567, write, true) {
+                m.data(cpu, 0x4567, write, true);
+            }
+        };
+        let traffic = || -> [u64; 2] {
+            let ids = m.report().ids;
+            let all = ids.iter().flat_map(|ids| ids.values());
+            all.fold([0; 2], |[misses, back], one| {
+                [misses + one.misses, back + one.writebacks]
+            })
+        };
+        touch(0, false);
+        touch(0, false);
+        assert_eq!(traffic(), [1, 0]);
+        m.flush_line(0, 0x4540);
+        assert_eq!(traffic(), [1, 0]);
+        touch(0, true);
+        assert_eq!(traffic(), [2, 0]);
+        // By another CPU than the one that has it modified.
+        m.flush_line(1, 0x4567);
+        m.flush_line(1, 0x4567);
+        assert_eq!(traffic(), [2, 1]);
+        // All caches of the machine are emptied of it.
+        touch(2, false);
+        assert_eq!(traffic(), [3, 1]);
+        m.flush(2);
+        touch(2, false);
+        assert_eq!(traffic(), [4, 1]);
+    }
+}
+
 proptest! {
     /// Every line that a last level reads from memory or writes back is an access to a bank.
     #[test]
@@ -331,6 +367,9 @@ proptest! {
                 // Strides of 64 KiB use few sets, so that lines are evicted.
                 m.data(cpu, from + n * (64 << 10), write, true);
             }
+        }
+        for n in 0..64 {
+            m.flush_line(0, n * (64 << 10));
         }
         if profile == "icelake" {
             m.flush(0);

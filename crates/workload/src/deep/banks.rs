@@ -6,24 +6,31 @@
 //! time of a pair is the mean of its lower rounds, so that interrupts do not count.
 //!
 //! It needs an instruction that flushes a line, and a counter of constant rate: `CLFLUSH` and
-//! `RDTSC`, or `DC CIVAC` and `CNTVCT_EL0` on Arm, where Linux lets programs use both.
+//! `RDTSC`, or `DC CIVAC` and `CNTVCT_EL0` on Arm, where Linux lets programs use both. On an
+//! emulated processor that counter tells how long the emulation takes. There a performance counter
+//! of the cycles in programs takes its place ([`Clock`]).
 
 use std::io;
 
+use quell_kernel::vm;
 use quell_plan::deep::AddressMap;
 use quell_plan::inventory::Inventory;
-use quell_types::address::recovery::{Lines, Pool, Reread, Verdict, recover};
+use quell_types::address::recovery::{Lines, Reread, Verdict, recover};
 use quell_types::cpuset::CpuId;
 use quell_types::units::Bytes;
 
 use super::locked::{Locked, differences};
 use super::{Block, Watch, first};
 use crate::arch::{self, Maker, Request};
+use crate::counted::Counted;
 use crate::{Error, affinity, clock, procfs};
 
 const WHAT: &str = "recovering the address map";
-/// Sizes of the pool, in bytes: the second one where the first does not reach all of memory.
-const POOLS: [u64; 2] = [256 << 20, 1 << 30];
+/// Bytes of the pool.
+const POOL: u64 = 256 << 20;
+/// The most that is taken to reach all of memory, where a pool does not: of free memory three
+/// quarters, and in bytes.
+const REACH: u64 = 8 << 30;
 /// The part of the available memory that a pool takes at most.
 pub(super) const PART: u64 = 4;
 /// A smaller pool reaches too few address bits.
@@ -42,7 +49,11 @@ const TURNS: u32 = 50;
 /// # Errors
 /// When `watch` returns false, physical addresses are hidden, memory is too short, or this
 /// processor lacks an instruction.
-pub fn address_map(machine: &Inventory, mut watch: Watch<'_>) -> io::Result<AddressMap> {
+pub fn address_map(
+    machine: &Inventory,
+    clock: Clock,
+    mut watch: Watch<'_>,
+) -> io::Result<AddressMap> {
     let mut block = Block {
         label: "address map",
         from: 0,
@@ -51,17 +62,25 @@ pub fn address_map(machine: &Inventory, mut watch: Watch<'_>) -> io::Result<Addr
     };
     let available = procfs::available_memory()?.map_or(u64::MAX, |available| available.0);
     let (cpu, begin) = (first(machine)?, clock::now());
-    let [small, large] = POOLS.map(|size| size.min(available / PART) & !0x1f_ffff);
-    let mut found = pool_of(cpu, small, &mut block)?;
-    if matches!(found.found.verdict, Verdict::Narrow { .. }) && large > small {
-        found = pool_of(cpu, large, &mut block)?;
+    let size = POOL.min(available / PART) & !0x1f_ffff;
+    let mut found = pool_of(cpu, clock, size, 0, &mut block)?;
+    if matches!(found.found.verdict, Verdict::Narrow { .. }) {
+        let free = vm::memory(&procfs::live()).ok().flatten();
+        let free = free.map_or(0, |memory| memory.free.0);
+        found = pool_of(cpu, clock, size, REACH.min(free / 4 * 3), &mut block)?;
     }
     found.took_s = (clock::now() - begin) as f64 / 1e9;
     Ok(found)
 }
 
-/// The same with a pool of `size` bytes.
-fn pool_of(cpu: CpuId, size: u64, block: &mut Block<'_, '_>) -> Result<AddressMap, Error> {
+/// The same with a pool of `size` bytes, for which `reach` may be taken.
+fn pool_of(
+    cpu: CpuId,
+    clock: Clock,
+    size: u64,
+    reach: u64,
+    block: &mut Block<'_, '_>,
+) -> Result<AddressMap, Error> {
     if size < LEAST {
         return Err(Error::refused(
             WHAT,
@@ -70,20 +89,23 @@ fn pool_of(cpu: CpuId, size: u64, block: &mut Block<'_, '_>) -> Result<AddressMa
         ));
     }
     let _pinned = affinity::pin_to(cpu)?;
-    let timer = Timer::new()?;
+    let timer = Timer::new(clock)?;
     let memory = differences()?;
     block.at(0, 1)?;
-    let locked = Locked::new(size, WHAT)?;
-    let shift = rustix::param::page_size().trailing_zeros();
-    let pool = Pool::new(locked.pieces(shift), shift);
+    let locked = match reach {
+        0 => Locked::new(size, WHAT)?,
+        most => Locked::spread(size, &memory, most, WHAT)?,
+    };
+    let pool = locked.pool();
     let (mut turn, mut due) = (0, clock::now());
     let found = recover(&pool, &memory, size, &mut |lines: Lines| {
         if clock::now() >= due {
             block.at(turn, TURNS)?;
             (turn, due) = (turn + 1, clock::now() + TURN_NS);
         }
-        // SAFETY: lines of the pool, which has the pages of the buffer.
-        Ok::<f64, Error>(unsafe { timer.ns(locked.start(), lines) })
+        let lines = [lines.0, lines.1].map(|line| locked.at(line));
+        // SAFETY: lines of the pool.
+        Ok::<f64, Error>(unsafe { timer.ns(lines) })
     })?;
     locked.stayed()?;
     Ok(AddressMap {
@@ -93,19 +115,25 @@ fn pool_of(cpu: CpuId, size: u64, block: &mut Block<'_, '_>) -> Result<AddressMa
     })
 }
 
+/// What tells how long an access takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// The processor's counter of constant rate.
+    Ticks,
+    /// A performance counter of the cycles in programs.
+    Cycles,
+}
+
 /// What times lines.
 pub(super) struct Timer {
     flush: Maker,
+    /// `None`: the counter of constant rate.
+    cycles: Option<Counted>,
     ns_per_tick: f64,
 }
 
-/// The counter of the processor; 0 where there is none, which [`Timer::new`] refuses.
-fn ticks() -> u64 {
-    arch::ticks().unwrap_or(0)
-}
-
 impl Timer {
-    pub fn new() -> Result<Self, Error> {
+    pub fn new(clock: Clock) -> Result<Self, Error> {
         let lacks = |what: &str| {
             Error::refused(
                 WHAT,
@@ -115,23 +143,39 @@ impl Timer {
         };
         let flush = arch::request(Request::Flush);
         let flush = flush.ok_or_else(|| lacks("instruction that flushes a line"))?;
-        let from = arch::ticks().ok_or_else(|| lacks("counter of constant rate"))?;
-        let begin = clock::now();
-        while clock::now() < begin + COMPARE_NS {}
-        let (ticks, ns) = (ticks().wrapping_sub(from), clock::now() - begin);
-        Ok(Self {
+        let cycles = match clock {
+            Clock::Ticks => {
+                arch::ticks().ok_or_else(|| lacks("counter of constant rate"))?;
+                None
+            }
+            Clock::Cycles => Some(Counted::cycles().ok_or_else(|| lacks("counter of cycles"))?),
+        };
+        let mut timer = Self {
             flush,
-            ns_per_tick: ns as f64 / ticks.max(1) as f64,
-        })
+            cycles,
+            ns_per_tick: 1.0,
+        };
+        let (from, begin) = (timer.now(), clock::now());
+        while clock::now() < begin + COMPARE_NS {}
+        let (ticks, ns) = (timer.now().wrapping_sub(from), clock::now() - begin);
+        timer.ns_per_tick = ns as f64 / ticks.max(1) as f64;
+        Ok(timer)
+    }
+
+    /// The counter; 0 where it cannot be read now.
+    fn now(&self) -> u64 {
+        match &self.cycles {
+            None => arch::ticks(),
+            Some(cycles) => cycles.read(),
+        }
+        .unwrap_or(0)
     }
 
     /// Nanoseconds of reading two lines from memory, one after the other.
     ///
     /// # Safety
-    /// `lines` are offsets within a buffer of ours at `start`.
-    unsafe fn ns(&self, start: *mut u8, lines: Lines) -> f64 {
-        let at = |line: u64| start.wrapping_add(usize::try_from(line).unwrap_or(0));
-        let (a, b) = (at(lines.0), at(lines.1));
+    /// They are in memory of ours.
+    unsafe fn ns(&self, [a, b]: [*mut u8; 2]) -> f64 {
         let mut rounds = [0u64; ROUNDS.0];
         for round in &mut rounds {
             // SAFETY: by the contract; a flush changes no contents.
@@ -140,14 +184,14 @@ impl Timer {
                 (self.flush)(b);
             }
             arch::fence();
-            let begin = ticks();
+            let begin = self.now();
             // SAFETY: by the contract.
             unsafe { a.read_volatile() };
             // Reading the counter waits for the first line.
-            let _ = ticks();
+            let _ = arch::ticks();
             // SAFETY: by the contract.
             unsafe { b.read_volatile() };
-            *round = ticks().wrapping_sub(begin);
+            *round = self.now().wrapping_sub(begin);
         }
         rounds.sort_unstable();
         let counted = &rounds[..ROUNDS.1];
@@ -157,9 +201,8 @@ impl Timer {
     /// Nanoseconds of the last read of a question. Afterwards no cache has any of its lines.
     ///
     /// # Safety
-    /// Its lines are offsets within a buffer of ours at `start`.
-    pub unsafe fn reread(&self, start: *mut u8, question: &Reread<'_>) -> f64 {
-        let at = |line: u64| start.wrapping_add(usize::try_from(line).unwrap_or(0));
+    /// `at` tells where its lines are, in memory of ours.
+    pub unsafe fn reread(&self, at: &dyn Fn(u64) -> *mut u8, question: &Reread<'_>) -> f64 {
         let victim = at(question.victim);
         // SAFETY: by the contract.
         unsafe { victim.read_volatile() };
@@ -169,10 +212,10 @@ impl Timer {
             unsafe { at(line).read_volatile() };
         }
         arch::fence();
-        let begin = ticks();
+        let begin = self.now();
         // SAFETY: by the contract.
         unsafe { victim.read_volatile() };
-        let took = ticks().wrapping_sub(begin);
+        let took = self.now().wrapping_sub(begin);
         for line in question.lines() {
             // SAFETY: by the contract; a flush changes no contents.
             unsafe { (self.flush)(at(line)) };
@@ -190,13 +233,13 @@ mod tests {
 
     #[test]
     fn a_line_from_memory_takes_time_and_keeps_its_contents() {
-        let Ok(timer) = Timer::new() else {
+        let Ok(timer) = Timer::new(Clock::Ticks) else {
             println!("skipped: this processor flushes no line, or has no counter");
             return;
         };
         let buffer = Buffer::new(Bytes(2 << 20), Pages::Base).unwrap();
         // SAFETY: two lines of the buffer.
-        let ns = unsafe { timer.ns(buffer.start(), (0, 4096)) };
+        let ns = unsafe { timer.ns([buffer.start(), buffer.start().wrapping_add(4096)]) };
         assert!(ns > 1.0 && ns < 1e6, "{ns}");
         assert_eq!((buffer.bytes()[0], buffer.bytes()[4096]), (1, 1));
         // Memory has at least the bits of a page.
@@ -213,7 +256,7 @@ mod tests {
             to: 100,
             watch: &mut watch,
         };
-        let said = pool_of(0, 1 << 20, &mut block).unwrap_err();
+        let said = pool_of(0, Clock::Ticks, 1 << 20, 0, &mut block).unwrap_err();
         let said = said.to_string();
         assert!(said.contains("free memory: 128MiB are needed"), "{said}");
     }

@@ -24,7 +24,7 @@ use quell_types::units::Bytes;
 use crate::latency::List;
 use crate::{Error, clock, measure, procfs};
 
-pub use banks::address_map;
+pub use banks::{Clock, address_map};
 pub use canary::sharing;
 pub use sets::cache_sets;
 pub use throttled::{Class, curve as throttled};

@@ -14,7 +14,7 @@ use quell_plan::inventory::Inventory;
 use quell_types::address::recovery::{Pool, Reread, recover_sets};
 use quell_types::units::Bytes;
 
-use super::banks::{LEAST, PART, TURN_NS, Timer};
+use super::banks::{Clock, LEAST, PART, TURN_NS, Timer};
 use super::locked::{Locked, differences};
 use super::{Block, Watch, first};
 use crate::{Error, affinity, clock, procfs};
@@ -33,7 +33,11 @@ const SHIFT: u32 = 12;
 /// # Errors
 /// When `watch` returns false, physical addresses are hidden, memory is too short, or this
 /// processor lacks an instruction.
-pub fn cache_sets(machine: &Inventory, mut watch: Watch<'_>) -> io::Result<Vec<CacheSets>> {
+pub fn cache_sets(
+    machine: &Inventory,
+    clock: Clock,
+    mut watch: Watch<'_>,
+) -> io::Result<Vec<CacheSets>> {
     let begin = clock::now();
     let mut block = Block {
         label: "cache sets",
@@ -57,7 +61,7 @@ pub fn cache_sets(machine: &Inventory, mut watch: Watch<'_>) -> io::Result<Vec<C
         .into());
     }
     let _pinned = affinity::pin_to(cpu)?;
-    let (timer, memory) = (Timer::new()?, differences()?);
+    let (timer, memory) = (Timer::new(clock)?, differences()?);
     let locked = Locked::new(size, WHAT)?;
     let pool = Pool::new(locked.pieces(SHIFT), SHIFT);
     let (mut found, mut from, mut due) = (Vec::new(), begin, begin);
@@ -73,8 +77,10 @@ pub fn cache_sets(machine: &Inventory, mut watch: Watch<'_>) -> io::Result<Vec<C
                 block.at(percent.unwrap_or(100), 100)?;
                 due = clock::now() + TURN_NS;
             }
-            // SAFETY: lines of the pool, which has the pages of the buffer.
-            Ok::<_, Error>(Some(unsafe { timer.reread(locked.start(), question) }))
+            // SAFETY: lines of the pool.
+            Ok::<_, Error>(Some(unsafe {
+                timer.reread(&|line| locked.at(line), question)
+            }))
         };
         let recovery = recover_sets(&pool, &memory, shape, size, &mut probe)?;
         let now = clock::now();

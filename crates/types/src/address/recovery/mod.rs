@@ -225,7 +225,7 @@ fn verdict<E>(
     if !figures.together.mostly() || !figures.apart.mostly() {
         return Ok(hidden(bench.pool, &conflicts, &functions));
     }
-    let missing = memory.within(u64::MAX << 6).independent_of(&all);
+    let missing = bench.pool.missing(memory);
     if missing.rank() > 0 {
         let missing = missing.rows().iter().map(|row| Mask(*row)).collect();
         return Ok(Verdict::Narrow { missing });

@@ -62,6 +62,14 @@ impl Pool {
         Space::spanned(pages.chain((LINE_SHIFT..self.shift).map(|bit| 1 << bit)))
     }
 
+    /// Differences that addresses of memory have, and those of the pool have not. `memory` has the
+    /// differences of all addresses of the machine's memory.
+    #[must_use]
+    pub fn missing(&self, memory: &Space) -> Space {
+        let lines = memory.within(u64::MAX << LINE_SHIFT);
+        lines.independent_of(&self.differences())
+    }
+
     /// The differences of the addresses of these pages, by number.
     pub(super) fn frames(&self, pages: &[u64]) -> Space {
         let first = pages.first().copied().unwrap_or_default() << self.shift;
