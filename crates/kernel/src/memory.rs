@@ -11,7 +11,7 @@
 
 use quell_types::units::Bytes;
 
-use crate::cgroup::{Hierarchy, Version};
+use crate::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use crate::error::{Error, Result};
 use crate::root::Files;
 
@@ -227,6 +227,35 @@ pub fn written(version: Version, limit: Option<Bytes>) -> String {
         (None, Version::V2) => "max".to_owned(),
         (None, Version::V1) => "-1".to_owned(),
     }
+}
+
+/// What the tightest limit of this process's cgroups leaves, pages of files not counted, and the
+/// cgroup that has the limit. `None` where none has one.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn left(files: &dyn Files) -> Result<Option<(String, Bytes)>> {
+    let cgroups = Cgroups::discover(files)?;
+    let Some(hierarchy) = cgroups.of(Controller::Memory) else {
+        return Ok(None);
+    };
+    let mut least: Option<(String, Bytes)> = None;
+    for dir in Memory::of(hierarchy, &hierarchy.own_dir()).chain() {
+        let memory = Memory::of(hierarchy, &dir);
+        let (limit, usage) = (memory.limit(files)?, memory.usage());
+        let used = files.parsed::<u64>(&usage, "a number of bytes")?;
+        let stat = files.optional(&memory.stat())?;
+        let (Some(limit), Some(used), Some(stat)) = (limit, used, stat) else {
+            continue;
+        };
+        let stat = memory.parse_stat(&stat)?;
+        let pages_of_files = stat.active_file.0.saturating_add(stat.inactive_file.0);
+        let left = Bytes(limit.0.saturating_sub(used.saturating_sub(pages_of_files)));
+        if least.as_ref().is_none_or(|(_, least)| left < *least) {
+            least = Some((dir, left));
+        }
+    }
+    Ok(least)
 }
 
 /// Whether the memory controller's files exist. A v2 cgroup has them only where its parent enables

@@ -14,10 +14,9 @@ use std::time::Duration;
 use quell_control::hoard::{self, Memory, Round, Rules, Slots};
 use quell_control::looks::{Looks, SHORTEST};
 use quell_kernel::cached_file::CachedFile;
-use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::frames::Frames;
-use quell_kernel::memory::Memory as GroupMemory;
+use quell_kernel::memory as limits;
 use quell_kernel::pagemap::{Page, Pagemap};
 use quell_kernel::psi::{self, Resource};
 use quell_kernel::root::{Files, Kernel};
@@ -119,7 +118,7 @@ fn possible(files: &dyn Files, rules: &Rules) -> Result<Bytes> {
     let needed = needed
         .saturating_add(needed / OVERHEAD)
         .saturating_add(PROCESS);
-    if let Some((dir, left)) = within(files)?
+    if let Some((dir, left)) = limits::left(files)?
         && left.0 < needed
     {
         return Err(Error::refused_with(
@@ -132,32 +131,6 @@ fn possible(files: &dyn Files, rules: &Rules) -> Result<Bytes> {
         ));
     }
     Ok(memory.total)
-}
-
-/// What the tightest limit of this process's cgroups leaves, pages of files not counted. `None`
-/// where no cgroup has a limit.
-fn within(files: &dyn Files) -> Result<Option<(String, Bytes)>> {
-    let cgroups = Cgroups::discover(files)?;
-    let Some(hierarchy) = cgroups.of(Controller::Memory) else {
-        return Ok(None);
-    };
-    let mut least: Option<(String, Bytes)> = None;
-    for dir in GroupMemory::of(hierarchy, &hierarchy.own_dir()).chain() {
-        let memory = GroupMemory::of(hierarchy, &dir);
-        let (limit, usage) = (memory.limit(files)?, memory.usage());
-        let used = files.parsed::<u64>(&usage, "a number of bytes")?;
-        let stat = files.optional(&memory.stat())?;
-        let (Some(limit), Some(used), Some(stat)) = (limit, used, stat) else {
-            continue;
-        };
-        let stat = memory.parse_stat(&stat)?;
-        let pages_of_files = stat.active_file.0.saturating_add(stat.inactive_file.0);
-        let left = Bytes(limit.0.saturating_sub(used.saturating_sub(pages_of_files)));
-        if least.as_ref().is_none_or(|(_, least)| left < *least) {
-            least = Some((dir, left));
-        }
-    }
-    Ok(least)
 }
 
 /// What standard input asks for.

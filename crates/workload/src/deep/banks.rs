@@ -12,7 +12,7 @@
 
 use std::io;
 
-use quell_kernel::vm;
+use quell_kernel::{memory, vm};
 use quell_plan::deep::AddressMap;
 use quell_plan::inventory::Inventory;
 use quell_types::address::recovery::{Lines, Reread, Verdict, recover};
@@ -28,8 +28,8 @@ use crate::{Error, affinity, clock, procfs};
 const WHAT: &str = "recovering the address map";
 /// Bytes of the pool.
 const POOL: u64 = 256 << 20;
-/// The most that is taken to reach all of memory, where a pool does not: of free memory three
-/// quarters, and in bytes.
+/// The most that is taken to reach all of memory, where a pool does not: three quarters of what is
+/// free and what cgroups allow, but no more than this.
 const REACH: u64 = 8 << 30;
 /// The part of the available memory that a pool takes at most.
 pub(super) const PART: u64 = 4;
@@ -65,12 +65,18 @@ pub fn address_map(
     let size = POOL.min(available / PART) & !0x1f_ffff;
     let mut found = pool_of(cpu, clock, size, 0, &mut block)?;
     if matches!(found.found.verdict, Verdict::Narrow { .. }) {
-        let free = vm::memory(&procfs::live()).ok().flatten();
-        let free = free.map_or(0, |memory| memory.free.0);
-        found = pool_of(cpu, clock, size, REACH.min(free / 4 * 3), &mut block)?;
+        found = pool_of(cpu, clock, size, reach()?, &mut block)?;
     }
     found.took_s = (clock::now() - begin) as f64 / 1e9;
     Ok(found)
+}
+
+/// How much may be taken to reach all of memory.
+fn reach() -> Result<u64, Error> {
+    let files = procfs::live();
+    let free = vm::memory(&files)?.map_or(0, |memory| memory.free.0);
+    let left = memory::left(&files)?.map_or(u64::MAX, |(_, left)| left.0);
+    Ok(REACH.min(free.min(left) / 4 * 3))
 }
 
 /// The same with a pool of `size` bytes, for which `reach` may be taken.
@@ -94,7 +100,7 @@ fn pool_of(
     block.at(0, 1)?;
     let locked = match reach {
         0 => Locked::new(size, WHAT)?,
-        most => Locked::spread(size, &memory, most, WHAT)?,
+        most => Locked::spread(size, &memory, most, WHAT, &mut || block.at(0, 1))?,
     };
     let pool = locked.pool();
     let (mut turn, mut due) = (0, clock::now());

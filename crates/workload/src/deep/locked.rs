@@ -39,16 +39,23 @@ impl Locked {
     /// # Errors
     /// When physical addresses are hidden, or memory cannot be had or locked.
     pub fn new(size: u64, what: &'static str) -> Result<Self, Error> {
-        Self::take(size, what, &mut |_| true)
+        Self::take(size, what, &mut |_| Ok(true))
     }
 
     /// The same, of pages that lie far apart. The kernel gives pages that are close to each other.
     /// So more are taken, `most` bytes in all, until some differ in all bits of the addresses of
-    /// `memory`, whichever part is left out. What is not needed is returned.
+    /// `memory`, whichever part is left out. What is not needed is returned. `go_on` is called
+    /// after each part.
     ///
     /// # Errors
-    /// As [`Self::new`].
-    pub fn spread(size: u64, memory: &Space, most: u64, what: &'static str) -> Result<Self, Error> {
+    /// As [`Self::new`], and those of `go_on`.
+    pub fn spread(
+        size: u64,
+        memory: &Space,
+        most: u64,
+        what: &'static str,
+        go_on: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Self, Error> {
         let parts = usize::try_from(most / size.max(1)).unwrap_or(usize::MAX);
         let parts = parts.saturating_mul(PARTS);
         let shift = rustix::param::page_size().trailing_zeros();
@@ -58,7 +65,8 @@ impl Locked {
                 let some = left.flat_map(|n| taken[n].1.iter().copied());
                 Pool::new(some.collect(), shift).missing(memory).rank() == 0
             };
-            taken.len() >= parts || chosen(taken.len()).all(reaches)
+            go_on()?;
+            Ok(taken.len() >= parts || chosen(taken.len()).all(reaches))
         })
     }
 
@@ -67,11 +75,11 @@ impl Locked {
     fn take(
         size: u64,
         what: &'static str,
-        enough: &mut dyn FnMut(&[Taken]) -> bool,
+        enough: &mut dyn FnMut(&[Taken]) -> Result<bool, Error>,
     ) -> Result<Self, Error> {
         let part = size / PARTS as u64;
         let mut taken: Vec<Taken> = Vec::new();
-        while taken.len() < PARTS || !enough(&taken) {
+        while taken.len() < PARTS || !enough(&taken)? {
             let next = Buffer::new(Bytes(part), Pages::Base)?;
             let frames = frames(&next, what)?;
             // Odd, so that the lower bits differ, too.
@@ -188,7 +196,7 @@ mod tests {
         const WHAT: &str = "a test";
         const SIZE: u64 = 4 << 20;
         let Ok(memory) = differences() else { return };
-        let found = Locked::spread(SIZE, &memory, 8 << 20, WHAT);
+        let found = Locked::spread(SIZE, &memory, 8 << 20, WHAT, &mut || Ok(()));
         let Ok(pool) = found else {
             println!("skipped: physical addresses are hidden");
             return;
