@@ -16,11 +16,10 @@ use quell_control::looks::{Looks, SHORTEST};
 use quell_kernel::cached_file::CachedFile;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::frames::Frames;
-use quell_kernel::memory as limits;
 use quell_kernel::pagemap::{Page, Pagemap};
 use quell_kernel::psi::{self, Resource};
 use quell_kernel::root::{Files, Kernel};
-use quell_kernel::{affinity, rt, vm};
+use quell_kernel::{affinity, memory, rt, vm};
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::{Bytes, Nanos, Share};
 use rustix::event::{PollFd, PollFlags};
@@ -118,7 +117,7 @@ fn possible(files: &dyn Files, rules: &Rules) -> Result<Bytes> {
     let needed = needed
         .saturating_add(needed / OVERHEAD)
         .saturating_add(PROCESS);
-    if let Some((dir, left)) = limits::left(files)?
+    if let Some((dir, left)) = memory::left(files)?
         && left.0 < needed
     {
         return Err(Error::refused_with(

@@ -102,7 +102,7 @@ fn pool_of(
         0 => Locked::new(size, WHAT)?,
         most => Locked::spread(size, &memory, most, WHAT, &mut || block.at(0, 1))?,
     };
-    let pool = locked.pool();
+    let pool = locked.pool(rustix::param::page_size().trailing_zeros());
     let (mut turn, mut due) = (0, clock::now());
     let found = recover(&pool, &memory, size, &mut |lines: Lines| {
         if clock::now() >= due {

@@ -1,6 +1,5 @@
 //! Locked pages whose frames are known: what address maps are recovered on.
 
-use std::collections::BTreeSet;
 use std::io;
 
 use quell_kernel::node_memory;
@@ -21,7 +20,7 @@ const PARTS: usize = 8;
 /// So many pages tell where a part lies.
 const SAMPLE: usize = 64;
 
-/// A part that was taken, and the addresses of some of its pages.
+/// A part that was taken, and the addresses of its pages.
 type Taken = (Buffer, Vec<u64>);
 
 /// Pages of the kernel's size, locked in memory.
@@ -62,7 +61,7 @@ impl Locked {
         Self::take(size, what, &mut |taken| {
             let reaches = |without: usize| {
                 let left = chosen(taken.len()).filter(|n| *n != without);
-                let some = left.flat_map(|n| taken[n].1.iter().copied());
+                let some = left.flat_map(|n| sample(&taken[n].1));
                 Pool::new(some.collect(), shift).missing(memory).rank() == 0
             };
             go_on()?;
@@ -82,19 +81,14 @@ impl Locked {
         while taken.len() < PARTS || !enough(&taken)? {
             let next = Buffer::new(Bytes(part), Pages::Base)?;
             let frames = frames(&next, what)?;
-            // Odd, so that the lower bits differ, too.
-            let stride = (frames.len() / SAMPLE) | 1;
-            taken.push((next, frames.into_iter().step_by(stride).collect()));
+            taken.push((next, frames));
         }
-        let kept: BTreeSet<usize> = chosen(taken.len()).collect();
-        let parts = (0..).zip(taken).filter(|(n, _)| kept.contains(n));
-        let mut locked = Self {
-            parts: parts.map(|(_, (part, _))| part).collect(),
-            part,
-            frames: Vec::new(),
-            what,
-        };
-        for part in &locked.parts {
+        let of = taken.len();
+        let kept = (0..)
+            .zip(taken)
+            .filter(|(n, _)| chosen(of).any(|c| c == *n));
+        let (parts, frames): (Vec<_>, Vec<_>) = kept.map(|(_, taken)| taken).unzip();
+        for part in &parts {
             // SAFETY: the range is our own buffer.
             if unsafe { libc::mlock(part.start().cast(), part.len()) } != 0 {
                 return Err(Error::refused(
@@ -108,8 +102,12 @@ impl Locked {
                 ));
             }
         }
-        locked.frames = locked.now()?;
-        Ok(locked)
+        Ok(Self {
+            parts,
+            part,
+            frames: frames.concat(),
+            what,
+        })
     }
 
     fn now(&self) -> Result<Vec<u64>, Error> {
@@ -119,12 +117,9 @@ impl Locked {
         all.map(|all| all.concat())
     }
 
-    /// Its pages, for a recovery.
-    pub fn pool(&self) -> Pool {
-        Pool::new(
-            self.frames.clone(),
-            rustix::param::page_size().trailing_zeros(),
-        )
+    /// Its pieces of 2^`shift` bytes, which are no larger than pages.
+    pub fn pool(&self, shift: u32) -> Pool {
+        Pool::new(self.pieces(shift), shift)
     }
 
     /// The address of a byte, by its offset among all parts.
@@ -134,8 +129,8 @@ impl Locked {
         part.start().wrapping_add(place(offset % self.part))
     }
 
-    /// The physical addresses of its pieces of 2^`shift` bytes, which are no larger than pages.
-    pub fn pieces(&self, shift: u32) -> Vec<u64> {
+    /// The physical addresses of the pieces.
+    fn pieces(&self, shift: u32) -> Vec<u64> {
         let page = rustix::param::page_size() as u64;
         let of = |frame: &u64| (*frame..frame + page).step_by(1 << shift);
         self.frames.iter().flat_map(of).collect()
@@ -164,6 +159,11 @@ fn frames(buffer: &Buffer, what: &str) -> Result<Vec<u64>, Error> {
     let page = rustix::param::page_size();
     let (start, pages) = (buffer.start().addr(), buffer.len() / page);
     pagemap::addresses(&procfs::live(), start, pages, page, what)
+}
+
+/// Some of these addresses. The step is odd, so that the lower bits differ, too.
+fn sample(frames: &[u64]) -> impl Iterator<Item = u64> {
+    frames.iter().copied().step_by((frames.len() / SAMPLE) | 1)
 }
 
 /// Which of so many parts are kept: the first, the last, and evenly between.

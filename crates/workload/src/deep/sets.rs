@@ -11,7 +11,7 @@ use std::io;
 
 use quell_plan::deep::{CacheSets, targets};
 use quell_plan::inventory::Inventory;
-use quell_types::address::recovery::{Pool, Reread, recover_sets};
+use quell_types::address::recovery::{Reread, recover_sets};
 use quell_types::units::Bytes;
 
 use super::banks::{Clock, LEAST, PART, TURN_NS, Timer};
@@ -63,7 +63,7 @@ pub fn cache_sets(
     let _pinned = affinity::pin_to(cpu)?;
     let (timer, memory) = (Timer::new(clock)?, differences()?);
     let locked = Locked::new(size, WHAT)?;
-    let pool = Pool::new(locked.pieces(SHIFT), SHIFT);
+    let pool = locked.pool(SHIFT);
     let (mut found, mut from, mut due) = (Vec::new(), begin, begin);
     for (n, (cache, shape)) in all.iter().enumerate() {
         let left = (begin + LIMIT_NS).saturating_sub(from) / (all.len() - n) as u64;
