@@ -26,7 +26,7 @@ build:
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) test --workspace --lib --bins --locked -q
+	$(CARGO) test --workspace --lib --bins --test architecture --test fuzz --locked -q
 	@$(MAKE) --no-print-directory check-arm
 
 # Whether all of it compiles for Arm, where Rust's standard library for Arm is installed.

@@ -57,9 +57,10 @@ const TARGETS: &[Target] = &[
     Target { name: "trace", reads: "recorded programs", seeds: seeds::traces, check: files::trace, few: 2_000 },
     Target { name: "lackey", reads: "what valgrind's lackey prints", seeds: seeds::lackey, check: files::lackey, few: 1_000 },
     Target { name: "hoard", reads: "what a hoard's keeper is asked for and reports", seeds: seeds::hoards, check: texts::hoard, few: 2_000 },
-    // What the kernel and other programs write.
+    // What the kernel and other programs write, and what they run.
     Target { name: "kernel_file", reads: "every file of /proc, /sys and cgroups", seeds: seeds::kernel_files, check: kernel::kernel_file, few: 100 },
     Target { name: "schemata", reads: "lines of resctrl", seeds: seeds::schemata, check: kernel::schemata, few: 2_000 },
+    Target { name: "operand", reads: "the memory operand of an instruction that a guest of the lab runs", seeds: seeds::operands, check: memory::operand, few: 4_000 },
     Target { name: "session", reads: "the memory that a program shares", seeds: seeds::sessions, check: memory::session, few: 300 },
 ];
 
@@ -84,7 +85,7 @@ tests! {
     quantities sets task_match pattern generator lab_key
     policy experiment machine_profile processor_profile capture address_map
     lying_machine inventory journal lease record run_state trace lackey hoard
-    kernel_file schemata session
+    kernel_file schemata operand session
 }
 
 fn target(name: &str) -> &'static Target {

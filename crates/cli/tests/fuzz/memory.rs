@@ -1,10 +1,13 @@
-//! The memory that a program shares with Quell (`docs/client.md`, "byte by byte").
+//! Memory of other programs: what one shares with Quell (`docs/client.md`, "byte by byte"), and an
+//! instruction that one runs in the lab.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use quell_client::Reader;
 use quell_client::layout::SIZE;
+use quell_lab::emul::Operand;
 
 /// Three looks: at nothing, at the input, and at the input after a further unit.
 pub fn session(input: &[u8]) -> Result<bool, String> {
@@ -30,4 +33,29 @@ pub fn session(input: &[u8]) -> Result<bool, String> {
         }
     }
     Ok(true)
+}
+
+/// The prefix of a 64-bit instruction, and what follows the operation.
+pub fn operand(input: &[u8]) -> Result<bool, String> {
+    let Some((&rex, rest)) = input.split_first() else {
+        return Ok(false);
+    };
+    let Some(operand) = Operand::parse(rex, rest) else {
+        return Ok(false);
+    };
+    // A register is asked for by a number that the processor has.
+    let unknown = Cell::new(None);
+    let _ = operand.address(|n| {
+        if n >= 16 {
+            unknown.set(Some(n));
+        }
+        u64::MAX - u64::from(n)
+    });
+    if let Some(n) = unknown.get() {
+        return Err(format!("register {n} of {operand:?}"));
+    }
+    match Operand::unpack(operand.pack()) {
+        again if again == operand => Ok(true),
+        again => Err(format!("{operand:?} becomes {again:?}")),
+    }
 }

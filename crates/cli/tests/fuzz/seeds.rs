@@ -456,6 +456,18 @@ pub fn schemata() -> Vec<Vec<u8>> {
     ])
 }
 
+/// (%rdi); -8(%rbp); 0x12345678(%rbx); 16(%r8,%r12,8); 0x100(,%rdx,2).
+pub fn operands() -> Vec<Vec<u8>> {
+    let all: [&[u8]; 5] = [
+        &[0, 0x3f],
+        &[0, 0x7d, 0xf8],
+        &[0, 0xbb, 0x78, 0x56, 0x34, 0x12],
+        &[0x43, 0x7c, 0xe0, 16],
+        &[0, 0x3c, 0x55, 0, 1, 0, 0],
+    ];
+    all.map(<[u8]>::to_vec).to_vec()
+}
+
 /// Sessions that a program has written into.
 pub fn sessions() -> Vec<Vec<u8>> {
     let reader = Reader::create(Some(std::time::Duration::from_millis(16))).unwrap();
