@@ -40,7 +40,7 @@ for cpus in any 1; do
     [ $cpus = any ] || within 60 grep -q 1 $R/COS1/cpus_list || echo never of the class
     echo class $cpus $(cat $R/COS1/cpus_list)
     mkdir $R/pings; echo L3:0=8000 >$R/pings/schemata
-    echo alone $cpus $(on 1 list 3145728 3 0)
+    echo alone $cpus $(on 1 list 1572864 3 0)
     echo 0 >/tmp/passes
     QUELL_LAB_ROLE='pings 60000 100' taskset 4 sh -c 'echo $$ >/sys/fs/resctrl/pings/tasks
         exec "$EXE" guest --exact --ignored --nocapture' >/tmp/pings 2>&1 & P=$!
@@ -50,7 +50,7 @@ for cpus in any 1; do
     else
         kernel=$R/COS1
     fi
-    echo next $cpus $(on 1 list 3145728 3 1)
+    echo next $cpus $(on 1 list 1572864 3 1)
     echo kernel $cpus occupancy $(cat $kernel/mon_data/mon_L3_00/llc_occupancy)
     grep NET_RX /proc/softirqs
     cat /tmp/pings; echo
