@@ -143,6 +143,38 @@ fn frames_behind_other_frames_are_hidden() {
     }
 }
 
+/// Something slows all accesses down, a tenth of the time, for twice as long as a pair is timed.
+#[test]
+fn what_slows_everything_down_for_a_while_is_no_conflict() {
+    let functions = [
+        1 << 14 | 1 << 18,
+        1 << 15 | 1 << 19,
+        1 << 16 | 1 << 20,
+        1 << 17 | 1 << 21,
+    ];
+    for is_guest in [false, true] {
+        let mut machine = Machine::new(&functions, 34);
+        let (host, guest) = (machine.pool(4096, 12), machine.pool(4096, 12));
+        let (memory, known) = (machine.memory(), machine.functions.clone());
+        let seen = if is_guest { &guest } else { &host };
+        let mut calls = 0;
+        let oracle = &mut |lines: Lines| {
+            calls += 1;
+            let slowed = if calls % 400 < 40 { 50.0 } else { 0.0 };
+            Ok::<f64, Infallible>(machine.time(host.difference(lines)) + slowed)
+        };
+        let found = recover(seen, &memory, 5, oracle).unwrap();
+        assert!(found.figures.passing > 0, "{found:?}");
+        match is_guest {
+            true => assert!(
+                matches!(&found.verdict, Verdict::Hidden { common, .. } if common.is_empty()),
+                "{found:?}"
+            ),
+            false => assert_eq!(span(&found), Some(known), "{found:?}"),
+        }
+    }
+}
+
 #[test]
 fn controllers_in_turn_are_hidden_and_named() {
     let mut machine = Machine::new(&[1 << 13, 1 << 14 | 1 << 18], 33);
@@ -208,6 +240,25 @@ fn lines_that_are_far_away_are_no_conflicts() {
     let found = recover(&pool, &memory, 5, oracle).unwrap();
     assert_eq!(span(&found), Some(known), "{found:?}");
     assert!(found.figures.slow_lines > 10, "{found:?}");
+}
+
+/// As on a virtual machine: times vary, and one line of 32 is as slow as a conflict would be.
+#[test]
+fn slow_lines_alone_are_flat() {
+    let mut machine = Machine::new(&[], 33);
+    machine.functions = Space::spanned((0..33).map(|bit| 1 << bit));
+    machine.spread_ns = 14.0;
+    let pool = machine.pool(4096, 12);
+    let memory = machine.memory();
+    let slow = |address: u64| (address >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59 == 0;
+    let oracle = &mut |lines: Lines| {
+        let is_slow = slow(lines.0) || slow(lines.1);
+        let more = if is_slow { 60.0 } else { 0.0 };
+        Ok::<f64, Infallible>(machine.time(pool.difference(lines)) + more)
+    };
+    let found = recover(&pool, &memory, 5, oracle).unwrap();
+    assert_eq!(found.verdict, Verdict::Flat, "{found:?}");
+    assert!(found.figures.slow_lines > 1_000, "{found:?}");
 }
 
 #[test]

@@ -121,6 +121,9 @@ pub(super) fn table(seen: &AddressMap, style: Style) -> String {
     if figures.slow_lines > 0 {
         row("pairs with a slow line", figures.slow_lines.to_string());
     }
+    if figures.passing > 0 {
+        row("conflicts for a while only", figures.passing.to_string());
+    }
     for (label, tally) in [
         ("conflicts explained", figures.explained),
         ("conflicts that came back", figures.again),

@@ -230,6 +230,7 @@ fn address_map() -> AddressMap {
                 p99_ns: 260.0,
                 slower: 500,
                 slow_lines: 2,
+                passing: 3,
                 conflict_ns: Some(229.0),
                 explained: tally(50, 51),
                 again: tally(51, 51),

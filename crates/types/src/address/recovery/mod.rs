@@ -8,7 +8,8 @@
 //! the kernel has all of them.
 //!
 //! 1. Random pairs give the two levels of time ([`timing`]).
-//! 2. Pairs in conflict are collected until their differences explain each other (`decode`).
+//! 2. Pairs in conflict are collected until their differences explain each other (`decode`). With
+//!    each few new ones all are timed again: something else may have slowed some for a while.
 //! 3. New pairs, which the functions predict, are timed: some within a bank, some one function
 //!    apart. The share that was right is the confidence.
 //!
@@ -45,7 +46,9 @@ const EXPLAINED: f64 = 0.75;
 /// New pairs of each kind that are timed to check the functions.
 const HELD_OUT: u32 = 96;
 /// The most pairs that are drawn.
-const MOST_PAIRS: u64 = 150_000;
+const MOST_PAIRS: u64 = 100_000;
+/// How often conflicts are timed again with those that are new.
+const LOOKS: u32 = 2;
 /// How many pairs are looked at for one that the functions predict.
 const SEARCH: u32 = 1 << 20;
 /// Where usual pairs differ by more than this part, times say nothing.
@@ -92,12 +95,15 @@ pub struct Figures {
     pub slower: u32,
     /// Pairs among all that took longer because one of their lines does, next to any other.
     pub slow_lines: u32,
+    /// Pairs that were in conflict for a while only: not when they were timed again.
+    #[serde(default)]
+    pub passing: u32,
     /// Nanoseconds of a pair in conflict. Absent: no pairs take longer than the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conflict_ns: Option<f64>,
     /// Conflicts that the best functions explain, of those that were found.
     pub explained: Tally,
-    /// Conflicts that were in conflict again, much later.
+    /// Conflicts that were in conflict once more, at the end.
     pub again: Tally,
     /// New pairs of one bank, by the functions, that were in conflict.
     pub together: Tally,
@@ -197,14 +203,18 @@ fn verdict<E>(
     figures: &mut Figures,
 ) -> Result<Verdict, E> {
     let all = bench.pool.differences();
-    let mut conflicts = bench.levels(figures)?;
+    let drawn = bench.levels(figures)?;
+    let nothing = match figures.spread_ns > NOISE * figures.usual_ns {
+        true => Verdict::Noisy,
+        false => Verdict::Flat,
+    };
     if figures.conflict_ns.is_none() {
-        let noisy = figures.spread_ns > NOISE * figures.usual_ns;
-        return Ok(if noisy { Verdict::Noisy } else { Verdict::Flat });
+        return Ok(nothing);
     }
-    let kernel = collect(bench, &all, &mut conflicts)?;
+    let (conflicts, kernel) = collect(bench, &all, drawn, figures)?;
     if conflicts.len() < CONFLICTS {
-        return Ok(Verdict::Flat);
+        figures.conflict_ns = None;
+        return Ok(nothing);
     }
     for &lines in &conflicts {
         figures.again.add(bench.conflict(lines)?);
@@ -212,7 +222,6 @@ fn verdict<E>(
     if !figures.again.mostly() {
         return Ok(Verdict::Noisy);
     }
-    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     figures.explained = Tally {
         right: number(kernel.as_ref().map_or(0, |kernel| kernel.explained)),
         of: number(conflicts.len()),
@@ -238,6 +247,10 @@ fn verdict<E>(
     })
 }
 
+fn number(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
 /// The functions that are constant on a kernel, and not on all differences.
 fn orthogonal(kernel: &Space, all: &Space) -> Vec<u64> {
     let bits = all.rows().iter().fold(0, |bits, row| bits | row);
@@ -246,17 +259,28 @@ fn orthogonal(kernel: &Space, all: &Space) -> Vec<u64> {
     functions.rows().to_vec()
 }
 
-/// Draws conflicts until a kernel explains them. `None`: no kernel does.
+/// Draws conflicts until a kernel explains them, beginning with those that were drawn. `None`: no
+/// kernel does.
 fn collect<E>(
     bench: &mut Bench<'_, E>,
     all: &Space,
-    conflicts: &mut Vec<Lines>,
-) -> Result<Option<Kernel>, E> {
+    mut drawn: Vec<Lines>,
+    figures: &mut Figures,
+) -> Result<(Vec<Lines>, Option<Kernel>), E> {
     let rank = all.rank() as usize;
-    let mut wanted = rank + SURPLUS;
+    let (mut conflicts, mut wanted) = (Vec::new(), rank + SURPLUS);
     loop {
         while conflicts.len() < wanted && bench.pairs < MOST_PAIRS {
-            conflicts.extend(bench.draw()?);
+            while drawn.len() < CONFLICTS && bench.pairs < MOST_PAIRS {
+                drawn.extend(bench.draw()?);
+            }
+            conflicts.append(&mut drawn);
+            for _ in 0..LOOKS {
+                let of = conflicts.len();
+                conflicts = bench.still(conflicts)?;
+                figures.passing += number(of - conflicts.len());
+                conflicts = bench.of_both(conflicts)?;
+            }
         }
         let of = |lines: &Lines| bench.pool.difference(*lines);
         let differences: Vec<u64> = conflicts.iter().map(of).collect();
@@ -265,7 +289,7 @@ fn collect<E>(
             explained && kernel.surplus() >= SURPLUS
         });
         if found.is_some() || conflicts.len() < wanted || wanted >= 2 * (rank + SURPLUS) {
-            return Ok(found);
+            return Ok((conflicts, found));
         }
         wanted += SURPLUS;
     }
@@ -274,15 +298,27 @@ fn collect<E>(
 /// Times new pairs that the functions predict.
 fn check<E>(bench: &mut Bench<'_, E>, functions: &[u64], figures: &mut Figures) -> Result<(), E> {
     let bank = Functions::new(functions.to_vec());
+    let (mut together, mut apart) = (Vec::new(), Vec::new());
     for n in 0..HELD_OUT {
-        if let Some(pair) = predicted(bench, &bank, 0) {
-            figures.together.add(bench.conflict(pair)?);
-        }
+        together.extend(predicted(bench, &bank, 0));
         // One function apart: each in turn.
         let at = n as usize % functions.len().max(1);
-        if let Some(pair) = predicted(bench, &bank, 1 << at) {
-            figures.apart.add(!bench.conflict(pair)?);
+        apart.extend(predicted(bench, &bank, 1 << at));
+    }
+    for (tally, pairs, conflicts) in [
+        (&mut figures.together, together, true),
+        (&mut figures.apart, apart, false),
+    ] {
+        let of = pairs.len();
+        let mut slow = pairs;
+        for _ in 0..LOOKS {
+            slow = bench.still(slow)?;
         }
+        let slow = slow.len();
+        *tally = Tally {
+            right: number(if conflicts { slow } else { of - slow }),
+            of: number(of),
+        };
     }
     Ok(())
 }
