@@ -108,6 +108,29 @@ fn published_maps_are_recovered_with_a_fifth_of_outliers() {
     }
 }
 
+/// Any line is in conflict with half or a quarter of all others.
+#[test]
+fn few_banks_are_no_slow_lines() {
+    for functions in [&[1 << 14 | 1 << 18][..], &[1 << 13, 1 << 14 | 1 << 20]] {
+        for seed in 0..3 {
+            let mut machine = Machine::new(functions, 32);
+            machine.random = SplitMix::new(seed);
+            let pool = machine.pool(4096, 12);
+            let (memory, known) = (machine.memory(), machine.functions.clone());
+            let guest = machine.pool(4096, 12);
+            for seen in [&pool, &guest] {
+                let oracle =
+                    &mut |lines: Lines| Ok::<f64, Infallible>(machine.time(pool.difference(lines)));
+                let found = recover(seen, &memory, 5, oracle).unwrap();
+                match std::ptr::eq(seen, &guest) {
+                    true => assert!(matches!(found.verdict, Verdict::Hidden { .. }), "{found:?}"),
+                    false => assert_eq!(span(&found).as_ref(), Some(&known), "{found:?}"),
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn frames_behind_other_frames_are_hidden() {
     let functions = [

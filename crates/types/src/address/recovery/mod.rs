@@ -274,12 +274,11 @@ fn collect<E>(
             while drawn.len() < CONFLICTS && bench.pairs < MOST_PAIRS {
                 drawn.extend(bench.draw()?);
             }
-            conflicts.append(&mut drawn);
+            conflicts.append(&mut bench.of_both(std::mem::take(&mut drawn))?);
             for _ in 0..LOOKS {
                 let of = conflicts.len();
                 conflicts = bench.still(conflicts)?;
                 figures.passing += number(of - conflicts.len());
-                conflicts = bench.of_both(conflicts)?;
             }
         }
         let of = |lines: &Lines| bench.pool.difference(*lines);
