@@ -1,6 +1,6 @@
 //! A CPU's interrupts and kernel work, and whose ways they fill, under a real kernel in the lab.
 //! CPU 1 belongs to a critical group. A neighbour on CPU 2 has the kernel of CPU 1 answer pings:
-//! interrupts that copy what they carry. A list of everybody else's fills nearly all of its ways.
+//! interrupts that copy what they carry. A list of everybody else's fills a quarter of its ways.
 //!
 //! Before: the plan gives the group no CPU of its own, so CPU 1 is everybody else's. After: it
 //! does, so CPU 1 is of the group's class.

@@ -19,6 +19,14 @@ use quell_types::rng::SplitMix;
 const USUAL_NS: f64 = 180.0;
 const CONFLICT_NS: f64 = 230.0;
 
+/// Sixteen banks.
+const BANKS: [u64; 4] = [
+    1 << 14 | 1 << 18,
+    1 << 15 | 1 << 19,
+    1 << 16 | 1 << 20,
+    1 << 17 | 1 << 21,
+];
+
 /// A machine of 2^`bits` bytes with these banks and rows of 32 KiB.
 struct Machine {
     functions: Space,
@@ -133,15 +141,9 @@ fn few_banks_are_no_slow_lines() {
 
 #[test]
 fn frames_behind_other_frames_are_hidden() {
-    let functions = [
-        1 << 14 | 1 << 18,
-        1 << 15 | 1 << 19,
-        1 << 16 | 1 << 20,
-        1 << 17 | 1 << 21,
-    ];
     // A host gives its guest pages of 4 KiB or 2 MiB anywhere.
     for (shift, common) in [(12, 0), (21, 3)] {
-        let mut machine = Machine::new(&functions, 34);
+        let mut machine = Machine::new(&BANKS, 34);
         let (host, guest) = (machine.pool(4096, shift), machine.pool(4096, shift));
         let memory = machine.memory();
         let oracle =
@@ -156,7 +158,7 @@ fn frames_behind_other_frames_are_hidden() {
         };
         assert_eq!(seen.len(), common, "{found:?}");
         // What all conflicts have in common is true, and not enough.
-        let known = Space::spanned(functions);
+        let known = Space::spanned(BANKS);
         assert!(seen.iter().all(|f| known.contains(f.0)));
         assert!(found.figures.again.right > 30, "{found:?}");
         assert!(
@@ -169,14 +171,8 @@ fn frames_behind_other_frames_are_hidden() {
 /// Something slows all accesses down, a tenth of the time, for twice as long as a pair is timed.
 #[test]
 fn what_slows_everything_down_for_a_while_is_no_conflict() {
-    let functions = [
-        1 << 14 | 1 << 18,
-        1 << 15 | 1 << 19,
-        1 << 16 | 1 << 20,
-        1 << 17 | 1 << 21,
-    ];
     for is_guest in [false, true] {
-        let mut machine = Machine::new(&functions, 34);
+        let mut machine = Machine::new(&BANKS, 34);
         let (host, guest) = (machine.pool(4096, 12), machine.pool(4096, 12));
         let (memory, known) = (machine.memory(), machine.functions.clone());
         let seen = if is_guest { &guest } else { &host };
