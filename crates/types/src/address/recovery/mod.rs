@@ -229,8 +229,7 @@ fn verdict<E>(
     let Some(kernel) = kernel else {
         return Ok(hidden(bench.pool, &conflicts, &[]));
     };
-    let functions = orthogonal(&kernel.space, &all);
-    check(bench, &functions, figures)?;
+    let functions = checked(bench, kernel.space, &all, figures)?;
     if !figures.together.mostly() || !figures.apart.mostly() {
         return Ok(hidden(bench.pool, &conflicts, &functions));
     }
@@ -294,8 +293,42 @@ fn collect<E>(
     }
 }
 
-/// Times new pairs that the functions predict.
-fn check<E>(bench: &mut Bench<'_, E>, functions: &[u64], figures: &mut Figures) -> Result<(), E> {
+/// The functions of a kernel, checked. Where pairs that differ in one of them are in conflict all
+/// the same, it is none: the pool has so few addresses of the one value that no conflict with
+/// them was drawn. Then the differences of such pairs belong to the kernel.
+fn checked<E>(
+    bench: &mut Bench<'_, E>,
+    mut kernel: Space,
+    all: &Space,
+    figures: &mut Figures,
+) -> Result<Vec<u64>, E> {
+    loop {
+        let functions = orthogonal(&kernel, all);
+        let slow = check(bench, &functions, figures)?;
+        let bank = Functions::new(functions.clone());
+        let mut grown = false;
+        for at in 0..functions.len() {
+            let of = |difference: &&u64| bank.of(**difference) == 1 << at;
+            let few = HELD_OUT as usize / functions.len() / 2;
+            if slow.iter().filter(of).count() > few {
+                for &difference in slow.iter().filter(of) {
+                    grown |= kernel.insert(difference);
+                }
+            }
+        }
+        if !grown {
+            return Ok(functions);
+        }
+    }
+}
+
+/// Times new pairs that the functions predict. Returns the differences of those in conflict that
+/// should be apart.
+fn check<E>(
+    bench: &mut Bench<'_, E>,
+    functions: &[u64],
+    figures: &mut Figures,
+) -> Result<Vec<u64>, E> {
     let bank = Functions::new(functions.to_vec());
     let (mut together, mut apart) = (Vec::new(), Vec::new());
     for n in 0..HELD_OUT {
@@ -304,6 +337,7 @@ fn check<E>(bench: &mut Bench<'_, E>, functions: &[u64], figures: &mut Figures) 
         let at = n as usize % functions.len().max(1);
         apart.extend(predicted(bench, &bank, 1 << at));
     }
+    let mut surprises = Vec::new();
     for (tally, pairs, conflicts) in [
         (&mut figures.together, together, true),
         (&mut figures.apart, apart, false),
@@ -313,13 +347,20 @@ fn check<E>(bench: &mut Bench<'_, E>, functions: &[u64], figures: &mut Figures) 
         for _ in 0..LOOKS {
             slow = bench.still(slow)?;
         }
-        let slow = slow.len();
+        let right = if conflicts {
+            slow.len()
+        } else {
+            of - slow.len()
+        };
         *tally = Tally {
-            right: number(if conflicts { slow } else { of - slow }),
+            right: number(right),
             of: number(of),
         };
+        if !conflicts {
+            surprises.extend(slow.iter().map(|lines| bench.pool.difference(*lines)));
+        }
     }
-    Ok(())
+    Ok(surprises)
 }
 
 /// Two lines whose banks differ by `by`. `None` where a search finds none.
