@@ -9,7 +9,13 @@
 //!
 //! When a block of code is translated, its lines are noted, and its loads and stores get a
 //! callback. `RDMSR`, `WRMSR` and `RDPMC` are carried out here and skipped. After `CPUID` the
-//! registers are changed before the next instruction. A counter's interrupt goes over QEMU's
+//! registers are changed before the next instruction.
+//!
+//! Loads, stores and lines are seen only while the machine is watched: callbacks for them make it
+//! several times slower. The guest says so in a register of the lab's own ([`WATCH`]); all code is
+//! then translated anew.
+//!
+//! A counter's interrupt goes over QEMU's
 //! monitor (`inject-nmi`), from a separate thread, since no plugin can raise one. It arrives on all
 //! CPUs, some tenths of a millisecond late.
 
@@ -21,7 +27,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
@@ -55,6 +61,16 @@ static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 /// Whether the kernel proper has begun. Code before it (firmware, and what unpacks the kernel)
 /// fills no cache: there is much of it, and no program measures it.
 static KERNEL: AtomicBool = AtomicBool::new(false);
+
+/// The register by which the guest says whether it is watched: 1 or 0. Intel leaves the numbers
+/// around it to whoever emulates a processor.
+const WATCH: u32 = 0x4000_00f0;
+
+/// Whether loads, stores and lines are seen.
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// What QEMU calls this plugin.
+static ID: AtomicU64 = AtomicU64::new(0);
 
 fn plugin() -> &'static Plugin {
     PLUGIN
@@ -103,6 +119,14 @@ pub unsafe extern "C" fn qemu_plugin_install(
             return 1;
         }
     }
+    ID.store(id, Relaxed);
+    register(std::ptr::null_mut());
+    0
+}
+
+/// Asks for what is to be seen: at the beginning, and after each reset.
+extern "C" fn register(_: *mut c_void) {
+    let id = ID.load(Relaxed);
     // SAFETY: the callbacks have the types of the interface, and live as long as the library, which
     // is never unloaded.
     unsafe {
@@ -110,7 +134,6 @@ pub unsafe extern "C" fn qemu_plugin_install(
         qemu::qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation, std::ptr::null_mut());
         qemu::qemu_plugin_register_atexit_cb(id, on_exit, std::ptr::null_mut());
     }
-    0
 }
 
 fn install(arguments: &[String], cpus: c_int) -> Result<Plugin, String> {
@@ -370,6 +393,7 @@ extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
             }
             KERNEL.store(true, Relaxed);
         }
+        let watched = WATCHED.load(Relaxed);
         let flag = usize::from(user) as *mut c_void;
         let mut size = 0;
         let mut identified = false;
@@ -397,13 +421,15 @@ extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
                     with as *mut c_void,
                 );
             }
-            qemu::qemu_plugin_register_vcpu_mem_cb(
-                instruction,
-                on_access,
-                qemu::NO_REGISTERS,
-                qemu::LOADS_AND_STORES,
-                flag,
-            );
+            if watched {
+                qemu::qemu_plugin_register_vcpu_mem_cb(
+                    instruction,
+                    on_access,
+                    qemu::NO_REGISTERS,
+                    qemu::LOADS_AND_STORES,
+                    flag,
+                );
+            }
         }
         let plugin = plugin();
         qemu::qemu_plugin_register_vcpu_tb_exec_cond_cb(
@@ -416,7 +442,7 @@ extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
             std::ptr::null_mut(),
         );
         let mut physical = 0;
-        if qemu::qemu_plugin_translate_vaddr(start, &raw mut physical) {
+        if watched && qemu::qemu_plugin_translate_vaddr(start, &raw mut physical) {
             let lines = ((physical % 64 + size).div_ceil(64)).min(127);
             let instructions = (n as u64).min(4095);
             let note = (physical / 64) << LINE_AT
@@ -521,6 +547,13 @@ extern "C" fn on_read_register(cpu: c_uint, next: *mut c_void) {
 
 extern "C" fn on_write_register(cpu: c_uint, next: *mut c_void) {
     let value = get(RDX) << 32 | get(RAX) & 0xffff_ffff;
+    if low(RCX) == WATCH {
+        if WATCHED.swap(value == 1, Relaxed) != (value == 1) {
+            // SAFETY: QEMU resets once no CPU runs code.
+            unsafe { qemu::qemu_plugin_reset(ID.load(Relaxed), register, std::ptr::null_mut()) };
+        }
+        skip_to(next);
+    }
     if let Some(done) = plugin().machine.write(cpu as usize, low(RCX), value) {
         after(done);
         skip_to(next);

@@ -91,6 +91,7 @@ unsafe extern "C" {
     pub fn qemu_plugin_register_vcpu_init_cb(id: u64, cb: OnCpu, data: *mut c_void);
     pub fn qemu_plugin_register_vcpu_tb_trans_cb(id: u64, cb: OnTranslation, data: *mut c_void);
     pub fn qemu_plugin_register_atexit_cb(id: u64, cb: Outside, data: *mut c_void);
+    pub fn qemu_plugin_reset(id: u64, cb: Outside, data: *mut c_void);
     pub fn qemu_plugin_register_vcpu_tb_exec_cb(
         tb: *mut Block,
         cb: OnCpu,

@@ -71,6 +71,8 @@ START
     done
     poweroff -f
 ) &
+# Until here nothing has measured anything.
+[ ! -e /bin/lab-watch ] || lab-watch on 2>/tmp/why || fail "the emulated processor: $(cat /tmp/why)"
 tell started
 cd /root || fail "there is no /root"
 setsid sh /lab/start 3<&- </dev/null >"$(port output)" 2>"$(port errors)"
