@@ -11,7 +11,7 @@ QUELL := $(RELEASE)/quell
 # Rust's name for 64-bit Arm.
 ARM := aarch64-unknown-linux-gnu
 # Tests that change the machine need root; without it they skip themselves aloud.
-PACKAGES := redis-server redis-tools stress-ng shellcheck
+PACKAGES := redis-server redis-tools stress-ng rt-tests sqlite3 valgrind cpio numactl shellcheck
 
 .PHONY: demo build check check-arm check-deny check-shell test soak vm bench published imports deps clean
 
@@ -26,7 +26,8 @@ build:
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) test --workspace --lib --bins --test architecture --test fuzz --locked -q
+	$(CARGO) test --workspace --lib --bins --locked -q
+	$(CARGO) test -p quell --test pure --locked -q -- architecture:: fuzz::
 	@$(MAKE) --no-print-directory check-arm
 
 # Whether all of it compiles for Arm, where Rust's standard library for Arm is installed.
@@ -64,11 +65,11 @@ test: deps
 	  $(CARGO) test -p quell-model --features oracle --test oracle --locked; \
 	else echo "SKIPPED: cmake or a C++ compiler is missing; the DRAM model is not compared with DRAMsim3"; fi
 
-# Ten demonstrations with the same first place in nine, twenty controls in which nothing hurts in nineteen (tests/demo.rs).
+# Ten demonstrations with the same first place in nine, twenty controls in which nothing hurts in nineteen (tests/measured/demo.rs).
 # The thousand kills, another thousand while programs are frozen or limited, and the hour: every fault point, 200 random kills,
 # a minute of damaged input for each parser, every interleaving of the pool, caps and frontier in full.
 soak: deps build
-	QUELL_SOAK=1 QUELL_KILLS=$(KILLS) $(CARGO) test --workspace --locked -- --test-threads=1
+	QUELL_KILLS=$(KILLS) CARGO="$(CARGO)" scripts/test.sh --soak
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p quell-control --release --locked --target-dir target/loom --lib pool
 	$(QUELL) compare experiments/caps.toml --check
 	$(QUELL) compare neighbour --rounds 60 --check
@@ -88,12 +89,12 @@ published: build
 
 # Which sources import each other in a circle.
 imports:
-	$(CARGO) test -q --locked -p quell --test architecture -- --ignored --nocapture imports_are_printed
+	$(CARGO) test -q --locked -p quell --test pure -- --ignored --nocapture imports_are_printed
 
 # What the tests use besides Rust; left alone where it is there or cannot be had.
 deps:
 	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null && command -v stress-ng >/dev/null && \
-	command -v shellcheck >/dev/null || \
+	command -v cyclictest >/dev/null && command -v sqlite3 >/dev/null && command -v cpio >/dev/null && command -v numactl >/dev/null && command -v valgrind >/dev/null && command -v shellcheck >/dev/null || \
 	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; } || \
 	echo "SKIPPED: $(PACKAGES) cannot be installed here; what needs them will skip"

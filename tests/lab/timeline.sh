@@ -1,7 +1,7 @@
 #!/bin/sh
 # In the lab's guest: cache allocation is set step by step, each scene through another interface, while `quell ways` looks. The guest's time
 # of each step goes to /out/SCENE.marks, what `quell ways` says to /out/SCENE.txt, its record to /out/SCENE. Run by
-# crates/cli/tests/timeline.rs:
+# crates/cli/tests/lab/timeline.rs:
 #     quell lab --profile icelake --with quell --with tests/lab/timeline.sh=/timeline.sh --out DIR -- sh /timeline.sh [SCENE…]
 R=/sys/fs/resctrl
 
@@ -24,18 +24,21 @@ by_msr() { /lab/pqos/ld-linux-x86-64.so.2 --library-path /lab/pqos /lab/pqos/pqo
 schemata() { echo "L3:0=$2" >"$R/$1/schemata"; }
 tasks() { for task in /proc/"$rt"/task/*; do echo "${task##*/}" >"$R/$1/tasks"; done; }
 
-# begin SCENE SECONDS: a program that runs on CPU 1, and `quell ways`, which is to see it without being told of it.
+# begin SCENE: a program that runs on CPU 1, and `quell ways`, which is to see it without being told of it.
 begin() {
     scene=$1
     /tmp/rt bench latency --size 256KiB --cpu 1 --duration 10min >/dev/null 2>&1 &
     rt=$!
-    quell ways --for "$2" --out "/out/$scene" >"/out/$scene.txt" 2>"/out/$scene.log" &
+    quell ways --for 60s --out "/out/$scene" >"/out/$scene.txt" 2>"/out/$scene.log" &
     looks=$!
     # Once it has a record, its first sample is near.
     until find "/out/$scene" -name events.jsonl 2>/dev/null | grep -q .; do sleep 1; done
     sleep 3
 }
+# The looking ends two samples and more after the last step.
 end() {
+    sleep 1
+    kill -TERM "$looks"
     wait "$looks" || cat "/out/$scene.log"
     kill -9 "$rt"
     wait "$rt" 2>/dev/null
@@ -44,7 +47,7 @@ end() {
 
 registers() {
     umount "$R"
-    begin registers 40s
+    begin registers
     step class_of 1 3
     step wrmsr 0 0xc93 '\17\0\0\0\0\0\0\0'
     step wrmsr 0 0xc90 '\360\377\0\0\0\0\0\0'
@@ -55,7 +58,7 @@ registers() {
 # The same through Intel's own tool, which writes registers, too.
 pqos_msr() {
     umount "$R"
-    begin pqos_msr 40s
+    begin pqos_msr
     step by_msr -a 'core:3=1'
     step by_msr -e 'llc:3=0x000f'
     step by_msr -e 'llc:0=0xfff0'
@@ -64,7 +67,7 @@ pqos_msr() {
     mount -t resctrl resctrl "$R"
 }
 resctrl() {
-    begin resctrl 40s
+    begin resctrl
     step mkdir "$R/db"
     step tasks db
     step schemata db 000f
@@ -73,7 +76,7 @@ resctrl() {
     rmdir "$R/db"; schemata . ffff
 }
 pqos_os() {
-    begin pqos_os 40s
+    begin pqos_os
     step pqos -a 'core:1=1'
     step pqos -e 'llc:1=0x000f'
     step pqos -e 'llc:0=0xfff0'
@@ -85,7 +88,7 @@ pqos_os() {
 # Another process writes the register of a class, while resctrl is mounted and says something else.
 behind() {
     mkdir "$R/db"; schemata db 000f; schemata . fff0
-    begin behind 40s
+    begin behind
     step tasks db
     step wrmsr 0 0xc91 '\377\0\0\0\0\0\0\0'
     step wrmsr 0 0xc91 '\17\0\0\0\0\0\0\0'
@@ -93,6 +96,8 @@ behind() {
     rmdir "$R/db"; schemata . ffff
 }
 
+# Masks and classes are looked at, not what is in the cache.
+lab-watch off
 ln -s /bin/quell /tmp/rt
 [ $# -gt 0 ] || set -- registers pqos_msr resctrl pqos_os behind
 for scene in "$@"; do "$scene"; done

@@ -91,7 +91,7 @@ int main(int argc, char **argv) {
 /// Builds it; `None` where there is no C compiler.
 fn program() -> Option<TempDir> {
     if Command::new("cc").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: there is no C compiler (cc)");
+        quell_testing::skip("there is no C compiler (cc)");
         return None;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -205,14 +205,15 @@ pub fn divided(arm: &mut dyn Arm) -> (CpuSet, CpuSet) {
     (first, others)
 }
 
-/// Whether the machine offers a mechanism; prints a message if not.
+/// Whether the machine offers a mechanism; the test is skipped if not.
 pub fn offers(arm: &mut dyn Arm, mechanism: Mechanism) -> bool {
-    let found = inventory(arm).mechanisms.get(&mechanism).cloned();
-    let offered = matches!(found, Some(Availability::Yes { .. }));
-    if !offered {
-        println!("SKIPPED: {mechanism:?} is not offered here: {found:?}");
-    }
-    offered
+    let why = match inventory(arm).mechanisms.get(&mechanism) {
+        Some(Availability::Yes { .. }) => return true,
+        Some(Availability::No { why, .. }) => why.clone(),
+        None => "unknown".to_owned(),
+    };
+    quell_testing::skip(format_args!("{mechanism:?} is not offered here: {why}"));
+    false
 }
 
 /// Starts a subject and waits until it is ready.

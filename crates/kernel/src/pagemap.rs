@@ -372,13 +372,13 @@ mod tests {
     #[test]
     fn a_page_of_this_process_is_present() {
         let Ok(kernel) = Kernel::new() else {
-            return eprintln!("SKIPPED: no /proc or /sys here");
+            return quell_testing::skip("no /proc or /sys here");
         };
         let value = Box::new([1u8; 64]);
         let page = rustix::param::page_size() as u64;
         let at = std::ptr::from_ref(&*value).addr() as u64 / page;
         let Ok(pagemap) = Pagemap::open(&kernel, "self") else {
-            return eprintln!("SKIPPED: no pagemap here");
+            return quell_testing::skip("no pagemap here");
         };
         let mut room = [Page::default()];
         assert_eq!(pagemap.read(at, &mut room).unwrap(), 1);
@@ -394,10 +394,10 @@ mod tests {
         let all = other.populated(4096..8192).unwrap();
         assert_eq!((all.len(), all.first()), (1, Some(&(4096..8192))));
         let Ok(kernel) = Kernel::new() else {
-            return eprintln!("SKIPPED: no /proc or /sys here");
+            return quell_testing::skip("no /proc or /sys here");
         };
         let Ok(pagemap) = Pagemap::open(&kernel, "self") else {
-            return eprintln!("SKIPPED: no pagemap here");
+            return quell_testing::skip("no pagemap here");
         };
         let (page, size) = (rustix::param::page_size(), 4usize << 30);
         // SAFETY: a new mapping at an address that the kernel chooses, unmapped below.
@@ -425,7 +425,7 @@ mod tests {
         // SAFETY: the mapping from above, of which nothing is used any more.
         unsafe { libc::munmap(memory.cast(), size) };
         if found == [whole.clone()] {
-            return eprintln!("SKIPPED: this kernel cannot scan (before Linux 6.7)");
+            return quell_testing::skip("this kernel cannot scan (before Linux 6.7)");
         }
         assert_eq!(
             found,

@@ -125,7 +125,7 @@ fn calls(tid: i32, vdso: &Vdso, shared: &Shared, death: u64) -> io::Result<()> {
 /// Kills a tracer of such a program at each point in turn. A new program each time.
 fn survives(round: impl Fn() -> bool + Copy) {
     if !is_built() {
-        eprintln!("SKIPPED: no calls of threads on this architecture");
+        quell_testing::skip("no calls of threads on this architecture");
         return;
     }
     let shared = shared();
@@ -170,7 +170,7 @@ fn a_sleep_outlives_the_death_of_a_tracer_at_any_point() {
 #[test]
 fn without_room_for_a_way_back_a_thread_does_no_call() {
     if !is_built() {
-        eprintln!("SKIPPED: no calls of threads on this architecture");
+        quell_testing::skip("no calls of threads on this architecture");
         return;
     }
     let shared = shared();

@@ -401,7 +401,9 @@ mod tests {
         let cpu = rt::current_cpu();
         let mut switches = match Switches::open(&CpuSet::one(cpu)) {
             Ok(switches) => switches,
-            Err(e) => return eprintln!("SKIPPED: switches cannot be recorded here: {e}"),
+            Err(e) => {
+                return quell_testing::skip(format_args!("switches cannot be recorded here: {e}"));
+            }
         };
         // A birth is recorded where the maker runs. A thread inherits its CPU.
         rt::pin(cpu).unwrap();

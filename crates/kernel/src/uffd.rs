@@ -271,10 +271,10 @@ mod tests {
     #[test]
     fn a_page_is_moved_away_and_its_content_comes_back() {
         if rustix::param::page_size() as u64 != PAGE {
-            return eprintln!("SKIPPED: written for pages of {PAGE} bytes");
+            return quell_testing::skip(format_args!("written for pages of {PAGE} bytes"));
         }
         if let Err(why) = support() {
-            return eprintln!("SKIPPED: {why}");
+            return quell_testing::skip(why);
         }
         let uffd = Uffd::own().unwrap();
         uffd.agree().unwrap();

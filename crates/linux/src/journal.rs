@@ -479,7 +479,7 @@ pub(crate) mod tests {
         // /dev/full answers every write with ENOSPC. Space cannot be reserved there, so the write
         // is the check.
         let Ok(file) = OpenOptions::new().write(true).open("/dev/full") else {
-            return eprintln!("SKIPPED: no /dev/full");
+            return quell_testing::skip("no /dev/full");
         };
         let mut journal = Journal {
             path: "/dev/full".into(),

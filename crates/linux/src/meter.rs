@@ -418,7 +418,7 @@ mod tests {
         };
         let open = |wake| Event::open(code, Scope::Cpu(0), wake);
         let (Ok(counting), Ok(off)) = (open(Wake::Repeatedly), open(Wake::Once)) else {
-            return eprintln!("SKIPPED: events of a CPU cannot be opened (perf_event_paranoid)");
+            return quell_testing::skip("events of a CPU cannot be opened (perf_event_paranoid)");
         };
         let mut meter = EventMeter::of(vec![counting], false);
         for _ in 0..2 {

@@ -62,7 +62,7 @@ fn ends(kernel: &Kernel) -> (CpuSet, CpuSet) {
 
 #[test]
 fn the_rest_is_kept_off_a_cpu_and_let_back() {
-    let Some((kernel, _lock)) = machine("confine rest") else {
+    let Some((kernel, _lock)) = machine() else {
         return;
     };
     let (first, last) = ends(&kernel);
@@ -153,7 +153,7 @@ fn the_rest_is_kept_off_a_cpu_and_let_back() {
 
 #[test]
 fn a_group_of_ours_is_killed_whole() {
-    let Some((kernel, _lock)) = machine("kill") else {
+    let Some((kernel, _lock)) = machine() else {
         return;
     };
     let mut program = Program::start(&["sh", "-c", "sleep 60 & setsid sleep 60 & wait"]);

@@ -58,16 +58,23 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some("--list") => {
-            for (name, _) in TESTS {
-                println!("{name}: test");
-            }
+            let all = TESTS
+                .iter()
+                .filter(|_| !arguments.iter().any(|a| a == "--ignored"));
+            all.for_each(|(name, _)| println!("{LIVE}{name}: test"));
             ExitCode::SUCCESS
         }
-        filter => run_tests(filter.filter(|f| !f.starts_with('-'))),
+        _ => {
+            let filter = arguments.iter().skip(1).find(|a| !a.starts_with('-'));
+            run_tests(filter.map(|f| f.strip_prefix(LIVE).unwrap_or(f)))
+        }
     }
 }
 
 type Test = fn(&Kernel);
+
+/// Says that they change the machine.
+const LIVE: &str = "live::";
 
 const TESTS: [(&str, Test); 9] = [
     ("a_run_that_ends_by_itself_leaves_nothing", ends_by_itself),
@@ -92,7 +99,7 @@ const TESTS: [(&str, Test); 9] = [
 
 /// Runs the tests as Rust's test harness would: one after the other, failures collected.
 fn run_tests(filter: Option<&str>) -> ExitCode {
-    let Some((kernel, _lock)) = machine("watchdog (all its tests)") else {
+    let Some((kernel, _lock)) = machine() else {
         return ExitCode::SUCCESS;
     };
     let mut failed = 0;
@@ -441,7 +448,7 @@ fn cgroup_killed(kernel: &Kernel) {
         .v2()
         .filter(|h| kernel.exists(&format!("{}/cgroup.procs", h.mount)))
     else {
-        return eprintln!("SKIPPED cgroup.kill: no v2 hierarchy");
+        return quell_testing::skip("no v2 hierarchy");
     };
     let before = Picture::take(kernel);
     let cell = format!("{}/quell-test-cell", v2.mount);
@@ -461,11 +468,7 @@ fn cgroup_killed(kernel: &Kernel) {
 /// SIGKILL at the first boundary, the second, … until a run survives. With `QUELL_SOAK` the rest is
 /// confined, too, which doubles the boundaries.
 fn every_boundary(kernel: &Kernel) {
-    let what = if std::env::var_os("QUELL_SOAK").is_some() {
-        "rest"
-    } else {
-        "no"
-    };
+    let what = if quell_testing::soak() { "rest" } else { "no" };
     let before = Picture::take(kernel);
     for n in 1.. {
         let mut run = Run::start(what, &[(fault::VARIABLE, n.to_string())]);

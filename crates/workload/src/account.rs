@@ -299,7 +299,7 @@ mod tests {
     fn sampler() -> Option<Sampler> {
         let made = Sampler::open(procfs::live()).unwrap();
         if made.is_none() {
-            eprintln!("SKIPPED: this kernel does not tell how long threads wait to run");
+            quell_testing::skip("this kernel does not tell how long threads wait to run");
         }
         made
     }

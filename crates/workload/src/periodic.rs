@@ -412,7 +412,7 @@ mod tests {
     /// A task. `None`, with a message, where the processor has no counter for it.
     fn task(size: u64, period: Nanos, passes: u32) -> Option<Task> {
         if let Err(refused) = counter_is_known() {
-            println!("skipped: {refused}");
+            quell_testing::skip(refused);
             return None;
         }
         let made = Task::new(&ResolvedWorkload::Periodic {

@@ -197,7 +197,7 @@ mod tests {
                 let mut stores = match made {
                     Ok(stores) => stores,
                     Err(refused) => {
-                        println!("skipped: {refused}");
+                        quell_testing::skip_part(refused);
                         continue;
                     }
                 };

@@ -1,13 +1,6 @@
 //! What the tests of colours share: a declared map, commands that use it, and a reader of page
 //! frames that shares no code with the program under test.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -22,16 +15,16 @@ pub const PAGE: usize = 4096;
 pub const MAP: &str = "# declared for a test\n12\n13\n14\n";
 
 /// The machine, if pages of programs can be moved on it.
-pub fn able(test: &str) -> Option<Machine> {
+pub fn able() -> Option<Machine> {
     if let Err(why) = uffd::support() {
-        eprintln!("SKIPPED {test}: {why}");
+        quell_testing::skip(why);
         return None;
     }
     if !trace::is_built() || rustix::param::page_size() != PAGE {
-        eprintln!("SKIPPED {test}: not for this architecture or size of pages");
+        quell_testing::skip("not for this architecture or size of pages");
         return None;
     }
-    machine(test)
+    machine()
 }
 
 /// `quell colours settle` of a process.

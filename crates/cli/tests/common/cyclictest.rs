@@ -17,7 +17,7 @@ impl Waking {
         let words = format!("-q -m -p 80 -i 1000 -h 60000 -a {cpu} -t 1");
         command.args(words.split(' '));
         let Ok(child) = command.stdout(Stdio::piped()).spawn() else {
-            eprintln!("SKIPPED: no cyclictest (apt-get install rt-tests)");
+            quell_testing::skip("no cyclictest (apt-get install rt-tests)");
             return None;
         };
         let waking = Self(child);

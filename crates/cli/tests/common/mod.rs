@@ -2,14 +2,12 @@
 //! picture of it before and after.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 #[path = "../../../linux/tests/common/mod.rs"]
 mod kernel;
+
+pub mod coloured;
+pub mod cyclictest;
+pub mod ring;
 
 use std::fs::File;
 use std::io::Read;
@@ -31,11 +29,6 @@ const LONGEST: Duration = Duration::from_secs(240);
 /// The program under test.
 pub fn quell() -> Command {
     Command::new(env!("CARGO_BIN_EXE_quell"))
-}
-
-/// Whether this is the long run.
-pub fn soak() -> bool {
-    std::env::var_os("QUELL_SOAK").is_some()
 }
 
 /// The process with this name, if there is one.
@@ -189,26 +182,26 @@ pub struct Machine {
 }
 
 /// The machine for a test that changes it; `None`, said aloud, where that cannot be.
-pub fn machine(test: &str) -> Option<Machine> {
+pub fn machine() -> Option<Machine> {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED {test}: needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)");
+        quell_testing::skip("needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)");
         return None;
     }
     let kernel = Kernel::new().unwrap();
     let cgroups = Cgroups::discover(&kernel).unwrap();
     if cgroups.of(Controller::Cpuset).is_none() {
-        eprintln!("SKIPPED {test}: no cpuset hierarchy is mounted");
+        quell_testing::skip("no cpuset hierarchy is mounted");
         return None;
     }
     if quell_kernel::topology::online(&kernel).unwrap().len() < 2 {
-        eprintln!("SKIPPED {test}: needs two CPUs");
+        quell_testing::skip("needs two CPUs");
         return None;
     }
     let alone = File::create(std::env::temp_dir().join("quell-e2e.lock")).unwrap();
     rustix::fs::flock(&alone, rustix::fs::FlockOperation::LockExclusive).unwrap();
     // Somebody else's Quell may be at work, too: waited for, then let go, as the program under test
     // wants it.
-    drop(Lock::acquire_within(Path::new(RUN_ROOT), test, Duration::from_secs(300)).unwrap());
+    drop(Lock::acquire_within(Path::new(RUN_ROOT), "test", Duration::from_secs(300)).unwrap());
     Some(Machine {
         before: None,
         kernel,

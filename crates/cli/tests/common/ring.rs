@@ -1,12 +1,6 @@
 //! An io_uring by its system calls (io_uring(7), io_uring_setup(2), linux/io_uring.h), for a test
 //! that needs no more than reads and writes.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};

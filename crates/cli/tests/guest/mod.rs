@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 #[path = "../../../lab-plugin/tests/roles/touch.rs"]
@@ -21,7 +22,7 @@ use touch::{LINE, Memory, count, counter};
 /// processes in `$SUBJECTS`. `affinities` is of the CPUs of processes and interrupts.
 const WORDS: &str = r#"
 R=/sys/fs/resctrl
-role() { export QUELL_LAB_ROLE="$*"; exec "$EXE" guest --exact --ignored --nocapture; }
+role() { export QUELL_LAB_ROLE="$*"; exec "$EXE" $GUEST --exact --ignored --nocapture; }
 mask() { sed -n 's/ *L3:0=0*//p' $1/schemata; }
 # within SECONDS COMMAND…: true as soon as the command is
 within() { n=$(($1 * 10)); shift; until "$@" 2>/dev/null; do n=$((n - 1)); [ $n -gt 0 ] || return 1; usleep 100000; done; }
@@ -120,11 +121,6 @@ impl Said {
     }
 }
 
-/// Whether this is the long run.
-pub fn soak() -> bool {
-    std::env::var_os("QUELL_SOAK").is_some()
-}
-
 /// The boundary at which `every` begins: 1, or `QUELL_FROM`, to go on where a run was broken off.
 pub fn from() -> usize {
     std::env::var("QUELL_FROM").map_or(1, |from| from.parse().unwrap())
@@ -132,6 +128,7 @@ pub fn from() -> usize {
 
 /// Boots a kernel on an emulated processor and has it run a script; `None`, said aloud, where the
 /// lab cannot be had.
+#[track_caller]
 pub fn says(kernel: &str, profile: &str, script: &str, timeout: Duration) -> Option<Said> {
     let guest = Guest {
         kernel: kernel.to_owned(),
@@ -142,16 +139,20 @@ pub fn says(kernel: &str, profile: &str, script: &str, timeout: Duration) -> Opt
 }
 
 /// The same for any machine.
+#[track_caller]
 pub fn says_on(mut guest: Guest, script: &str, timeout: Duration) -> Option<Said> {
     let exe = std::env::current_exe().unwrap().display().to_string();
     guest.with.push(exe.clone());
-    boot(guest, &format!("EXE={exe}\n{script}"), timeout)
+    let module = std::panic::Location::caller().file();
+    let module = Path::new(module).file_stem().unwrap().display();
+    let given = format!("export EXE={exe} GUEST={module}::guest\n");
+    boot(guest, &format!("{given}{script}"), timeout)
 }
 
 /// The same for any machine, without this program.
 pub fn boot(mut guest: Guest, script: &str, timeout: Duration) -> Option<Said> {
     if !cfg!(target_arch = "x86_64") {
-        eprintln!("SKIPPED the lab: its packages are for x86-64");
+        quell_testing::skip("its packages are for x86-64");
         return None;
     }
     if guest.accelerator != Accelerator::Counted {
@@ -180,7 +181,7 @@ pub fn boot(mut guest: Guest, script: &str, timeout: Duration) -> Option<Said> {
     match done {
         Ok(_) => Some(Said(String::from_utf8_lossy(&output.text).into_owned())),
         Err(Error::Unavailable(reason)) => {
-            eprintln!("SKIPPED the lab: {reason}");
+            quell_testing::skip(reason);
             None
         }
         Err(e) => panic!("{e}"),

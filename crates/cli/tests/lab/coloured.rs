@@ -4,18 +4,13 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use guest::touch::{LINE, Memory, count, counter};
+use crate::guest::touch::{LINE, Memory, count, counter};
 use quell_plan::inventory::Inventory;
 use quell_policy::lab::Guest;
 use quell_types::address::recovery::{Recovery, Verdict};
@@ -23,18 +18,22 @@ use quell_types::partition::Mask;
 use quell_types::units::Bytes;
 use quell_workload::deep::{self, Clock};
 
-mod guest;
-
 const PAGE: usize = 4096;
 /// The address bit by which reserved colours differ from others: the highest of the index of the
 /// third level.
 const BIT: u64 = 18;
 
-/// Emulated, stopping a thread alone takes milliseconds. The cache is of 8 MiB, half of which the
-/// reserved colours have. One list has half of that half. The other one has seven eighths of it,
-/// and misses there without a stream, too: so it is compared with that, as well.
+/// Bytes of a list that has half of the reserved colours' half of the cache (8 MiB).
+const SMALL: usize = 2 << 20;
+/// The same of one that has seven eighths of it. It misses there without a stream, too: so it is
+/// compared with that, as well.
+const LARGE: usize = 7 << 19;
+
+/// Emulated, stopping a thread alone takes milliseconds.
 const SCRIPT: &str = r#"
 export QUELL_STATE_DIR=/tmp/state
+# Only lists are watched, while they count.
+lab-watch off
 cat /sys/devices/system/cpu/cpu0/cache/index3/size
 printf '12\n13\n14\n15\n16\n17\n18\n' >/tmp/map.txt
 quell colours map /tmp/map.txt >/dev/null 2>&1
@@ -45,7 +44,7 @@ quell = 1
 [group.victim]
 role = "critical"
 cpus = "any"
-command = ["env", "QUELL_LAB_ROLE=list $3 10 $2", "$EXE", "guest", "--exact", "--ignored", "--nocapture"]
+command = ["env", "QUELL_LAB_ROLE=list $3 10 $2", "$EXE", "$GUEST", "--exact", "--ignored", "--nocapture"]
 $1
 [hoard]
 reserve = "64MiB"
@@ -57,11 +56,11 @@ END
 role = "best-effort"
 cpus = "any"
 cpu-weight = 100
-command = ["env", "QUELL_LAB_ROLE=sweep 25165824", "$EXE", "guest", "--exact", "--ignored", "--nocapture"]
+command = ["env", "QUELL_LAB_ROLE=sweep 25165824", "$EXE", "$GUEST", "--exact", "--ignored", "--nocapture"]
 END
 }
 echo 0 >/tmp/passes
-for size in 2097152 3670016; do
+for size in $SIZES; do
     echo alone.$size $(role list $size 10 0)
     policy '' 2 $size >/tmp/none.toml
     quell run /tmp/none.toml >/tmp/out 2>/tmp/log; echo none.$size $(grep -h ^misses /tmp/out)
@@ -111,6 +110,12 @@ fn colours(memory: &Memory, size: usize) -> BTreeMap<u64, u64> {
     colours
 }
 
+/// Has the emulated processor see what programs do, or not.
+fn watch(whether: &str) {
+    let done = Command::new("/bin/lab-watch").arg(whether).status();
+    assert!(done.unwrap().success());
+}
+
 /// As `guest::list`. If it is to be `coloured`, it waits until its memory has frames of the
 /// reserved colours, for 15 minutes at most, and 5 s more.
 fn list(size: usize, times: usize, beside: bool, coloured: bool) {
@@ -127,11 +132,12 @@ fn list(size: usize, times: usize, beside: bool, coloured: bool) {
         std::thread::sleep(Duration::from_secs(5));
     }
     let lines = size / LINE;
+    watch("on");
     let mut counter = counter(CACHE_MISSES, 0);
     let mut passes = Vec::new();
     for time in 0..=times {
         if beside {
-            guest::swept();
+            crate::guest::swept();
         }
         let before = count(&mut counter);
         for n in 0..lines {
@@ -142,6 +148,7 @@ fn list(size: usize, times: usize, beside: bool, coloured: bool) {
             passes.push((count(&mut counter) - before) as f64 / lines as f64);
         }
     }
+    watch("off");
     println!(
         "\nmisses {} right {share} colours {:?} passes {passes:?} waited {}",
         passes.iter().sum::<f64>() / times as f64,
@@ -168,25 +175,23 @@ fn sweep(size: usize) {
     println!("\nreserved {}", right(&memory, size));
 }
 
-fn colours_hold_off_an_ordinary_stream(kernel: &str) {
-    if !guest::soak() {
-        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
-        return;
-    }
+fn colours_hold_off_an_ordinary_stream(kernel: &str, sizes: &[usize]) {
     let machine = Guest {
         kernel: kernel.to_owned(),
         profile: Some("icelake".to_owned()),
         memory: Bytes(512 << 20),
         ..Guest::default()
     };
-    let Some(said) = guest::says_on(machine, SCRIPT, Duration::from_secs(1800)) else {
+    let words: Vec<String> = sizes.iter().map(usize::to_string).collect();
+    let script = format!("SIZES='{}'\n{SCRIPT}", words.join(" "));
+    let Some(said) = crate::guest::says_on(machine, &script, Duration::from_secs(1800)) else {
         return;
     };
     let figure = |key: &str, size: usize, of: &str| {
         let line = said.one(&format!("{key}.{size}")).to_owned();
-        guest::figure(&line, of)
+        crate::guest::figure(&line, of)
     };
-    for size in [2 << 20, 7 << 19] {
+    for &size in sizes {
         let [alone, none, step, part] =
             ["alone", "none", "step", "part"].map(|key| figure(key, size, "misses"));
         let theirs = figure("theirs", size, "reserved");
@@ -199,7 +204,7 @@ fn colours_hold_off_an_ordinary_stream(kernel: &str) {
         assert!(figure("step", size, "right") > 0.99);
         assert!(theirs < 0.02, "{theirs} of the stream's pages");
     }
-    let [alone, step] = ["alone", "step"].map(|key| figure(key, 2 << 20, "misses"));
+    let [alone, step] = ["alone", "step"].map(|key| figure(key, SMALL, "misses"));
     assert!(
         (step - alone).abs() < 0.05,
         "{alone} alone, {step} with colours"
@@ -209,12 +214,7 @@ fn colours_hold_off_an_ordinary_stream(kernel: &str) {
 
 #[test]
 fn colours_hold_off_an_ordinary_stream_under_7_2() {
-    colours_hold_off_an_ordinary_stream("7.2");
-}
-
-#[test]
-fn colours_hold_off_an_ordinary_stream_under_6_12() {
-    colours_hold_off_an_ordinary_stream("6.12");
+    colours_hold_off_an_ordinary_stream("7.2", &[SMALL]);
 }
 
 /// What the times of lines tell of the address map.
@@ -236,7 +236,8 @@ fn a_guest_with_banks_knows_its_address_map() {
     ];
     let script = "quell doctor --json >/tmp/machine 2>/dev/null\n\
         quell doctor 2>&1 | sed -n 's/^ *\\(address map\\|sets\\|banks\\) */\\1 /p'\nrole recover\n";
-    let Some(said) = guest::says("6.12", "apollolake", script, Duration::from_secs(600)) else {
+    let Some(said) = crate::guest::says("6.12", "apollolake", script, Duration::from_secs(600))
+    else {
         return;
     };
     assert!(
@@ -257,10 +258,21 @@ fn a_guest_with_banks_knows_its_address_map() {
     assert!(confidence > 0.95, "{confidence}");
 }
 
+/// For `make soak`.
+mod long {
+    use super::*;
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn colours_hold_off_an_ordinary_stream_under_6_12() {
+        colours_hold_off_an_ordinary_stream("6.12", &[SMALL, LARGE]);
+    }
+}
+
 #[test]
 #[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {
-    let (role, numbers) = guest::role();
+    let (role, numbers) = crate::guest::role();
     match &*role {
         "list" => {
             let manner = numbers[2];

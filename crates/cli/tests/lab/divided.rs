@@ -4,15 +4,7 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::time::Duration;
-
-mod guest;
 
 /// Words, and the two groups' programs.
 const SUBJECTS: &str = r#"
@@ -24,6 +16,7 @@ policy() {
     printf '[group.noise]\nrole = "best-effort"\nmatch = [{ pid = %s }]\n' $N
 }
 
+lab-watch off
 sleep 10001 & V=$!
 sleep 10002 & N=$!
 SUBJECTS="$V $N"
@@ -76,17 +69,19 @@ for point in 9 21 33; do
 done
 
 # A list that fits beside a stream that does not: misses per access.
+lab-watch on
 kill $N; wait $N 2>/dev/null
 echo 0 >/tmp/passes
 echo alone $(role list 2097152 4 0)
 (role sweep 33554432 >/dev/null 2>&1) & N=$!
 echo none $(role list 2097152 4 1)
 policy '' '"50%"' >/tmp/policy.toml
-echo way $(thrice quell run /tmp/policy.toml -- env QUELL_LAB_ROLE='list 2097152 4 1' "$EXE" guest --exact --ignored --nocapture 2>/tmp/log)
+echo way $(thrice quell run /tmp/policy.toml -- env QUELL_LAB_ROLE='list 2097152 4 1' "$EXE" $GUEST --exact --ignored --nocapture 2>/tmp/log)
 said
 kill $N; wait $N 2>/dev/null
 
 # Where nobody has mounted it, it is only while the plan holds.
+lab-watch off
 umount $R
 sleep 10003 & N=$!
 policy '' '"25%"' >/tmp/policy.toml
@@ -113,6 +108,7 @@ tell apart-restored
 
 /// Ways, a class of a CPU, and bandwidth, killed at every boundary.
 const EVERY: &str = r#"
+lab-watch on
 umount $R; mount -t resctrl -o mba_MBps resctrl $R
 policy '' '"25%"' | sed -e '1a mechanisms.bandwidth = "mba"' -e 's/"any"/"0"/' >/tmp/policy.toml
 printf 'cpus = "1"\nlimit.bandwidth = "200MiB/s"\n' >>/tmp/policy.toml
@@ -125,7 +121,7 @@ every /tmp/policy.toml $FROM
 fn parts_are_held(kernel: &str) {
     let script = format!("{SUBJECTS}{SCRIPT}");
     let timeout = Duration::from_secs(420);
-    let Some(said) = guest::says(kernel, "icelake", &script, timeout) else {
+    let Some(said) = crate::guest::says(kernel, "icelake", &script, timeout) else {
         return;
     };
     let output = &said.0;
@@ -174,7 +170,7 @@ fn parts_are_held(kernel: &str) {
     for death in killed {
         assert!(death.ends_with(" 137 restored"), "{death}");
     }
-    let misses = |key: &str| guest::figure(said.one(key), "misses");
+    let misses = |key: &str| crate::guest::figure(said.one(key), "misses");
     let [alone, none, way] = ["alone", "none", "way"].map(misses);
     assert!(
         none > alone + 0.5,
@@ -184,7 +180,7 @@ fn parts_are_held(kernel: &str) {
         (way - alone).abs() < 0.05,
         "{alone} alone, {way} with ways of its own"
     );
-    let occupied = guest::figure(said.one("way"), "occupancy");
+    let occupied = crate::guest::figure(said.one("way"), "occupancy");
     // The list and what else its program touches, within eight ways of 512 KiB.
     let (list, part) = (2_097_152.0, 4_194_304.0);
     assert!(
@@ -245,45 +241,45 @@ fn parts_are_held_under_6_12() {
     parts_are_held("6.12");
 }
 
-#[test]
-fn parts_are_held_under_7_2() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
-    }
-    parts_are_held("7.2");
-}
-
 fn every_death_is_undone(kernel: &str) {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
-    }
-    let script = format!("FROM={}\n{SUBJECTS}{EVERY}", guest::from());
-    if let Some(said) = guest::says(kernel, "icelake", &script, Duration::from_secs(2400)) {
+    let script = format!("FROM={}\n{SUBJECTS}{EVERY}", crate::guest::from());
+    if let Some(said) = crate::guest::says(kernel, "icelake", &script, Duration::from_secs(2400)) {
         // The group's CPU was in its class.
         assert_eq!(said.one("whole"), "0");
         assert!(said.every() > 33);
     }
 }
 
-#[test]
-fn every_death_is_undone_under_6_12() {
-    every_death_is_undone("6.12");
-}
+/// For `make soak`.
+mod long {
+    use super::*;
 
-#[test]
-fn every_death_is_undone_under_7_2() {
-    every_death_is_undone("7.2");
+    #[test]
+    #[ignore = "for the long run"]
+    fn parts_are_held_under_7_2() {
+        parts_are_held("7.2");
+    }
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn every_death_is_undone_under_6_12() {
+        every_death_is_undone("6.12");
+    }
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn every_death_is_undone_under_7_2() {
+        every_death_is_undone("7.2");
+    }
 }
 
 #[test]
 #[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {
-    let (role, numbers) = guest::role();
+    let (role, numbers) = crate::guest::role();
     match &*role {
-        "list" => guest::list(numbers[0], numbers[1], numbers[2] == 1),
-        "sweep" => guest::sweep(numbers[0]),
+        "list" => crate::guest::list(numbers[0], numbers[1], numbers[2] == 1),
+        "sweep" => crate::guest::sweep(numbers[0]),
         other => panic!("role {other}"),
     }
 }

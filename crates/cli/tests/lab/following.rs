@@ -5,18 +5,10 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::fs;
 use std::time::{Duration, Instant};
 
-mod guest;
-
-use guest::touch::{LINE, Memory, count, counter};
+use crate::guest::touch::{LINE, Memory, count, counter};
 
 /// What it works on: nine and a half ways of 512 KiB, what a core's own cache has, twelve and a
 /// half ways. So much that going through it once takes longer than it takes the stream to go
@@ -43,13 +35,13 @@ role = "best-effort"
 match = [{ pid = 1 }]
 P
 echo plan $(quell plan /tmp/plan.toml --steps)
-works() { QUELL_LAB_ROLE="works $*" "$EXE" guest --exact --ignored --nocapture | sed -n 's/.*stage/'$KEY'/p'; }
+works() { QUELL_LAB_ROLE="works $*" "$EXE" $GUEST --exact --ignored --nocapture | sed -n 's/.*stage/'$KEY'/p'; }
 KEY=alone works 1 $STAGES
 (role sweep 33554432 >/dev/null 2>&1) & N=$!
 SUBJECTS=$N
 before
 sed "s/pid = 1/pid = $N/" /tmp/plan.toml | grep -v ^command >/tmp/policy.toml
-follows() { QUELL_LAB_ROLE="works 60 $STAGES" quell run /tmp/policy.toml --out /tmp/record -- "$EXE" guest --exact --ignored --nocapture >/tmp/worked 2>/tmp/log; }
+follows() { QUELL_LAB_ROLE="works 60 $STAGES" quell run /tmp/policy.toml --out /tmp/record -- "$EXE" $GUEST --exact --ignored --nocapture >/tmp/worked 2>/tmp/log; }
 thrice follows; echo status $?
 sed -n 's/.*stage/follows/p' /tmp/worked
 tell undone
@@ -102,12 +94,9 @@ impl Stage {
 
 #[test]
 fn ways_follow_what_a_program_misses_under_6_12() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
-    }
     let script = format!("STAGES='{STAGES}'\n{SCRIPT}");
-    let Some(said) = guest::says("6.12", "icelake", &script, Duration::from_secs(500)) else {
+    let Some(said) = crate::guest::says("6.12", "icelake", &script, Duration::from_secs(500))
+    else {
         return;
     };
     let stages = |key: &str| -> Vec<Stage> {
@@ -155,12 +144,12 @@ fn ways_follow_what_a_program_misses_under_6_12() {
 #[test]
 #[ignore = "no test: the program that the test above runs inside the virtual machine"]
 fn guest() {
-    let (role, numbers) = guest::role();
+    let (role, numbers) = crate::guest::role();
     match &*role {
         "works" => numbers[1..]
             .iter()
             .for_each(|size| works(*size, numbers[0] as u64)),
-        "sweep" => guest::sweep(numbers[0]),
+        "sweep" => crate::guest::sweep(numbers[0]),
         other => panic!("role {other}"),
     }
 }

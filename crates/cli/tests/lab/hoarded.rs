@@ -4,18 +4,10 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::time::Duration;
 
 use quell_policy::lab::Guest;
 use quell_types::units::Bytes;
-
-mod guest;
 
 const SCRIPT: &str = r#"
 # hold NAME: 24 MiB or more of memory of its own
@@ -113,7 +105,7 @@ fn new_frames_have_other_colours(kernel: &str, memory: u64) {
     // Three eighths of memory: more than the sieve has released and the reserve has.
     let hunger = (memory / 8 * 3) >> 20;
     let script = format!("HUNGER={hunger}\n{SCRIPT}");
-    let Some(said) = guest::boot(machine, &script, Duration::from_secs(540)) else {
+    let Some(said) = crate::guest::boot(machine, &script, Duration::from_secs(540)) else {
         return;
     };
     let pages = |word: &str| {
@@ -142,47 +134,42 @@ fn new_frames_have_other_colours(kernel: &str, memory: u64) {
 
 #[test]
 fn new_frames_have_other_colours_under_6_12() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
-        return;
-    }
     new_frames_have_other_colours("6.12", 1 << 29);
 }
 
-#[test]
-fn new_frames_have_other_colours_under_7_2() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
-        return;
-    }
-    new_frames_have_other_colours("7.2", 1 << 29);
-}
+/// For `make soak`.
+mod long {
+    use super::*;
 
-/// The promise falls with the hoard. A minute after the memory is free, the hoard sieves, and the
-/// promise rises again.
-#[test]
-fn a_hoard_that_gave_way_grows_again_under_6_12() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
-        return;
+    #[test]
+    #[ignore = "for the long run"]
+    fn new_frames_have_other_colours_under_7_2() {
+        new_frames_have_other_colours("7.2", 1 << 29);
     }
-    let machine = Guest {
-        kernel: "6.12".to_owned(),
-        memory: Bytes(1 << 29),
-        ..Guest::default()
-    };
-    let script = format!("HUNGER=192\n{GROWS}");
-    let Some(said) = guest::boot(machine, &script, Duration::from_secs(900)) else {
-        return;
-    };
-    let held = |word: &str| numbers(said.one(word));
-    let (whole, gave, grown) = (held("whole")[0], held("gave")[0], held("grown"));
-    println!("{whole} KiB, {gave}, and {} after {} s", grown[0], grown[1]);
-    assert_eq!(said.one("hungry"), "192");
-    assert!(gave * 4 < whole * 3, "{gave} of {whole}");
-    assert!(grown[0] * 10 >= whole * 9, "{grown:?} of {whole}");
-    // The shortest time without pressure.
-    assert!(grown[1] >= 55, "{grown:?}");
-    // A promise was lost while it ran.
-    assert_eq!(said.one("status"), "3");
+
+    /// The promise falls with the hoard. A minute after the memory is free, the hoard sieves, and
+    /// the promise rises again.
+    #[test]
+    #[ignore = "for the long run"]
+    fn a_hoard_that_gave_way_grows_again_under_6_12() {
+        let machine = Guest {
+            kernel: "6.12".to_owned(),
+            memory: Bytes(1 << 29),
+            ..Guest::default()
+        };
+        let script = format!("HUNGER=192\n{GROWS}");
+        let Some(said) = crate::guest::boot(machine, &script, Duration::from_secs(900)) else {
+            return;
+        };
+        let held = |word: &str| numbers(said.one(word));
+        let (whole, gave, grown) = (held("whole")[0], held("gave")[0], held("grown"));
+        println!("{whole} KiB, {gave}, and {} after {} s", grown[0], grown[1]);
+        assert_eq!(said.one("hungry"), "192");
+        assert!(gave * 4 < whole * 3, "{gave} of {whole}");
+        assert!(grown[0] * 10 >= whole * 9, "{grown:?} of {whole}");
+        // The shortest time without pressure.
+        assert!(grown[1] >= 55, "{grown:?}");
+        // A promise was lost while it ran.
+        assert_eq!(said.one("status"), "3");
+    }
 }

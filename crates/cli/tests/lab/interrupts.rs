@@ -7,19 +7,11 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::time::Duration;
 
 use quell_policy::lab::Guest;
-
-mod guest;
 
 /// The list, the size of a ping, and how many are sent before their answers are read. The answers
 /// of a batch come to 6 MB, as much as all ways of everybody else.
@@ -27,23 +19,25 @@ const SCRIPT: &str = r#"
 export EXE
 reads() { [ "$(mask $1)" = $2 ]; }
 # on MASK ROLE…: the role on these CPUs
-on() { cpus_mask=$1; shift; QUELL_LAB_ROLE="$*" exec taskset $cpus_mask "$EXE" guest --exact --ignored --nocapture; }
+on() { cpus_mask=$1; shift; QUELL_LAB_ROLE="$*" exec taskset $cpus_mask "$EXE" $GUEST --exact --ignored --nocapture; }
 ip link set lo up
 echo 2 >/sys/class/net/lo/queues/rx-0/rps_cpus
 echo 0 2147483647 >/proc/sys/net/ipv4/ping_group_range
 sleep 10001 & V=$!
 # The critical group has four of sixteen ways, and the neighbour the highest one.
 for cpus in any 1; do
+    lab-watch off
     printf 'quell = 1\n[group.victim]\nrole = "critical"\ncpus = "%s"\nmatch = [{ pid = %s }]\nreserve.cache = { ways = 4 }\n' $cpus $V >/tmp/policy.toml
     quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
     within 60 test -e $R/COS1 && within 60 reads $R/COS1 f || echo never held
     [ $cpus = any ] || within 60 grep -q 1 $R/COS1/cpus_list || echo never of the class
     echo class $cpus $(cat $R/COS1/cpus_list)
+    lab-watch on
     mkdir $R/pings; echo L3:0=8000 >$R/pings/schemata
     echo alone $cpus $(on 1 list 1572864 3 0)
     echo 0 >/tmp/passes
     QUELL_LAB_ROLE='pings 60000 100' taskset 4 sh -c 'echo $$ >/sys/fs/resctrl/pings/tasks
-        exec "$EXE" guest --exact --ignored --nocapture' >/tmp/pings 2>&1 & P=$!
+        exec "$EXE" $GUEST --exact --ignored --nocapture' >/tmp/pings 2>&1 & P=$!
     # What the kernel of CPU 1 has: of everybody else's ways, or of the group's.
     if [ $cpus = any ]; then
         kernel=$R/mon_groups/kernel; mkdir $kernel; echo 1 >$kernel/cpus_list
@@ -55,6 +49,7 @@ for cpus in any 1; do
     grep NET_RX /proc/softirqs
     cat /tmp/pings; echo
     kill -9 $P; wait $P 2>/dev/null
+    lab-watch off
     [ $cpus != any ] || rmdir $kernel
     rmdir $R/pings
     kill -TERM $run; wait $run; echo status $cpus $?
@@ -70,7 +65,7 @@ fn kernel_work_of_a_critical_cpu_leaves_the_rest_alone() {
         cpus: 3,
         ..Guest::default()
     };
-    let Some(said) = guest::says_on(machine, SCRIPT, Duration::from_secs(420)) else {
+    let Some(said) = crate::guest::says_on(machine, SCRIPT, Duration::from_secs(420)) else {
         return;
     };
     let output = &said.0;
@@ -85,10 +80,10 @@ fn kernel_work_of_a_critical_cpu_leaves_the_rest_alone() {
     for cpus in ["any", "1"] {
         assert_eq!(line("status", cpus), "0", "{output}");
     }
-    let misses = |word, cpus| guest::figure(&line(word, cpus), "misses");
+    let misses = |word, cpus| crate::guest::figure(&line(word, cpus), "misses");
     let (before, after) = (misses("next", "any"), misses("next", "1"));
     let alone = misses("alone", "1");
-    let kernel = |cpus| guest::figure(&line("kernel", cpus), "occupancy");
+    let kernel = |cpus| crate::guest::figure(&line("kernel", cpus), "occupancy");
     println!(
         "misses per access: alone {alone}, next to it before {before}, after {after}; the kernel of \
          CPU 1 has {} bytes of everybody else's ways before, and {} of the group's after",
@@ -109,9 +104,9 @@ fn kernel_work_of_a_critical_cpu_leaves_the_rest_alone() {
 #[test]
 #[ignore = "no test: the program that the test above runs inside the virtual machine"]
 fn guest() {
-    let (role, numbers) = guest::role();
+    let (role, numbers) = crate::guest::role();
     match &*role {
-        "list" => guest::list(numbers[0], numbers[1], numbers[2] == 1),
+        "list" => crate::guest::list(numbers[0], numbers[1], numbers[2] == 1),
         "pings" => pings(numbers[0], numbers[1]),
         other => panic!("role {other}"),
     }
@@ -147,7 +142,7 @@ fn pings(size: usize, batch: usize) -> ! {
     // An echo request. The kernel fills in checksum and identifier.
     ping[0] = 8;
     let mut answer = vec![0; size];
-    guest::forever(|| {
+    crate::guest::forever(|| {
         for _ in 0..batch {
             socket.send_to(&ping, ("127.0.0.1", 0)).unwrap();
         }

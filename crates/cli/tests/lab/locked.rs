@@ -7,20 +7,13 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::time::Duration;
 
-mod guest;
-
-use guest::Said;
-use guest::touch::{LINE, Memory, count, counter};
+use crate::guest::Said;
+use crate::guest::touch::{LINE, Memory, count, counter};
 
 const SCRIPT: &str = r#"
+lab-watch off
 regions() { picture; echo regions $(ls /sys/class/pseudo_lock); }
 restored() { regions >/tmp/after; cmp -s /tmp/before /tmp/after; }
 cat >/tmp/policy.toml <<'P'
@@ -40,9 +33,11 @@ echo plan $(quell plan /tmp/plan.toml | grep 'locked in')
 
 /// For a kernel that locks.
 const LOCKS: &str = r#"
-echo walk $(thrice quell run /tmp/policy.toml --out /tmp/record -- env QUELL_LAB_ROLE='walk 4' "$EXE" guest --exact --ignored --nocapture 2>/tmp/log)
+lab-watch on
+echo walk $(thrice quell run /tmp/policy.toml --out /tmp/record -- env QUELL_LAB_ROLE='walk 4' "$EXE" $GUEST --exact --ignored --nocapture 2>/tmp/log)
 said
 tell run
+lab-watch off; kill -STOP $SUBJECTS
 # A child of the launched program has it, too, and nobody else has.
 echo handed $(thrice quell run /tmp/policy.toml -- sh -c 'sh -c "readlink /proc/self/fd/$QUELL_LOCKED_FD"; echo $QUELL_LOCKED_BYTES $QUELL_LOCKED_CPUS; sed -n "s/Cpus_allowed_list:.//p" /proc/self/status' 2>/tmp/log)
 said
@@ -68,6 +63,7 @@ tell held
 
 /// For one that does not.
 const DOES_NOT: &str = r#"
+lab-watch on
 refused() { quell run /tmp/policy.toml -- true >/tmp/log 2>&1; S=$?; grep -q 'were gone' /tmp/log; }
 thrice refused; echo status $S; said
 tell run
@@ -78,8 +74,8 @@ const EVERY: &str = "every /tmp/policy.toml $FROM\n";
 
 fn says(kernel: &str, script: &str) -> Option<Said> {
     let timeout = Duration::from_secs(60 * if script == EVERY { 40 } else { 7 });
-    let script = format!("FROM={}\n{SCRIPT}{script}", guest::from());
-    guest::says(kernel, "goldmont", &script, timeout)
+    let script = format!("FROM={}\n{SCRIPT}{script}", crate::guest::from());
+    crate::guest::says(kernel, "goldmont", &script, timeout)
 }
 
 /// Before it was tried it is what the kernel says, whichever kernel that is.
@@ -128,42 +124,41 @@ fn what_6_12_locks_stays_and_is_let_go() {
     assert_eq!((one("late"), one("held")), ("0", "restored"));
 }
 
-#[test]
-fn every_death_is_undone() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
-    }
-    if let Some(said) = says("6.12", EVERY) {
-        assert!(said.every() > 32);
-    }
-}
+/// For `make soak`.
+mod long {
+    use super::*;
 
-#[test]
-fn what_7_2_does_not_lock_is_seen_and_refused() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
+    #[test]
+    #[ignore = "for the long run"]
+    fn every_death_is_undone() {
+        if let Some(said) = says("6.12", EVERY) {
+            assert!(said.every() > 32);
+        }
     }
-    let Some(said) = says("7.2", DOES_NOT) else {
-        return;
-    };
-    not_promised(&said);
-    let lines = said.all("said").join("\n");
-    assert!(
-        lines.contains("lines were gone after others had used the cache"),
-        "{lines}"
-    );
-    assert!(lines.contains("reserve ways of its own"), "{lines}");
-    assert_eq!((said.one("status"), said.one("run")), ("125", "restored"));
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn what_7_2_does_not_lock_is_seen_and_refused() {
+        let Some(said) = says("7.2", DOES_NOT) else {
+            return;
+        };
+        not_promised(&said);
+        let lines = said.all("said").join("\n");
+        assert!(
+            lines.contains("lines were gone after others had used the cache"),
+            "{lines}"
+        );
+        assert!(lines.contains("reserve ways of its own"), "{lines}");
+        assert_eq!((said.one("status"), said.one("run")), ("125", "restored"));
+    }
 }
 
 #[test]
 #[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {
-    let (role, numbers) = guest::role();
+    let (role, numbers) = crate::guest::role();
     match &*role {
-        "sweep" => guest::sweep(numbers[0]),
+        "sweep" => crate::guest::sweep(numbers[0]),
         "walk" => walk(numbers[0]),
         other => panic!("role {other}"),
     }
@@ -182,7 +177,7 @@ fn walk(times: usize) {
     let ordinary = Memory::new(locked.len());
     let mut counter = counter(CACHE_MISSES, 0);
     let mut around = |act: &dyn Fn()| {
-        guest::swept();
+        crate::guest::swept();
         let before = count(&mut counter);
         act();
         count(&mut counter) - before

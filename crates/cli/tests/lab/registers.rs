@@ -4,18 +4,11 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::time::Duration;
-
-mod guest;
 
 /// Words, and the two groups' programs.
 const SUBJECTS: &str = r#"
+lab-watch off
 # write_register CPU NUMBER BYTES
 write_register() { printf "$3" | dd of=/dev/cpu/$1/msr bs=8 seek=$(($2)) oflag=seek_bytes conv=notrunc 2>/dev/null; }
 picture() {
@@ -96,10 +89,14 @@ echo blind $(quell ways --for 300ms 2>&1)
 
 fn ways_are_given_by_registers(kernel: &str) {
     // In the long run it dies at every boundary.
-    let from = if guest::soak() { guest::from() } else { 0 };
+    let from = if quell_testing::soak() {
+        crate::guest::from()
+    } else {
+        0
+    };
     let script = format!("FROM={from}\n{SUBJECTS}{SCRIPT}");
-    let timeout = Duration::from_secs(if guest::soak() { 2400 } else { 540 });
-    let Some(said) = guest::says(kernel, "icelake", &script, timeout) else {
+    let timeout = Duration::from_secs(if quell_testing::soak() { 2400 } else { 540 });
+    let Some(said) = crate::guest::says(kernel, "icelake", &script, timeout) else {
         return;
     };
     for (word, told) in [
@@ -130,7 +127,7 @@ fn ways_are_given_by_registers(kernel: &str) {
         (said.one("status"), said.one("restored")),
         ("0", "restored")
     );
-    if guest::soak() {
+    if quell_testing::soak() {
         assert!(said.every() > 12);
     } else {
         let killed = said.all("killed");
@@ -149,11 +146,13 @@ fn ways_are_given_by_registers_under_6_12() {
     ways_are_given_by_registers("6.12");
 }
 
-#[test]
-fn ways_are_given_by_registers_under_7_2() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
+/// For `make soak`.
+mod long {
+    use super::*;
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn ways_are_given_by_registers_under_7_2() {
+        ways_are_given_by_registers("7.2");
     }
-    ways_are_given_by_registers("7.2");
 }

@@ -4,17 +4,7 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::time::Duration;
-
-mod guest;
-#[path = "common/kills.rs"]
-mod kills;
 
 use quell_policy::lab::{Guest, Lru};
 use quell_types::units::{Bytes, Rate};
@@ -74,11 +64,7 @@ at end
 /// So many, each some seconds.
 #[test]
 fn killed_while_a_victim_is_stopped_lets_it_go_on() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
-    }
-    let kills = kills::kills().div_ceil(10).max(4);
+    let kills = quell_testing::kills().div_ceil(10).max(4);
     let guest = Guest {
         kernel: "6.12".to_owned(),
         memory: Bytes(320 << 20),
@@ -89,7 +75,7 @@ fn killed_while_a_victim_is_stopped_lets_it_go_on() {
     };
     let script = format!("KILLS={kills}\n{SCRIPT}");
     let longest = Duration::from_secs(200 + 30 * kills as u64);
-    let Some(said) = guest::boot(guest, &script, longest) else {
+    let Some(said) = crate::guest::boot(guest, &script, longest) else {
         return;
     };
     let none: [&str; 0] = [];

@@ -5,17 +5,9 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::time::Duration;
 
-mod guest;
-
-use guest::Said;
+use crate::guest::Said;
 use quell_plan::deep::MbaCurve;
 use quell_plan::inventory::Inventory;
 use quell_types::units::{Rate, Share};
@@ -77,6 +69,7 @@ echo free $(rate $R)
 
 /// Where the kernel takes rates it is told one.
 const RATE: &str = r#"
+lab-watch off
 umount $R; mount -t resctrl -o mba_MBps resctrl $R
 before
 policy mba 200MiB/s >/tmp/policy.toml
@@ -169,9 +162,10 @@ watchdog 0
 "#;
 
 fn limits_are_held(kernel: &str) {
-    let more = if guest::soak() { MORE } else { "" };
+    let more = if quell_testing::soak() { MORE } else { "" };
     let script = [SUBJECTS, SCRIPT, more, RATE].concat();
-    let Some(said) = guest::says(kernel, "icelake", &script, Duration::from_secs(900)) else {
+    let Some(said) = crate::guest::says(kernel, "icelake", &script, Duration::from_secs(900))
+    else {
         return;
     };
     assert_eq!((said.one("deep"), said.one("measured")), ("0", "restored"));
@@ -264,42 +258,45 @@ fn all_went_back(said: &Said, scenes: &[&str]) {
 }
 
 #[test]
-fn what_takes_counters_is_told_or_harmless() {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
-    }
-    let script = [SUBJECTS, KILLED, TAKEN, WATCHDOG].concat();
-    let Some(said) = guest::says("6.12", "icelake", &script, Duration::from_secs(900)) else {
-        return;
-    };
-    let meanwhile = said.one("meanwhile");
-    assert_eq!(number(meanwhile, "threads"), 2.0, "{meanwhile}");
-    assert_eq!(said.one("killed"), "restored");
-    assert_eq!(said.one("taken"), "1 brakes 1");
-    let now = said.one("now");
-    assert!(now.contains("estimated noise: at most"), "{now}");
-    let (free, watched) = (free(&said), said.all("watchdog"));
-    assert_eq!(watched.len(), 2);
-    for seen in watched {
-        assert!(seen.starts_with("1 fixed b0 "), "{seen}");
-        assert!(seen.ends_with(" brakes 1 lost 0"), "{seen}");
-        assert!(number(seen, "rate") < free * 0.7, "{free} free, {seen}");
-    }
-    all_went_back(&said, &["taken", "later", "first"]);
-}
-
-#[test]
 fn limits_are_held_under_6_12() {
     limits_are_held("6.12");
+}
+
+/// For `make soak`.
+mod long {
+    use super::*;
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn what_takes_counters_is_told_or_harmless() {
+        let script = [SUBJECTS, KILLED, TAKEN, WATCHDOG].concat();
+        let Some(said) = crate::guest::says("6.12", "icelake", &script, Duration::from_secs(900))
+        else {
+            return;
+        };
+        let meanwhile = said.one("meanwhile");
+        assert_eq!(number(meanwhile, "threads"), 2.0, "{meanwhile}");
+        assert_eq!(said.one("killed"), "restored");
+        assert_eq!(said.one("taken"), "1 brakes 1");
+        let now = said.one("now");
+        assert!(now.contains("estimated noise: at most"), "{now}");
+        let (free, watched) = (free(&said), said.all("watchdog"));
+        assert_eq!(watched.len(), 2);
+        for seen in watched {
+            assert!(seen.starts_with("1 fixed b0 "), "{seen}");
+            assert!(seen.ends_with(" brakes 1 lost 0"), "{seen}");
+            assert!(number(seen, "rate") < free * 0.7, "{free} free, {seen}");
+        }
+        all_went_back(&said, &["taken", "later", "first"]);
+    }
 }
 
 #[test]
 #[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {
-    let (role, numbers) = guest::role();
+    let (role, numbers) = crate::guest::role();
     match &*role {
-        "sweep" => guest::sweep(numbers[0]),
+        "sweep" => crate::guest::sweep(numbers[0]),
         "limits" => {
             let text = std::fs::read_to_string("/tmp/doctor.json").unwrap();
             let machine: Inventory = serde_json::from_str(&text).unwrap();

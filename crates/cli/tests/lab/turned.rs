@@ -3,13 +3,7 @@
 //! is given the same. In the other one they are stopped, traced and hold a lock, and a CPU goes
 //! offline.
 //!
-//! Skipped aloud where the lab cannot be had, and outside the long run (`QUELL_SOAK`).
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+//! Skipped aloud where the lab cannot be had.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -26,8 +20,6 @@ use quell_types::cpuset::CpuSet;
 use quell_types::units::Nanos;
 use rustix::time::ClockId;
 use serde_json::Value;
-
-mod guest;
 
 /// Two writers, two programs that compute, and one that sleeps. No rate is declared.
 const TURNS: &str = r#"
@@ -136,11 +128,7 @@ fn replayed(by: &Scheduling, quanta: &[Quantum]) {
 }
 
 fn counters_decide(kernel: &str) {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
-    }
-    let Some(said) = guest::says(kernel, "icelake", TURNS, Duration::from_secs(600)) else {
+    let Some(said) = crate::guest::says(kernel, "icelake", TURNS, Duration::from_secs(600)) else {
         return;
     };
     assert!(["0", "3"].contains(&said.one("status")));
@@ -173,17 +161,8 @@ fn counters_decide_and_the_record_says_so_under_6_12() {
     counters_decide("6.12");
 }
 
-#[test]
-fn counters_decide_and_the_record_says_so_under_7_2() {
-    counters_decide("7.2");
-}
-
 /// On cgroup v2 alone, as all kernels of the lab are.
 fn turns_go_on(kernel: &str) {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return;
-    }
     let machine = Guest {
         accelerator: Accelerator::Counted,
         kernel: kernel.to_owned(),
@@ -191,7 +170,7 @@ fn turns_go_on(kernel: &str) {
         smt: true,
         ..Guest::default()
     };
-    let Some(said) = guest::says_on(machine, HAZARDS, Duration::from_secs(600)) else {
+    let Some(said) = crate::guest::says_on(machine, HAZARDS, Duration::from_secs(600)) else {
         return;
     };
     assert!(["0", "3"].contains(&said.one("status")));
@@ -201,7 +180,7 @@ fn turns_go_on(kernel: &str) {
     assert_eq!([said.one("stays"), said.one("after")], ["T T", "T"]);
     assert_eq!(said.one("restored"), "restored");
     let [stops, longest] = [("traces", "stops"), ("wants", "longest")]
-        .map(|(who, what)| guest::figure(said.one(who), what));
+        .map(|(who, what)| crate::guest::figure(said.one(who), what));
     println!("stopped {stops} times by its tracer; waited for a lock for {longest} ms at most");
     assert!(stops >= 10.0, "{stops}");
     // A member that has the lock waits for its turn: two quanta, and as long as it holds the lock.
@@ -225,11 +204,6 @@ fn turns_go_on(kernel: &str) {
 #[test]
 fn turns_go_on_whatever_happens_under_6_12() {
     turns_go_on("6.12");
-}
-
-#[test]
-fn turns_go_on_whatever_happens_under_7_2() {
-    turns_go_on("7.2");
 }
 
 /// For how long a program of the hazards does what it does.
@@ -324,12 +298,29 @@ fn takes() -> ! {
     }
 }
 
+/// For `make soak`.
+mod long {
+    use super::*;
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn counters_decide_and_the_record_says_so_under_7_2() {
+        counters_decide("7.2");
+    }
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn turns_go_on_whatever_happens_under_7_2() {
+        turns_go_on("7.2");
+    }
+}
+
 #[test]
 #[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {
-    let (role, numbers) = guest::role();
+    let (role, numbers) = crate::guest::role();
     match &*role {
-        "sweep" => guest::sweep(numbers[0]),
+        "sweep" => crate::guest::sweep(numbers[0]),
         "takes" => takes(),
         "locks" => locks(),
         "wants" => wants(),

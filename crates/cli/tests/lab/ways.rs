@@ -4,12 +4,6 @@
 //! Skipped aloud where the lab cannot be had: no plugin beside the program, no `apt-get`, no
 //! mirror, another architecture.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
@@ -50,7 +44,7 @@ fn guest(scenes: &[&str], options: &[&str], out: &Path) -> Option<String> {
     // What is missing here, the program says itself.
     let missing = ["is not beside", "apt-get", "mirror", "packages are for"];
     if !done.status.success() && missing.iter().any(|m| errors.contains(m)) {
-        eprintln!("SKIPPED the lab: {errors}");
+        quell_testing::skip(errors);
         return None;
     }
     assert!(done.status.success(), "{said}{errors}");
@@ -96,23 +90,6 @@ fn wrong_configurations_are_told_as_what_they_are() {
     check(&ICELAKE);
 }
 
-#[test]
-fn wrong_configurations_are_told_on_6_12() {
-    if !soak() {
-        return;
-    }
-    check(&[&ICELAKE[..], &["--kernel", "6.12"]].concat());
-}
-
-/// Whether this is the long run, which is said where it is not.
-fn soak() -> bool {
-    let soak = std::env::var_os("QUELL_SOAK").is_some();
-    if !soak {
-        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
-    }
-    soak
-}
-
 /// Scenes in which nothing is wrong.
 fn nothing_is_found(names: &[&str], kernel: &str) {
     let options = [&ICELAKE[..], &["--kernel", kernel]].concat();
@@ -125,30 +102,9 @@ fn nothing_is_found(names: &[&str], kernel: &str) {
     }
 }
 
-/// Three virtual machines side by side, since each takes an hour.
-#[test]
-fn nothing_is_found_in_an_hour_of_an_idle_machine() {
-    if !soak() {
-        return;
-    }
-    let all = [
-        ("idle", "6.12"),
-        ("idle", "7.2"),
-        ("idle_registers", "6.12"),
-    ];
-    let run = |(scene, kernel)| std::thread::spawn(move || nothing_is_found(&[scene], kernel));
-    for one in all.map(run) {
-        one.join().unwrap();
-    }
-}
-
 #[test]
 fn a_cpu_that_goes_offline_is_no_finding() {
-    if soak() {
-        for kernel in ["6.12", "7.2"] {
-            nothing_is_found(&["offline", "offline_registers"], kernel);
-        }
-    }
+    nothing_is_found(&["offline", "offline_registers"], "7.2");
 }
 
 #[test]
@@ -179,7 +135,7 @@ fn a_class_that_runs_or_is_moved_under_another_cache_is_told() {
 fn without_resctrl_both_ways_out_are_named() {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     if mounts.contains(" resctrl ") {
-        eprintln!("SKIPPED: resctrl is mounted here");
+        quell_testing::skip("resctrl is mounted here");
         return;
     }
     let done = Command::new(env!("CARGO_BIN_EXE_quell"))
@@ -197,9 +153,6 @@ fn without_resctrl_both_ways_out_are_named() {
 /// ways` itself left, and the one that streams missed more per second than the one whose list fits.
 #[test]
 fn switches_and_misses_are_on_record() {
-    if !soak() {
-        return;
-    }
     let out = tempfile::tempdir().unwrap();
     if guest(&["sequence"], &ICELAKE, out.path()).is_none() {
         return;
@@ -268,4 +221,36 @@ fn switches_and_misses_are_on_record() {
     }
     assert!(rate("batch-job") > 2.0 * rate("database"), "{missed:?}");
     assert!(rate("batch-job") > 1000.0, "{missed:?}");
+}
+
+/// For `make soak`.
+mod long {
+    use super::*;
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn a_cpu_that_goes_offline_is_no_finding_on_6_12() {
+        nothing_is_found(&["offline", "offline_registers"], "6.12");
+    }
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn wrong_configurations_are_told_on_6_12() {
+        check(&[&ICELAKE[..], &["--kernel", "6.12"]].concat());
+    }
+
+    /// Three virtual machines side by side, since each takes an hour.
+    #[test]
+    #[ignore = "for the long run"]
+    fn nothing_is_found_in_an_hour_of_an_idle_machine() {
+        let all = [
+            ("idle", "6.12"),
+            ("idle", "7.2"),
+            ("idle_registers", "6.12"),
+        ];
+        let run = |(scene, kernel)| std::thread::spawn(move || nothing_is_found(&[scene], kernel));
+        for one in all.map(run) {
+            one.join().unwrap();
+        }
+    }
 }

@@ -1,13 +1,7 @@
 //! Windows on several CPUs, and ways and budgets that switch with them, under real kernels in the
 //! lab. Read by the kernel's own files and counters, and by programs that only read the clock.
 //!
-//! Skipped aloud where the lab cannot be had, and outside the long run (`QUELL_SOAK`).
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+//! Skipped aloud where the lab cannot be had.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,12 +13,6 @@ use quell_kernel::rt;
 use quell_plan::{Plan, Setting};
 use quell_policy::lab::{Accelerator, Guest};
 use quell_types::units::Nanos;
-
-mod guest;
-#[path = "common/kills.rs"]
-mod kills;
-#[path = "../../linux/tests/common/witness.rs"]
-mod witness;
 
 const MS: u64 = 1_000_000;
 /// How long a program in a window runs.
@@ -54,6 +42,7 @@ policy() {
 "#;
 
 const WAYS: &str = r#"
+lab-watch off
 works() { while :; do usleep 10000; done; }
 works & V=$!
 works & N=$!
@@ -92,8 +81,8 @@ for point in 21 45; do dies at /tmp/policy.toml $point; done
 const SEVERAL: &str = r#"
 for who in 'control 0 120' 'batch 120 200'; do
     set -- $who
-    printf '%s\n' "(QUELL_LAB_ROLE='watch 1 $2 $3' $EXE guest --exact --ignored --nocapture) >/tmp/$1.1 &
-        QUELL_LAB_ROLE='watch 2 $2 $3' $EXE guest --exact --ignored --nocapture >/tmp/$1.2; wait" >/tmp/$1.sh
+    printf '%s\n' "(QUELL_LAB_ROLE='watch 1 $2 $3' $EXE $GUEST --exact --ignored --nocapture) >/tmp/$1.1 &
+        QUELL_LAB_ROLE='watch 2 $2 $3' $EXE $GUEST --exact --ignored --nocapture >/tmp/$1.2; wait" >/tmp/$1.sh
 done
 policy 'command = ["sh", "/tmp/control.sh"]' 'command = ["sh", "/tmp/batch.sh"]' '
     { group = "control", start = "0ms", length = "120ms" },
@@ -110,7 +99,7 @@ tell restored
 /// What a group may do in its windows: a fork bomb within a limit of processes, an end, and system
 /// calls that last longer than a frame.
 const HAZARDS: &str = r#"
-role() { printf '%s\n' "QUELL_LAB_ROLE='$1' exec $EXE guest --exact --ignored --nocapture >/tmp/$2" >/tmp/$2.sh; }
+role() { printf '%s\n' "QUELL_LAB_ROLE='$1' exec $EXE $GUEST --exact --ignored --nocapture >/tmp/$2" >/tmp/$2.sh; }
 SUBJECTS=
 before
 role 'watch 1 0 120' control
@@ -156,6 +145,7 @@ kill -CONT $WRITERS
 kill -TERM $run; wait $run; echo status $?
 said
 tell restored
+lab-watch off
 for kill in $(seq $KILLS); do
     quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
     within 60 grep -q holding: /tmp/log || echo never held
@@ -165,7 +155,16 @@ done
 kill $WRITERS
 "#;
 
-fn booted(kernel: &str, profile: Option<&str>, script: &str) -> Option<guest::Said> {
+/// How often a run is killed.
+fn kills() -> usize {
+    if quell_testing::soak() {
+        quell_testing::kills()
+    } else {
+        1
+    }
+}
+
+fn booted(kernel: &str, profile: Option<&str>, script: &str) -> Option<crate::guest::Said> {
     booted_with(kernel, profile, &[], script)
 }
 
@@ -175,11 +174,7 @@ fn booted_with(
     profile: Option<&str>,
     append: &[&str],
     script: &str,
-) -> Option<guest::Said> {
-    if !guest::soak() {
-        eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
-        return None;
-    }
+) -> Option<crate::guest::Said> {
     let accelerator = match profile {
         Some(_) => Accelerator::Tcg,
         // Time counts instructions, so what this machine does meanwhile is not in it.
@@ -193,9 +188,9 @@ fn booted_with(
         append: append.iter().map(|word| (*word).to_owned()).collect(),
         ..Guest::default()
     };
-    let kills = kills::kills();
+    let kills = kills();
     let longest = Duration::from_secs(500 + 10 * kills as u64);
-    guest::says_on(machine, &format!("KILLS={kills}\n{WORDS}{script}"), longest)
+    crate::guest::says_on(machine, &format!("KILLS={kills}\n{WORDS}{script}"), longest)
 }
 
 fn ways_switch(kernel: &str) {
@@ -228,7 +223,7 @@ fn ways_switch(kernel: &str) {
     // On a busy host the guest may stand still for a second. That costs the promise for a while.
     assert!(["0", "3"].contains(&said.one("status")));
     assert_eq!(said.one("restored"), "restored");
-    assert_eq!(said.all("killed"), vec!["restored"; kills::kills()]);
+    assert_eq!(said.all("killed"), vec!["restored"; kills()]);
     let at = said.all("at");
     assert_eq!(at.len(), 2);
     for death in at {
@@ -239,11 +234,6 @@ fn ways_switch(kernel: &str) {
 #[test]
 fn ways_switch_with_windows_under_6_12() {
     ways_switch("6.12");
-}
-
-#[test]
-fn ways_switch_with_windows_under_7_2() {
-    ways_switch("7.2");
 }
 
 fn each_group_has_all_windowed_cpus(kernel: &str, preemption: &str) {
@@ -258,7 +248,7 @@ fn each_group_has_all_windowed_cpus(kernel: &str, preemption: &str) {
     let witnesses = said.all("witness");
     assert_eq!(witnesses.len(), 4);
     for witness in witnesses {
-        let [outside, used] = ["outside", "used"].map(|word| guest::figure(witness, word));
+        let [outside, used] = ["outside", "used"].map(|word| crate::guest::figure(witness, word));
         println!("{kernel}, preemption {preemption}: {witness}");
         // Two busy CPUs share the instructions, so each runs half of the time.
         assert!(outside < 0.01 && used > 0.4, "{witness}");
@@ -271,17 +261,6 @@ fn each_group_has_all_windowed_cpus_in_its_windows() {
 }
 
 #[test]
-fn windows_hold_with_full_preemption() {
-    each_group_has_all_windowed_cpus("6.12", "full");
-    each_group_has_all_windowed_cpus("7.2", "full");
-}
-
-#[test]
-fn windows_hold_with_lazy_preemption() {
-    each_group_has_all_windowed_cpus("7.2", "lazy");
-}
-
-#[test]
 fn groups_may_misbehave_in_their_windows() {
     let Some(said) = booted("6.12", None, HAZARDS) else {
         return;
@@ -291,7 +270,7 @@ fn groups_may_misbehave_in_their_windows() {
             panic!("{hazard}: {:?}", said.all(hazard));
         };
         assert_eq!((status, restored), ("status 0", "restored"), "{hazard}");
-        let [outside, used] = ["outside", "used"].map(|word| guest::figure(control, word));
+        let [outside, used] = ["outside", "used"].map(|word| crate::guest::figure(control, word));
         // A task of the other group that is in the kernel gets half of the CPU meanwhile.
         let least = if hazard == "calls" { 0.4 } else { 0.8 };
         assert!(outside < 0.01 && used > least, "{hazard}: {control}");
@@ -299,9 +278,9 @@ fn groups_may_misbehave_in_their_windows() {
     let [bomb, calls] = said.all("made")[..] else {
         panic!("{:?}", said.all("made"));
     };
-    assert!(guest::figure(bomb, "refused") > 100.0, "{bomb}");
+    assert!(crate::guest::figure(bomb, "refused") > 100.0, "{bomb}");
     // Longer than three windows. It is reported what they took of the other group's windows.
-    assert!(guest::figure(calls, "longest") > 280.0, "{calls}");
+    assert!(crate::guest::figure(calls, "longest") > 280.0, "{calls}");
     let of_calls = said.0.split("ends restored").nth(1).unwrap();
     assert!(of_calls.contains("outside its windows"), "{of_calls}");
 }
@@ -336,7 +315,7 @@ fn budgets_hold(kernel: &str) {
         println!("of {budget:?} lines, in thousandths: {parts:?}");
     }
     assert_eq!(said.one("restored"), "restored");
-    assert_eq!(said.all("killed"), vec!["restored"; kills::kills()]);
+    assert_eq!(said.all("killed"), vec!["restored"; kills()]);
     for (_, parts) in budgets.iter().zip(&parts).filter(|(b, _)| b.is_some()) {
         assert!(parts.len() >= 15, "{parts:?}");
         // Single windows are off by what an emulated CPU stands still. The budgets are so small
@@ -349,11 +328,6 @@ fn budgets_hold(kernel: &str) {
 #[test]
 fn budgets_hold_in_their_windows_under_6_12() {
     budgets_hold("6.12");
-}
-
-#[test]
-fn budgets_hold_in_their_windows_under_7_2() {
-    budgets_hold("7.2");
 }
 
 /// What a cgroup's tasks moved on a CPU: an event of the kernel and of user code.
@@ -390,7 +364,7 @@ fn drawn(pids: [usize; 2], frames: u64) {
         let dir = File::open(format!("/sys/fs/cgroup{path}")).unwrap();
         [1, 2].map(|cpu| moved_by(&dir, cpu))
     });
-    let mut read = |group: usize| counters[group].each_mut().map(guest::touch::count);
+    let mut read = |group: usize| counters[group].each_mut().map(crate::guest::touch::count);
     let mut before: [Option<[u64; 2]>; 2] = [None; 2];
     let first = rt::now().0 / WINDOW.0 + 8;
     for window in first..first + frames * 4 {
@@ -463,8 +437,8 @@ fn calls() {
 /// percentile in microseconds.
 fn watch(number: usize, window: [u64; 2]) {
     let path = format!("/tmp/spans.{number}.{}", window[0]);
-    witness::watch(Path::new(&path), Nanos::millis(8_000));
-    let spans = witness::read(Path::new(&path));
+    crate::witness::watch(Path::new(&path), Nanos::millis(8_000));
+    let spans = crate::witness::read(Path::new(&path));
     let (mut inside, mut all) = (0, 0);
     let mut late: BTreeMap<u64, i64> = BTreeMap::new();
     for (begun, last) in &spans {
@@ -481,7 +455,7 @@ fn watch(number: usize, window: [u64; 2]) {
     }
     let mut late: Vec<i64> = late.into_values().collect();
     late.sort_unstable();
-    let late = [0.5, 0.99].map(|part| witness::quantile(&late, part) / 1_000);
+    let late = [0.5, 0.99].map(|part| crate::witness::quantile(&late, part) / 1_000);
     let frames = (spans.last().unwrap().1 - spans[0].0) as f64 / FRAME as f64;
     let whole = frames * ((window[1] - window[0] - 5) * MS) as f64;
     println!(
@@ -491,13 +465,43 @@ fn watch(number: usize, window: [u64; 2]) {
     );
 }
 
+/// For `make soak`.
+mod long {
+    use super::*;
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn ways_switch_with_windows_under_7_2() {
+        ways_switch("7.2");
+    }
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn windows_hold_with_full_preemption() {
+        each_group_has_all_windowed_cpus("6.12", "full");
+        each_group_has_all_windowed_cpus("7.2", "full");
+    }
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn windows_hold_with_lazy_preemption() {
+        each_group_has_all_windowed_cpus("7.2", "lazy");
+    }
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn budgets_hold_in_their_windows_under_7_2() {
+        budgets_hold("7.2");
+    }
+}
+
 #[test]
 #[ignore = "no test: the program that the tests above run inside the virtual machine"]
 fn guest() {
-    let (role, numbers) = guest::role();
+    let (role, numbers) = crate::guest::role();
     match &*role {
         "watch" => watch(numbers[0], [numbers[1] as u64, numbers[2] as u64]),
-        "sweep" => guest::sweep(numbers[0]),
+        "sweep" => crate::guest::sweep(numbers[0]),
         "drawn" => drawn([numbers[0], numbers[1]], numbers[2] as u64),
         "bomb" => bomb(),
         "calls" => calls(),

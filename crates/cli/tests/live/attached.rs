@@ -1,18 +1,10 @@
 //! Programs that run already and tell of their units: they were there before Quell, and outlive it.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Program, Running, busy, eventually, machine, quell, run};
+use crate::common::{Program, Running, busy, eventually, machine, quell, run};
 use rustix::process::Signal;
 
 /// A job with a deadline far away, and a neighbour whose budget can be moved.
@@ -59,7 +51,7 @@ fn units(dir: &Path) -> u64 {
 
 #[test]
 fn an_earlier_program_is_heard_and_again_after_a_kill() {
-    let Some(mut machine) = machine("a program with quell-client that runs already") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (job, neighbour) = (job(), busy());
@@ -98,7 +90,7 @@ fn an_earlier_program_is_heard_and_again_after_a_kill() {
 
 #[test]
 fn every_process_of_a_launched_group_is_heard() {
-    let Some(mut machine) = machine("two programs with quell-client in one group") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let neighbour = busy();

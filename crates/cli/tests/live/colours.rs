@@ -1,14 +1,6 @@
 //! `quell colours`: a declared map, and where the pages of a program lie. The colours of a declared
 //! map mean nothing for the hardware here. What is checked is that pages are counted right.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -18,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use common::{Done, Running, quell, run};
+use crate::common::{Done, Running, quell, run};
 
 /// Pages that the child allocates.
 const PAGES: usize = 3000;
@@ -59,7 +51,12 @@ fn child() -> (Child, usize, BufReader<ChildStdout>) {
 
 fn child_of(program: &Path) -> (Child, usize, BufReader<ChildStdout>) {
     let mut child = Command::new(program)
-        .args(["--exact", "holds_pages", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "colours::holds_pages",
+            "--ignored",
+            "--nocapture",
+        ])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -205,7 +202,7 @@ fn owners_are_counted_as_another_reader_counts_them() {
 fn root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("SKIPPED: page frames are shown to root only");
+        quell_testing::skip("page frames are shown to root only");
     }
     root
 }
@@ -384,7 +381,7 @@ fn what_cannot_be_counted_is_refused_with_the_reason() {
     // A process that ended and was not waited for.
     let mut ended = Command::new("true").spawn().unwrap();
     let pid = ended.id().to_string();
-    while common::status_of(ended.id(), "State").is_some_and(|s| !s.contains('Z')) {
+    while crate::common::status_of(ended.id(), "State").is_some_and(|s| !s.contains('Z')) {
         std::thread::sleep(Duration::from_millis(5));
     }
     check(&[&pid, "--map", &map]).fails(1, &["zombie"]);

@@ -4,21 +4,11 @@
 //!
 //! Skipped aloud without root, and where the kernel moves no pages.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-#[path = "common/colours.rs"]
-mod colours;
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use colours::{PAGE, able, child_of, own_frames, run_under};
-use common::{Machine, Running, eventually};
+use crate::common::coloured::{PAGE, able, child_of, own_frames, run_under};
+use crate::common::{Machine, Running, eventually};
 use rustix::process::Signal;
 
 /// Not a test of its own: a program with 16 MiB of memory that it checks and writes again and
@@ -79,7 +69,12 @@ fn both_colours(frame: u64) -> (u64, u64) {
 fn words(machine: &Machine, name: &str) -> Words {
     let out = machine.path(name);
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "checks_its_words", "--ignored", "--nocapture"]);
+    command.args([
+        "--exact",
+        "combined::checks_its_words",
+        "--ignored",
+        "--nocapture",
+    ]);
     command.env("QUELL_TEST_OUT", &out);
     let child = command.stdout(Stdio::null()).spawn();
     let program = Words(child.unwrap(), out);
@@ -99,7 +94,7 @@ fn goes_on(out: &Path) {
 /// has the sets that are left.
 #[test]
 fn sets_and_banks_of_two_groups_are_held_at_once() {
-    let Some(mut machine) = able("sets and banks") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let programs = ["a", "b"].map(|name| words(&machine, name));
@@ -152,7 +147,7 @@ fn sets_and_banks_of_two_groups_are_held_at_once() {
 /// No frames are held, so no other program is kept out, and the run says so.
 #[test]
 fn a_group_gets_its_colours_without_a_hoard() {
-    let Some(mut machine) = able("colours without a hoard") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let Words(child, out) = &words(&machine, "alone");

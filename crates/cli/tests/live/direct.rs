@@ -5,18 +5,6 @@
 //! Skipped aloud without root, where the kernel moves no pages, and where the folder for temporary
 //! files has no direct I/O.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-#[path = "common/colours.rs"]
-mod colours;
-mod common;
-#[path = "common/ring.rs"]
-mod ring;
-
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -24,9 +12,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use colours::{PAGE, able, counted, settle};
-use common::{Machine, Running, eventually, soak};
-use ring::{Request, Ring};
+use crate::common::coloured::{PAGE, able, counted, settle};
+use crate::common::ring::{Request, Ring};
+use crate::common::{Machine, Running, eventually};
 
 /// Bytes of one transfer: two pages, which need not be moved together.
 const SIZE: usize = 2 * PAGE;
@@ -205,7 +193,7 @@ struct Transfers {
 impl Transfers {
     fn start(machine: &Machine) -> Self {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "transfers", "--ignored", "--nocapture"])
+            .args(["--exact", "direct::transfers", "--ignored", "--nocapture"])
             .env("QUELL_TEST_DIR", machine.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -260,7 +248,7 @@ impl Drop for Transfers {
 
 #[test]
 fn no_byte_in_flight_is_wrong_while_pages_are_moved() {
-    let Some(mut machine) = able("transfers in flight") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let probe = OpenOptions::new()
@@ -269,11 +257,15 @@ fn no_byte_in_flight_is_wrong_while_pages_are_moved() {
         .custom_flags(libc::O_DIRECT)
         .open(machine.path("probe"));
     if let Err(e) = probe.map(drop).and_then(|()| Ring::is_allowed()) {
-        return eprintln!("SKIPPED transfers in flight: no direct I/O or no io_uring: {e}");
+        return quell_testing::skip(format_args!("no direct I/O or no io_uring: {e}"));
     }
     let program = Transfers::start(&machine);
     machine.remember();
-    let wanted = if soak() { 1_000_000 } else { 2_000 };
+    let wanted = if quell_testing::soak() {
+        1_000_000
+    } else {
+        2_000
+    };
     let pinned = program.pinned();
     let begun = Instant::now();
     let from = program.done();

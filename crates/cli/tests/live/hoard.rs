@@ -2,23 +2,13 @@
 //! nothing for the hardware, and at most 256 MiB. The witness is a reader of `pagemap` that shares
 //! no code with the keeper.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-#[path = "common/colours.rs"]
-mod colours;
-mod common;
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use colours::child_of;
-use common::{Running, eventually, in_status, quell, run};
+use crate::common::coloured::child_of;
+use crate::common::{Running, eventually, in_status, quell, run};
 use quell_kernel::root::Kernel;
 use quell_kernel::{affinity, rt, vm};
 use quell_linux::colours::hoard::{Command, Hoard, Report, Rules, What};
@@ -60,7 +50,7 @@ fn memory() -> vm::Meminfo {
 }
 
 /// Whether the test may run; said aloud if not.
-fn possible(test: &str) -> bool {
+fn possible() -> bool {
     let why = if !rustix::process::geteuid().is_root() {
         "page frames are shown to root only".to_owned()
     } else if let Err(why) = may_lock() {
@@ -72,7 +62,7 @@ fn possible(test: &str) -> bool {
     } else {
         return true;
     };
-    eprintln!("SKIPPED {test}: {why}");
+    quell_testing::skip(why);
     false
 }
 
@@ -157,7 +147,7 @@ fn fresh(pages: u64) -> Vec<u64> {
 
 #[test]
 fn a_hoard_holds_frames_of_its_colours_alone() {
-    if !possible("a hoard") {
+    if !possible() {
         return;
     }
     let mut hoard = start(&rules(256 * MIB, 1024 * MIB), &[]);
@@ -205,7 +195,7 @@ fn a_hoard_holds_frames_of_its_colours_alone() {
 #[test]
 fn frames_are_released_on_request_on_one_cpu() {
     const PAGES: u64 = 256;
-    if !possible("a request") {
+    if !possible() {
         return;
     }
     let mut hoard = start(&rules(128 * MIB, 1024 * MIB), &[]);
@@ -250,7 +240,7 @@ fn frames_are_released_on_request_on_one_cpu() {
 
 #[test]
 fn a_hoard_gives_way_to_a_program_that_needs_memory() {
-    if !possible("a pressed hoard") {
+    if !possible() {
         return;
     }
     // The keeper reads how much is available from a file of the test, mounted where only it sees
@@ -295,7 +285,7 @@ fn a_hoard_gives_way_to_a_program_that_needs_memory() {
 
 #[test]
 fn a_keeper_ends_with_its_input_also_while_it_sieves() {
-    if !possible("a keeper's end") {
+    if !possible() {
         return;
     }
     let rules = serde_json::to_string(&rules(256 * MIB, 1024 * MIB)).unwrap();
@@ -317,7 +307,7 @@ fn a_keeper_ends_with_its_input_also_while_it_sieves() {
 
 #[test]
 fn what_there_cannot_be_is_refused_with_the_numbers() {
-    if !possible("refusals") {
+    if !possible() {
         return;
     }
     let refused = |rules: &Rules, cgroups: &[String], says: &[&str]| {
@@ -389,11 +379,11 @@ impl Drop for Limited {
 
 #[test]
 fn a_hoard_stays_below_the_limit_of_its_cgroup() {
-    if !possible("a limited hoard") {
+    if !possible() {
         return;
     }
     let (Some(small), Some(large)) = (Limited::new(384 * MIB), Limited::new(560 * MIB)) else {
-        return eprintln!("SKIPPED a limited hoard: no cgroup with a limit of memory can be made");
+        return quell_testing::skip("no cgroup with a limit of memory can be made");
     };
     // While it sorts, it holds twice as much: half of all frames have its colours.
     let rules = rules(256 * MIB, 1024 * MIB);
@@ -426,10 +416,10 @@ fn a_hoard_stays_below_the_limit_of_its_cgroup() {
 
 #[test]
 fn the_command_holds_frames_and_reverts_what_it_set() {
-    let Some(mut machine) = common::machine("quell colours hoard") else {
+    let Some(mut machine) = crate::common::machine() else {
         return;
     };
-    if !possible("quell colours hoard") {
+    if !possible() {
         return;
     }
     let setting = || std::fs::read_to_string(COMPACTION).unwrap_or_default();

@@ -1,28 +1,20 @@
 //! Bad input and bad surroundings: an error that says what is wrong and what to do, exit 1 or 2,
 //! and nothing changed.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use common::{Done, Program, Running, machine, run};
+use crate::common::{Done, Program, Running, machine, run};
 
 /// `quell run` with a policy file of this content.
-fn run_policy(machine: &common::Machine, content: &str) -> Done {
+fn run_policy(machine: &crate::common::Machine, content: &str) -> Done {
     run(&["run", &machine.file("p.toml", content)])
 }
 
 #[test]
 fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
-    let Some(mut machine) = machine("bad policies") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();
@@ -73,7 +65,7 @@ fn what_a_policy_gets_wrong_is_located_and_nothing_is_changed() {
 
 #[test]
 fn unassignable_tasks_are_refused_and_nothing_is_changed() {
-    let Some(mut machine) = machine("bad tasks") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let program = Program::start(&["sleep", "600"]);
@@ -102,7 +94,7 @@ fn unassignable_tasks_are_refused_and_nothing_is_changed() {
 
 #[test]
 fn options_that_make_no_sense_are_refused() {
-    let Some(mut machine) = machine("bad options") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();
@@ -197,7 +189,7 @@ fn options_that_make_no_sense_are_refused() {
 
 #[test]
 fn without_root_it_looks_but_does_not_touch() {
-    let Some(mut machine) = machine("no root") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();
@@ -230,7 +222,7 @@ fn without_root_it_looks_but_does_not_touch() {
 fn hidden(prepare: &str, args: &str) -> Option<Done> {
     let usable = Command::new("unshare").args(["-m", "true"]).status();
     if !usable.is_ok_and(|s| s.success()) {
-        eprintln!("SKIPPED {prepare}: no private mount namespace (unshare -m)");
+        quell_testing::skip("no private mount namespace (unshare -m)");
         return None;
     }
     let script = format!("{prepare} && exec \"$QUELL\" {args}");
@@ -243,7 +235,7 @@ fn hidden(prepare: &str, args: &str) -> Option<Done> {
 
 #[test]
 fn missing_kernel_interfaces_are_named_and_nothing_is_changed() {
-    let Some(mut machine) = machine("hidden interfaces") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();
@@ -277,7 +269,7 @@ fn missing_kernel_interfaces_are_named_and_nothing_is_changed() {
 
 #[test]
 fn a_full_or_read_only_run_folder_is_named_and_nothing_changes() {
-    let Some(mut machine) = machine("full disk") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();

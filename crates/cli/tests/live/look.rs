@@ -1,17 +1,9 @@
 //! The commands that change nothing: `doctor`, `plan`, `bench`, `completions`.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::run;
+use crate::common::run;
 
 #[test]
 fn doctor_names_every_mechanism_and_its_reason() {
@@ -159,7 +151,7 @@ fn a_ladder_shows_the_victim_against_the_reached_rate() {
     args.extend(["--warmup", "5ms", "--duration", "120ms"]);
     let allowed = std::thread::available_parallelism().unwrap();
     if allowed.get() < 2 {
-        println!("skipped: there is one CPU only");
+        quell_testing::skip("there is one CPU only");
         return;
     }
     let shown = run(&args);

@@ -2,23 +2,13 @@
 //! the rest of the machine notices nothing. Where the memory controller is on cgroup v1, as it was
 //! here, the plan says what is not to be had.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-#[path = "common/kills.rs"]
-mod kills;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use common::{Machine, Program, Running, eventually, in_status, machine, quell};
+use crate::common::{Machine, Program, Running, eventually, in_status, machine, quell};
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::oom;
 use quell_linux::resident;
@@ -39,18 +29,18 @@ struct Nest {
 
 impl Nest {
     /// `None`, said aloud, where memory is not on v1 or pressure is not told.
-    fn new(machine: &Machine, test: &str) -> Option<Self> {
+    fn new(machine: &Machine) -> Option<Self> {
         let cgroups = Cgroups::discover(&machine.kernel).unwrap();
         let memory = cgroups.of(Controller::Memory);
         let Some(memory) = memory.filter(|m| m.version == Version::V1) else {
-            eprintln!("SKIPPED {test}: the memory controller is not on cgroup v1");
+            quell_testing::skip("the memory controller is not on cgroup v1");
             return None;
         };
         let Some(v2) = cgroups
             .v2()
             .filter(|h| Path::new(&h.mount).join("memory.pressure").exists())
         else {
-            eprintln!("SKIPPED {test}: no cgroup v2 hierarchy tells of pressure");
+            quell_testing::skip("no cgroup v2 hierarchy tells of pressure");
             return None;
         };
         let mut tops = Vec::new();
@@ -144,12 +134,11 @@ fn adjustment(pid: u32) -> String {
 
 #[test]
 fn a_process_that_takes_a_critical_groups_cache_is_frozen() {
-    let test = "memory";
-    let Some(mut machine) = machine(test) else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (own, others) = (file(&machine, "own", 80), file(&machine, "others", 400));
-    let Some(nest) = Nest::new(&machine, test) else {
+    let Some(nest) = Nest::new(&machine) else {
         return;
     };
     // Frames that read 80 MiB, and somebody who reads 400 MiB again and again: both do not fit
@@ -180,7 +169,7 @@ fn a_process_that_takes_a_critical_groups_cache_is_frozen() {
     eventually("it goes on by itself", || !nest.frozen());
     let [resident, locked] = ["VmRSS", "VmLck"].map(|key| in_status(run.pid(), key));
     println!(
-        "{test}: {} KiB resident, {} KiB of addresses locked",
+        "{} KiB resident, {} KiB of addresses locked",
         resident >> 10,
         locked >> 10
     );
@@ -205,7 +194,7 @@ fn a_process_that_takes_a_critical_groups_cache_is_frozen() {
         .replace("[pressure]", "[pressure]\nsysctls = true");
     let limiting = machine.file("limiting.toml", &limiting);
     let (unlimited, settings) = (nest.limit(), settings());
-    for n in 0..kills::kills() {
+    for n in 0..quell_testing::kills() {
         let file = if n % 2 == 0 { &policy } else { &limiting };
         let mut run = Running::start(quell().args(["run", file]));
         eventually("the hog is frozen or limited", || {
@@ -229,12 +218,11 @@ fn a_process_that_takes_a_critical_groups_cache_is_frozen() {
 
 #[test]
 fn who_goes_and_comes_again_while_watched_is_watched_again() {
-    let test = "a neighbour that goes";
-    let Some(mut machine) = machine(test) else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (own, others) = (file(&machine, "own", 80), file(&machine, "others", 400));
-    let Some(nest) = Nest::new(&machine, test) else {
+    let Some(nest) = Nest::new(&machine) else {
         return;
     };
     let app = format!("while :; do cat {own} >/dev/null; sleep 0.02; done");
@@ -264,12 +252,11 @@ fn who_goes_and_comes_again_while_watched_is_watched_again() {
 /// The groups' own cgroups are on v1 only, as a person makes them there.
 #[test]
 fn cgroups_on_v1_alone_are_watched_and_frozen() {
-    let test = "cgroups on v1 alone";
-    let Some(mut machine) = machine(test) else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (own, others) = (file(&machine, "own", 80), file(&machine, "others", 400));
-    let Some(mut nest) = Nest::new(&machine, test) else {
+    let Some(mut nest) = Nest::new(&machine) else {
         return;
     };
     let tops = nest.tops.split_off(1);
@@ -291,11 +278,10 @@ fn cgroups_on_v1_alone_are_watched_and_frozen() {
 
 #[test]
 fn no_task_is_moved_out_of_a_limit_of_memory() {
-    let test = "a limit that is left";
-    let Some(mut machine) = machine(test) else {
+    let Some(mut machine) = machine() else {
         return;
     };
-    let Some(nest) = Nest::new(&machine, test) else {
+    let Some(nest) = Nest::new(&machine) else {
         return;
     };
     let hog = nest.start("hog", "sleep 1000");
@@ -354,11 +340,11 @@ fn keep(file: &str) -> Child {
 
 #[test]
 fn a_keeper_locks_a_file_until_its_standard_input_ends() {
-    let Some(machine) = machine("a keeper") else {
+    let Some(machine) = machine() else {
         return;
     };
     if let Err(why) = resident::may_lock() {
-        return eprintln!("SKIPPED a keeper: {why}");
+        return quell_testing::skip(why);
     }
     let weights = file(&machine, "weights", 24);
     let mut keeper = keep(&weights);
@@ -385,18 +371,18 @@ fn a_keeper_locks_a_file_until_its_standard_input_ends() {
 
 #[test]
 fn without_immunity_nothing_is_kept_and_the_reason_is_told() {
-    let Some(mut machine) = machine("without immunity") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     if oom::may_be_immune().is_ok() {
-        return eprintln!("SKIPPED without immunity: it is to be had here");
+        return quell_testing::skip("it is to be had here");
     }
     machine.remember();
     let policy = machine.file(
         "policy.toml",
         "quell = 1\n[group.app]\nrole = \"critical\"\ncpus = \"any\"\ncommand = [\"true\"]\nreserve.files = [\"/etc/hostname\"]\n",
     );
-    common::run(&["run", &policy]).fails(
+    crate::common::run(&["run", &policy]).fails(
         2,
         &[
             "policy.toml:6",

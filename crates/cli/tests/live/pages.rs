@@ -14,20 +14,12 @@
 //!
 //! Without `QUELL_SOAK` a demonstration is two rounds long.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{Machine, Program, eventually, machine, send};
+use crate::common::{Machine, Program, eventually, machine, send};
 use rustix::process::Signal;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -189,7 +181,7 @@ impl<'m> Reader<'m> {
     }
 
     fn start(&self, command: &str, user: bool) -> Child {
-        let soak = std::env::var_os("QUELL_SOAK").is_some();
+        let soak = quell_testing::soak();
         let (typed, _) = command.split_once('#').unwrap_or((command, ""));
         let typed = typed.trim().trim_start_matches("sudo ");
         let mut line = typed.to_owned();
@@ -274,7 +266,7 @@ impl<'m> Reader<'m> {
 fn runs(name: &str) {
     let page = Page::read(&fs::read_to_string(Path::new(ROOT).join(name)).unwrap());
     assert!(!page.blocks.is_empty(), "{name} has no commands");
-    let Some(mut machine) = machine(name) else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let server = Path::new(REDIS)
@@ -285,10 +277,10 @@ fn runs(name: &str) {
     let mut differ = Vec::new();
     for block in &page.blocks {
         if server.is_none() && block.script.contains(REDIS) {
-            println!(
-                "SKIPPED line {} of {name}: {REDIS} is not installed",
+            quell_testing::skip_part(format_args!(
+                "line {} of {name}: {REDIS} is not installed",
                 block.line
-            );
+            ));
             continue;
         }
         reader.plays(block);

@@ -5,19 +5,13 @@
 //! Skipped aloud without root, without `/usr/bin/python3`, and where a program cannot be made to
 //! lock its memory or there are no pages of 2 MiB.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use common::{Machine, Program, Running, eventually, in_status, machine, quell, send, watchdog_of};
+use crate::common::{
+    Machine, Program, Running, eventually, in_status, machine, quell, send, watchdog_of,
+};
 use quell_kernel::{paging, trace};
 use quell_types::units::Bytes;
 use rustix::process::Signal;
@@ -103,29 +97,29 @@ while True: time.sleep(1)
 "#;
 
 /// The machine, if a program can be made to lock its memory on it.
-fn able(test: &str) -> Option<Machine> {
+fn able() -> Option<Machine> {
     if !fs::exists(PYTHON).unwrap() {
-        eprintln!("SKIPPED {test}: there is no {PYTHON}");
+        quell_testing::skip(format_args!("there is no {PYTHON}"));
         return None;
     }
     if !trace::is_built() {
-        eprintln!("SKIPPED {test}: not built for this architecture");
+        quell_testing::skip("not built for this architecture");
         return None;
     }
-    machine(test)
+    machine()
 }
 
-fn large_pages(machine: &Machine, test: &str) -> bool {
+fn large_pages(machine: &Machine) -> bool {
     let found = paging::large_pages(&machine.kernel);
     if found != Ok(Bytes(2 * MIB)) {
-        eprintln!("SKIPPED {test}: {found:?}");
+        quell_testing::skip(format_args!("{found:?}"));
         return false;
     }
     true
 }
 
 /// A policy for one program, which is launched.
-fn launched(machine: &Machine, script: &str, paging: &str) -> common::Done {
+fn launched(machine: &Machine, script: &str, paging: &str) -> crate::common::Done {
     let script = machine.file("program.py", script);
     let policy = format!(
         "quell = 1\n[group.rt]\nrole = 'critical'\ncpus = 'any'\ncommand = ['{PYTHON}', '{script}']\n{paging}\n"
@@ -135,7 +129,7 @@ fn launched(machine: &Machine, script: &str, paging: &str) -> common::Done {
 }
 
 /// The number after a word of a program's output.
-fn number(done: &common::Done, word: &str) -> u64 {
+fn number(done: &crate::common::Done, word: &str) -> u64 {
     assert_eq!(done.code, 0, "{done:?}");
     let mut words = done.out.split_whitespace().skip_while(|w| *w != word);
     let found = words.nth(1).and_then(|n| n.parse().ok());
@@ -144,8 +138,7 @@ fn number(done: &common::Done, word: &str) -> u64 {
 
 #[test]
 fn a_launched_program_takes_no_fault_in_its_measured_span() {
-    const TEST: &str = "faults";
-    let Some(mut machine) = able(TEST) else {
+    let Some(mut machine) = able() else {
         return;
     };
     machine.remember();
@@ -170,11 +163,10 @@ fn a_launched_program_takes_no_fault_in_its_measured_span() {
 
 #[test]
 fn a_launched_program_gets_large_pages_with_its_content() {
-    const TEST: &str = "large pages";
-    let Some(mut machine) = able(TEST) else {
+    let Some(mut machine) = able() else {
         return;
     };
-    if !large_pages(&machine, TEST) {
+    if !large_pages(&machine) {
         return;
     }
     machine.remember();
@@ -259,7 +251,7 @@ impl Checked {
 
 #[test]
 fn a_running_program_is_as_before_when_the_run_ends() {
-    let Some(mut machine) = able("end") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine);
@@ -275,7 +267,7 @@ fn a_running_program_is_as_before_when_the_run_ends() {
 
 #[test]
 fn a_running_program_is_as_before_after_kills() {
-    let Some(mut machine) = able("kills") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine);
@@ -300,7 +292,7 @@ fn a_running_program_is_as_before_after_kills() {
 
 #[test]
 fn a_running_program_survives_a_death_at_every_boundary() {
-    let Some(mut machine) = able("boundaries") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine);
@@ -339,19 +331,19 @@ fn is_refused(machine: &Machine, policy: &str, pid: u32, why: &str) {
 
 #[test]
 fn what_is_traced_or_filtered_is_refused_with_the_reason() {
-    let Some(mut machine) = able("refusals") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine);
     let script = machine.file("filtered.py", FILTERED);
     let filtered = Program::start(&[PYTHON, &script]);
-    let has_filter = || common::status_of(filtered.pid(), "Seccomp").as_deref() == Some("2");
+    let has_filter = || crate::common::status_of(filtered.pid(), "Seccomp").as_deref() == Some("2");
     eventually("it has a filter", has_filter);
     machine.remember();
     let (pid, policy) = (program.program.pid(), program.policy(&machine, ""));
     send(pid, Signal::STOP);
     eventually("it is stopped", || {
-        common::status_of(pid, "State").is_some_and(|s| s.starts_with('T'))
+        crate::common::status_of(pid, "State").is_some_and(|s| s.starts_with('T'))
     });
     is_refused(&machine, &policy, pid, "it is stopped");
     send(pid, Signal::CONT);
@@ -378,7 +370,7 @@ fn what_is_traced_or_filtered_is_refused_with_the_reason() {
 /// found.
 #[test]
 fn a_program_that_is_executed_is_found() {
-    let Some(machine) = able("found") else {
+    let Some(machine) = able() else {
         return;
     };
     let policy = "quell = 1\n[group.rt]\nrole = 'critical'\ncpus = 'any'\n\

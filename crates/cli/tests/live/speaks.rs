@@ -1,18 +1,10 @@
 //! What `quell run` says, and that it changes nothing for a program that does not run.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     Machine, Program, Running, busy, eventually, is_held, machine, quell, run, send, status,
 };
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
@@ -27,7 +19,7 @@ fn sleeper(machine: &Machine, name: &str) -> String {
 
 #[test]
 fn a_critical_program_that_does_not_run_is_refused() {
-    let Some(mut machine) = machine("no match") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let path = sleeper(&machine, "quell-spoken");
@@ -65,7 +57,7 @@ fn a_critical_program_that_does_not_run_is_refused() {
 
 #[test]
 fn a_run_that_waits_changes_nothing_until_its_program_runs() {
-    let Some(mut machine) = machine("wait") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let path = sleeper(&machine, "quell-awaited");
@@ -114,7 +106,7 @@ fn weight_before_cores_and_no_limit(plan: &serde_json::Value) {
 /// with `--quiet`.
 #[test]
 fn a_run_in_a_pipe_says_when_it_holds_and_how_it_went() {
-    let Some(mut machine) = machine("speaks") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let victim = busy();
@@ -209,11 +201,11 @@ fn on_a_terminal(machine: &Machine, victim: &Program, environment: &str) -> Stri
 
 #[test]
 fn a_terminal_of_60_columns_has_a_status_that_is_cleared() {
-    let Some(mut machine) = machine("a terminal") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     if Command::new("script").arg("--version").output().is_err() {
-        return eprintln!("SKIPPED a terminal: script(1) is not installed");
+        return quell_testing::skip("script(1) is not installed");
     }
     let victim = busy();
     machine.remember();
@@ -245,12 +237,12 @@ fn a_terminal_of_60_columns_has_a_status_that_is_cleared() {
 /// A cgroup that a best-effort group names, and in which a program starts after the run has begun.
 #[test]
 fn a_cgroup_that_fills_later_gets_what_the_plan_sets() {
-    let Some(mut machine) = machine("a late cgroup") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let cgroups = Cgroups::discover(&machine.kernel).unwrap();
     let Some(cpu) = cgroups.of(Controller::Cpu) else {
-        return eprintln!("SKIPPED a late cgroup: no cpu controller");
+        return quell_testing::skip("no cpu controller");
     };
     let dir = std::path::Path::new(&cpu.mount).join("late-of-a-test");
     let _ = fs::remove_dir(&dir);

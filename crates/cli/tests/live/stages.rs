@@ -1,20 +1,12 @@
 //! Generators that keep time by themselves, as programs: a task that is held up, and the two stages
 //! of a call, killed and replaced. None of it needs root.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
-use common::{quell, run, send};
+use crate::common::{quell, run, send};
 use quell_record::measurement::Measurement;
 use rustix::process::Signal;
 

@@ -1,19 +1,11 @@
 //! Units of work that launched programs tell of, in a session or in their output, and the budgets
 //! that follow them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{machine, quell, run};
+use crate::common::{machine, quell, run};
 
 /// A job with a deadline, and a neighbour whose budget can be moved.
 fn policy(target: &str) -> String {
@@ -48,7 +40,7 @@ fn sum(events: &[serde_json::Value], key: &str) -> u64 {
 
 #[test]
 fn times_in_the_output_are_read_and_it_is_passed_on_unchanged() {
-    let Some(mut machine) = machine("units in the output") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();
@@ -89,7 +81,7 @@ fn times_in_the_output_are_read_and_it_is_passed_on_unchanged() {
 
 #[test]
 fn a_program_with_a_session_is_heard() {
-    let Some(mut machine) = machine("units in a session") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();

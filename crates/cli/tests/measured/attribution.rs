@@ -3,17 +3,9 @@
 //! causes, measured by the kernel's clocks; so a share is judged among what the forced cause and
 //! memory have of the late time.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::path::Path;
 
-use common::{Running, machine, quell};
+use crate::common::{Running, machine, quell};
 use serde_json::Value;
 
 /// A short list on CPU 0, and something beside it; `forced` is a configuration's fragment.
@@ -62,18 +54,17 @@ fn against_memory(attribution: &Value, cause: &str) -> f64 {
 }
 
 /// Skips aloud where the kernel does not tell how long threads wait.
-fn told(what: &str) -> bool {
+fn told() -> bool {
     let told = Path::new("/proc/self/schedstat").exists();
     if !told {
-        eprintln!("SKIPPED {what}: this kernel has no schedstat");
+        quell_testing::skip("this kernel has no schedstat");
     }
     told
 }
 
 #[test]
 fn a_busy_loop_on_its_cpu_is_preemption() {
-    const WHAT: &str = "lateness by preemption";
-    let (true, Some(_machine)) = (told(WHAT), machine(WHAT)) else {
+    let (true, Some(_machine)) = (told(), machine()) else {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
@@ -105,8 +96,7 @@ fn a_busy_loop_on_its_cpu_is_preemption() {
 
 #[test]
 fn a_stop_of_its_group_is_throttling_along() {
-    const WHAT: &str = "lateness by throttling along";
-    let (true, Some(_machine)) = (told(WHAT), machine(WHAT)) else {
+    let (true, Some(_machine)) = (told(), machine()) else {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
@@ -125,12 +115,11 @@ fn a_stop_of_its_group_is_throttling_along() {
 
 #[test]
 fn a_stream_on_another_cpu_is_memory() {
-    const WHAT: &str = "lateness by memory";
-    let (true, Some(_machine)) = (told(WHAT), machine(WHAT)) else {
+    let (true, Some(_machine)) = (told(), machine()) else {
         return;
     };
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
-        return eprintln!("SKIPPED {WHAT}: there is one CPU only");
+        return quell_testing::skip("there is one CPU only");
     }
     let dir = tempfile::tempdir().unwrap();
     let beside = "role = \"best-effort\"\ncpus = \"1\"\n\
@@ -141,7 +130,7 @@ fn a_stream_on_another_cpu_is_memory() {
     // What others on the machine and its host take of the CPU is not the stream's.
     let others = ["preemption", "steal", "standstill"].map(|cause| ns(&found, cause));
     if late - others.iter().sum::<f64>() < 20e6 {
-        return eprintln!("SKIPPED {WHAT}: a stream does not slow a list down here");
+        return quell_testing::skip("a stream does not slow a list down here");
     }
     let memory = ns(&found, "memory");
     for cause in ["throttled-along", "interrupts", "faults"] {

@@ -1,18 +1,10 @@
 //! `doctor --deep` end to end: the shape of what it finds, what becomes of it, and what others say
 //! of the same machine. Speeds are not judged.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
-use common::{Done, Running, quell};
+use crate::common::{Done, Running, quell};
 use serde_json::Value;
 
 fn run(state: &Path, args: &[&str]) -> Done {
@@ -97,7 +89,7 @@ fn shape(deep: &Value, cpus: usize) {
 #[test]
 fn a_machine_is_measured_kept_captured_and_forgotten_on_change() {
     // Measuring what a stop costs changes the machine for a moment: nobody else must meanwhile.
-    let alone = common::machine("a_machine_is_measured_kept_captured_and_forgotten_on_change");
+    let alone = crate::common::machine();
     let state = tempfile::tempdir().unwrap();
     let capture = state.path().join("machine.toml");
     let capture = capture.to_str().unwrap();
@@ -108,7 +100,7 @@ fn a_machine_is_measured_kept_captured_and_forgotten_on_change() {
     if root {
         args.push("--address-map");
     } else {
-        println!("SKIPPED: the address map (needs root)");
+        quell_testing::skip_part("the address map needs root");
     }
     let machine = run(state.path(), &args).json();
     drop(alone);
@@ -220,7 +212,9 @@ fn witnesses(machine: &Value) {
                 Some(String::from_utf8_lossy(&out.stdout).into_owned())
             }
             _ => {
-                eprintln!("SKIPPED witness: {command} is not here, or does not know {args:?}");
+                quell_testing::skip_part(format_args!(
+                    "{command} is not here, or does not know {args:?}"
+                ));
                 None
             }
         }
@@ -267,7 +261,7 @@ fn the_canary_counts_its_errors_and_odd_requests_are_refused() {
         &["bench", "canary", "--rounds", "3", "--json"],
     );
     if found.code == 2 {
-        eprintln!("SKIPPED: one CPU only");
+        quell_testing::skip_part("one CPU only");
     } else {
         let found = found.json();
         assert_eq!(found["pairs"][0]["probes"], 3, "{found}");

@@ -1,18 +1,10 @@
 //! `quell run` while nothing goes wrong: it launches or attaches, holds, tells, and restores.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     Done, Machine, Program, Running, busy, eventually, is_held, machine, quell, run, status,
     throttles,
 };
@@ -54,7 +46,7 @@ fn end(run: Running) -> Done {
 
 #[test]
 fn the_commands_exit_status_is_passed_through() {
-    let Some(mut machine) = machine("exit status") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();
@@ -88,7 +80,7 @@ fn the_commands_exit_status_is_passed_through() {
 
 #[test]
 fn a_signal_ends_the_command_and_restores() {
-    let Some(mut machine) = machine("signals") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();
@@ -109,7 +101,7 @@ fn a_signal_ends_the_command_and_restores() {
 
 #[test]
 fn a_signal_while_it_measures_ends_it() {
-    let Some(mut machine) = machine("a signal while it measures") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (victim, other) = (busy(), busy());
@@ -128,7 +120,7 @@ fn a_signal_while_it_measures_ends_it() {
 
 #[test]
 fn running_programs_are_attached_to_told_about_and_let_go() {
-    let Some(mut machine) = machine("attach") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (victim, other) = (busy(), busy());
@@ -141,14 +133,14 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
     assert_eq!(told[0]["holds"], true, "{told}");
     assert_eq!(told[0]["plan"]["policy"], "run", "{told}");
     eventually("it goes on being throttled", || throttles() > first);
-    let text = common::run(&["status"]);
+    let text = crate::common::run(&["status"]);
     assert_eq!(text.code, 0);
     assert!(
         text.out.contains("holds") && text.out.contains("best-effort"),
         "{text:?}"
     );
 
-    let refused = common::run(&["run", "--", "true"]);
+    let refused = crate::common::run(&["run", "--", "true"]);
     refused.fails(
         125,
         &["another Quell holds", &format!("process {}", run.pid())],
@@ -159,7 +151,7 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
         "said once: {}",
         refused.err
     );
-    common::run(&["restore"]).fails(1, &["is alive", &run.pid().to_string()]);
+    crate::common::run(&["restore"]).fails(1, &["is alive", &run.pid().to_string()]);
 
     let done = end(run);
     assert!(
@@ -167,7 +159,7 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
         "{done:?}"
     );
     machine.unchanged("after the hold");
-    let after = common::run(&["status"]);
+    let after = crate::common::run(&["status"]);
     assert_eq!(
         (after.code, after.out.as_str()),
         (0, "no run is active, nothing is changed\n")
@@ -176,7 +168,7 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
 
 #[test]
 fn the_saved_policy_plans_and_runs_with_a_command_of_its_own() {
-    let Some(mut machine) = machine("save") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let other = busy();
@@ -218,7 +210,7 @@ fn the_saved_policy_plans_and_runs_with_a_command_of_its_own() {
 /// executes: the run is not taken for one that hangs.
 #[test]
 fn a_neighbour_that_gets_no_cpu_is_waited_for() {
-    let Some(mut machine) = machine("no CPU") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let policy = machine.file(
@@ -241,7 +233,7 @@ fn a_neighbour_that_gets_no_cpu_is_waited_for() {
 
 #[test]
 fn a_task_that_appears_later_is_found() {
-    let Some(mut machine) = machine("late") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let victim = busy();
@@ -272,12 +264,12 @@ fn a_task_that_appears_later_is_found() {
 
 #[test]
 fn the_death_of_the_launched_program_ends_the_hold() {
-    let Some(mut machine) = machine("death") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();
     let (run, command) = launched(&machine);
-    common::send(command, Signal::KILL);
+    crate::common::send(command, Signal::KILL);
     assert_eq!(run.wait().code, 137);
     machine.unchanged("after the command's death");
 }
@@ -285,7 +277,7 @@ fn the_death_of_the_launched_program_ends_the_hold() {
 /// A holding run fits into 16 MiB and 128 KiB per CPU, and none of it can be swapped out.
 #[test]
 fn a_holding_run_is_small_and_locked() {
-    let Some(mut machine) = machine("memory") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (victim, other) = (busy(), busy());
@@ -314,7 +306,7 @@ fn a_holding_run_is_small_and_locked() {
 /// budgets all is shared.
 #[test]
 fn what_a_sleeping_critical_program_reserves_is_drawn() {
-    let Some(mut machine) = machine("pooled") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (critical, neighbour) = (Program::start(&["sleep", "600"]), busy());
@@ -338,7 +330,10 @@ fn what_a_sleeping_critical_program_reserves_is_drawn() {
         eventually("both are held and the busy one was throttled", || {
             is_held(critical.pid()) && is_held(neighbour.pid()) && throttles() > 0
         });
-        shares.push(common::cpu_share(neighbour.pid(), Duration::from_secs(2)));
+        shares.push(crate::common::cpu_share(
+            neighbour.pid(),
+            Duration::from_secs(2),
+        ));
         let done = end(hold);
         machine.unchanged("after the hold");
         assert!(done.err.contains("holding:"), "{done:?}");

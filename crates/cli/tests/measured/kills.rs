@@ -1,20 +1,10 @@
 //! Deaths of `quell run`, of its watchdog, and of both, at any moment: every setting is back, and
 //! nobody stays throttled.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-#[path = "common/kills.rs"]
-mod kills;
-
 use std::time::{Duration, Instant};
 
-use common::{
-    Machine, Program, Running, busy, cpu_share, eventually, is_held, machine, quell, run, soak,
+use crate::common::{
+    Machine, Program, Running, busy, cpu_share, eventually, is_held, machine, quell, run,
     throttles, watchdog_of,
 };
 use rustix::process::Signal;
@@ -78,7 +68,7 @@ fn hold(victim: u32, other: u32, command: &[&str]) -> std::process::Command {
 
 #[test]
 fn a_kill_is_undone_by_the_watchdog() {
-    let Some(mut machine) = machine("kill") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let held = Regulated::start(&mut machine);
@@ -95,7 +85,7 @@ fn a_kill_is_undone_by_the_watchdog() {
 
 #[test]
 fn a_stopped_run_holds_nobody() {
-    let Some(mut machine) = machine("stop") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let held = Regulated::start(&mut machine);
@@ -135,7 +125,7 @@ fn hold_up(pid: u32, span: Duration) {
 
 #[test]
 fn a_main_thread_that_is_held_up_keeps_its_run_for_a_while() {
-    let Some(mut machine) = machine("a main thread that is held up") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let mut held = Regulated::start(&mut machine);
@@ -170,12 +160,12 @@ fn a_main_thread_that_is_held_up_keeps_its_run_for_a_while() {
 
 #[test]
 fn a_killed_watchdog_is_replaced() {
-    let Some(mut machine) = machine("watchdog") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let held = Regulated::start(&mut machine);
     let first = watchdog_of(held.run.pid()).unwrap();
-    common::send(first, Signal::KILL);
+    crate::common::send(first, Signal::KILL);
     eventually("another one watches", || {
         watchdog_of(held.run.pid()).is_some_and(|w| w != first)
     });
@@ -190,15 +180,15 @@ fn a_killed_watchdog_is_replaced() {
 
 #[test]
 fn restore_undoes_what_two_deaths_left() {
-    let Some(mut machine) = machine("both") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let held = Regulated::start(&mut machine);
     let watchdog = watchdog_of(held.run.pid()).unwrap();
     // Stopped first, so that neither can act on the death of the other.
     held.run.signal(Signal::STOP);
-    common::send(watchdog, Signal::STOP);
-    common::send(watchdog, Signal::KILL);
+    crate::common::send(watchdog, Signal::STOP);
+    crate::common::send(watchdog, Signal::KILL);
     held.run.signal(Signal::KILL);
     eventually("both are gone", || {
         let main = std::fs::read_to_string(format!("/proc/{}/stat", held.run.pid()));
@@ -222,7 +212,7 @@ fn restore_undoes_what_two_deaths_left() {
 
 #[test]
 fn a_kill_at_a_random_moment_leaves_nothing() {
-    let Some(mut machine) = machine("random kills") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (victim, other) = (Program::start(&["sleep", "600"]), busy());
@@ -235,7 +225,7 @@ fn a_kill_at_a_random_moment_leaves_nothing() {
         u32::try_from(begun.elapsed().as_micros()).unwrap()
     });
     let whole = whole.min().unwrap();
-    let rounds = kills::kills().max(20);
+    let rounds = quell_testing::kills().max(20);
     let command = || hold(victim.pid(), other.pid(), &["sleep", "0.05"]);
     let span = Duration::from_micros(whole.into());
     let alive = machine.killed_at_random(rounds, span, command, || {});
@@ -250,12 +240,12 @@ fn a_kill_at_a_random_moment_leaves_nothing() {
 
 #[test]
 fn a_death_at_a_boundary_leaves_nothing() {
-    let Some(mut machine) = machine("boundaries") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let (victim, other) = (Program::start(&["sleep", "600"]), busy());
     machine.remember();
-    let step = if soak() { 1 } else { 7 };
+    let step = if quell_testing::soak() { 1 } else { 7 };
     let mut died = 0;
     for n in (1..).step_by(step) {
         let mut command = hold(victim.pid(), other.pid(), &["true"]);

@@ -1,19 +1,11 @@
 //! Limits at their edges: tasks that no limit holds, limits that are very small or no limit, groups
 //! of many tasks.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::{
     Machine, Program, Running, busy, cpu_share, eventually, in_group, is_held, machine, quell, run,
     send, status,
 };
@@ -45,7 +37,7 @@ fn chrt(args: &[&str], program: &Program) -> bool {
 
 #[test]
 fn a_real_time_task_in_a_limited_group_is_refused() {
-    let Some(mut machine) = machine("a real-time task in a limited group") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let other = busy();
@@ -67,7 +59,7 @@ fn a_real_time_task_in_a_limited_group_is_refused() {
 /// The kernel lets deadline tasks into every cgroup, and takes a task of any cgroup among them.
 #[test]
 fn a_task_that_turns_so_while_it_is_limited_costs_the_promise() {
-    let Some(mut machine) = machine("a task that becomes a deadline task") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let other = busy();
@@ -93,7 +85,7 @@ fn a_task_that_turns_so_while_it_is_limited_costs_the_promise() {
                 .is_some_and(|all| all.iter().any(|p| p["level"] == "none"))
         });
     } else {
-        eprintln!("SKIPPED the rest: this kernel admits no deadline task here");
+        quell_testing::skip_part("this kernel admits no deadline task here");
     }
     held.signal(Signal::TERM);
     let done = held.wait();
@@ -116,7 +108,7 @@ fn brakes() -> Vec<u32> {
 /// hide that. Its own status says more where it failed.
 #[test]
 fn a_promise_lost_while_it_runs_is_the_exit_status_of_a_run() {
-    let Some(mut machine) = machine("a promise lost while a command runs") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();
@@ -156,7 +148,7 @@ fn a_promise_lost_while_it_runs_is_the_exit_status_of_a_run() {
 
 #[test]
 fn a_limit_of_a_thousandth_and_one_above_the_peak_work() {
-    let Some(mut machine) = machine("limits of 0.1 % and 400 %") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let other = busy();
@@ -186,7 +178,7 @@ fn a_limit_of_a_thousandth_and_one_above_the_peak_work() {
 /// Every task is moved, also those that are born meanwhile, and none is left behind.
 #[test]
 fn thousands_of_forking_tasks_are_limited_and_released() {
-    let Some(machine) = machine("thousands of tasks") else {
+    let Some(machine) = machine() else {
         return;
     };
     let many = "i=0; while [ $i -lt 2000 ]; do sleep 300 & i=$((i+1)); done; echo done >&2; \

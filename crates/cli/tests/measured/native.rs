@@ -1,31 +1,23 @@
 //! Experiments with a limit of memory around all subjects (`[bounds]`), on this machine: at its
 //! speed, and without the rest of it noticing anything. At most some 450 MB are used.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{Machine, Running, eventually, in_status, machine, quell, status_of};
+use crate::common::{Machine, Running, eventually, in_status, machine, quell, status_of};
 use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use quell_policy::experiment::Experiment;
 use rustix::process::Signal;
 use serde_json::Value;
 
 /// The hierarchy that limits memory; `None`, said aloud, where there is none.
-fn memory(machine: &Machine, test: &str) -> Option<Hierarchy> {
+fn memory(machine: &Machine) -> Option<Hierarchy> {
     let cgroups = Cgroups::discover(&machine.kernel).unwrap();
     let found = cgroups.of(Controller::Memory).cloned();
     if found.is_none() {
-        eprintln!("SKIPPED {test}: no hierarchy carries the memory controller");
+        quell_testing::skip("no hierarchy carries the memory controller");
     }
     found
 }
@@ -84,11 +76,10 @@ fn events(out: &Path) -> Vec<Value> {
 
 #[test]
 fn subjects_and_groups_share_one_limit_that_controllers_see() {
-    let test = "below one limit";
-    let Some(mut machine) = machine(test) else {
+    let Some(mut machine) = machine() else {
         return;
     };
-    let Some(memory) = memory(&machine, test) else {
+    let Some(memory) = memory(&machine) else {
         return;
     };
     let experiment = changed(&machine, "pressure-native", &SHORT);
@@ -174,13 +165,13 @@ const ALLOW: &str = "group.hog.allow     = [\"limit-memory\", \"freeze\", \"recl
 
 #[test]
 fn the_controller_is_cheap_and_acts_before_anybody_waits() {
-    soon("the controller with limits", ALLOW);
+    soon(ALLOW);
 }
 
 /// Who may only be frozen is, once somebody waits.
 #[test]
 fn the_controller_is_cheap_and_quick() {
-    soon("the controller without", "group.hog.allow = [\"freeze\"]");
+    soon("group.hog.allow = [\"freeze\"]");
 }
 
 /// Waiting that goes on after so long began anew.
@@ -192,17 +183,17 @@ const HARDLY: Duration = Duration::from_millis(20);
 
 /// That it acts so soon, once in three tries: whoever looks is late, too, on a machine that others
 /// use.
-fn soon(test: &str, allow: &str) {
-    let soon = (0..3).any(|_| cost_and_delay(test, allow) < SOON);
-    assert!(soon, "{test}: it acted late three times");
+fn soon(allow: &str) {
+    let soon = (0..3).any(|_| cost_and_delay(allow) < SOON);
+    assert!(soon, "it acted late three times");
 }
 
 /// What the controller costs, and how soon it acts after somebody began to wait, seen from outside.
-fn cost_and_delay(test: &str, allow: &str) -> Duration {
-    let Some(mut machine) = machine(test) else {
+fn cost_and_delay(allow: &str) -> Duration {
+    let Some(mut machine) = machine() else {
         return Duration::ZERO;
     };
-    let Some(memory) = memory(&machine, test) else {
+    let Some(memory) = memory(&machine) else {
         return Duration::ZERO;
     };
     let cgroups = Cgroups::discover(&machine.kernel).unwrap();
@@ -210,7 +201,7 @@ fn cost_and_delay(test: &str, allow: &str) -> Duration {
         .v2()
         .filter(|h| Path::new(&h.mount).join("memory.pressure").exists())
     else {
-        eprintln!("SKIPPED {test}: no cgroup v2 hierarchy tells of pressure");
+        quell_testing::skip("no cgroup v2 hierarchy tells of pressure");
         return Duration::ZERO;
     };
     let mut longer = SHORT.to_vec();
@@ -267,7 +258,7 @@ fn cost_and_delay(test: &str, allow: &str) -> Duration {
     let sum = |key: &str| own.iter().map(|e| e[key].as_u64().unwrap()).sum::<u64>();
     let share = sum("cpu_ns") as f64 / sum("span_ns") as f64 * 100.0;
     println!(
-        "{test}: {share:.2} % of a CPU, VmRSS {:.1} MiB, VmLck {:.1} MiB; acted {}",
+        "{share:.2} % of a CPU, VmRSS {:.1} MiB, VmLck {:.1} MiB; acted {}",
         resident as f64 / 1_048_576.0,
         locked as f64 / 1_048_576.0,
         match took {
@@ -299,17 +290,17 @@ fn waited_in_all(events: &[Value]) -> Duration {
 }
 
 /// One short round of an experiment with a real program in it.
-fn one_round(test: &str, name: &str, program: &str, changes: &[(&str, &str)]) {
-    let Some(mut machine) = machine(test) else {
+fn one_round(name: &str, program: &str, changes: &[(&str, &str)]) {
+    let Some(mut machine) = machine() else {
         return;
     };
-    if memory(&machine, test).is_none() {
+    if memory(&machine).is_none() {
         return;
     }
     let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
         .any(|dir| dir.join(program).exists());
     if !found {
-        return eprintln!("SKIPPED {test}: {program} is not installed");
+        return quell_testing::skip(format_args!("{program} is not installed"));
     }
     let experiment = changed(&machine, name, changes);
     machine.remember();
@@ -340,7 +331,6 @@ fn one_round(test: &str, name: &str, program: &str, changes: &[(&str, &str)]) {
 #[test]
 fn a_compiler_in_the_background() {
     one_round(
-        "a compiler",
         "pressure-compile",
         "cc",
         &[
@@ -355,7 +345,6 @@ fn a_compiler_in_the_background() {
 #[test]
 fn the_compaction_of_a_log_in_the_background() {
     one_round(
-        "a compaction",
         "pressure-compaction",
         "sort",
         &[

@@ -1,21 +1,13 @@
 //! `quell profile` through the whole program: on the simulated machine, where what is found is
 //! known, and on this one.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-use common::{Done, Running, quell};
+use crate::common::{Done, Running, quell};
 use serde_json::{Value, json};
 
 /// Profiles with its files in `dir`.
@@ -163,12 +155,12 @@ fn the_period_of_a_periodic_task_is_seen_in_its_cpu_time() {
     let generator = format!("periodic:size=1MiB,period=20ms,passes=150{first}");
     let done = profile(dir.path(), &[&generator, "--for", "3s", "--json"]);
     if done.err.contains("x86-64 only") {
-        eprintln!("SKIPPED: {}", done.err);
+        quell_testing::skip(&done.err);
         return;
     }
     let found = done.json();
     if found["measuring"]["by"] != "cpu-time" {
-        eprintln!("SKIPPED: events count here, and the task fits its cache");
+        quell_testing::skip("events count here, and the task fits its cache");
         return;
     }
     let period = figure(&found, "/burst/period_ms");
@@ -278,7 +270,9 @@ policy = "bounded"
     let key = "scheduler.demand.batch.memory";
     let none = plan();
     if !none.err.contains(key) {
-        eprintln!("SKIPPED: no turns here, or counters say what a process demands: {none:?}");
+        quell_testing::skip(format_args!(
+            "no turns here, or counters say what a process demands: {none:?}"
+        ));
         return;
     }
     none.fails(

@@ -1,18 +1,10 @@
 //! An unmodified service with its client next to an unmodified neighbour, by the file-less form of
 //! `quell run`.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Program, Running, eventually, in_group, machine, quell, status};
+use crate::common::{Program, Running, eventually, in_group, machine, quell, status};
 use quell_kernel::procfs;
 use rustix::process::Signal;
 
@@ -49,10 +41,10 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 fn redis_with_its_client_is_no_worse_off_than_with_nothing_done() {
     for program in [SERVER, CLIENT, NEIGHBOUR] {
         if !Path::new(program).exists() {
-            return eprintln!("SKIPPED redis beside stress-ng: {program} is not installed");
+            return quell_testing::skip(format_args!("{program} is not installed"));
         }
     }
-    let Some(mut machine) = machine("redis beside stress-ng") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let server = Program::start(&[SERVER, "--port", PORT, "--save", "", "--appendonly", "no"]);

@@ -1,25 +1,13 @@
 //! `quell run` with processes that take turns on two CPUs: never more run than there are CPUs, each
 //! gets its share, and after any death everything runs again where it could before.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-#[path = "common/cyclictest.rs"]
-mod cyclictest;
-#[path = "common/kills.rs"]
-mod kills;
-
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::cyclictest::Waking;
+use crate::common::{
     Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell,
 };
-use cyclictest::Waking;
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::root::Files;
 use quell_kernel::{freezer, procfs};
@@ -140,7 +128,7 @@ fn show(said: &str) {
 
 #[test]
 fn six_busy_processes_take_turns_on_two_cpus() {
-    let Some(mut machine) = machine("turns") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let loops = Loops::start(6);
@@ -210,7 +198,7 @@ fn six_busy_processes_take_turns_on_two_cpus() {
 
 #[test]
 fn fewer_processes_than_cpus_all_run() {
-    let Some(mut machine) = machine("one process") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let loops = Loops::start(1);
@@ -228,7 +216,7 @@ fn fewer_processes_than_cpus_all_run() {
 
 #[test]
 fn processes_come_fork_execute_and_end() {
-    let Some(mut machine) = machine("processes that come and go") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let word = format!("turns-{}", std::process::id());
@@ -286,7 +274,7 @@ fn processes_come_fork_execute_and_end() {
 
 #[test]
 fn affinity_and_stops_of_others_are_as_before() {
-    let Some(mut machine) = machine("affinity") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let loops = Loops::start(4);
@@ -294,7 +282,7 @@ fn affinity_and_stops_of_others_are_as_before() {
     let one = CpuSet::one(1);
     quell_kernel::affinity::set(pids[0], &one).unwrap();
     // Stopped by another program, and left so.
-    common::send(pids[1], Signal::STOP);
+    crate::common::send(pids[1], Signal::STOP);
     machine.remember();
     let run = held(&policy(&machine, &loops.matching(), ""), &pids);
     std::thread::sleep(Duration::from_secs(1));
@@ -304,20 +292,20 @@ fn affinity_and_stops_of_others_are_as_before() {
     assert_eq!(affinity(&machine, pids[0]), one);
     let stat = procfs::stat(&machine.kernel, pids[1]).unwrap().unwrap();
     assert_eq!(stat.state, 'T');
-    common::send(pids[1], Signal::CONT);
+    crate::common::send(pids[1], Signal::CONT);
     loops.are_free("all run after the run");
 }
 
 #[test]
 fn after_a_kill_everything_runs_again() {
-    let Some(mut machine) = machine("turns and kills") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let loops = Loops::start(5);
     quell_kernel::affinity::set(loops.pids()[0], &CpuSet::one(0)).unwrap();
     machine.remember();
     let policy = policy(&machine, &loops.matching(), "");
-    let (mut longest, rounds) = (Duration::ZERO, kills::kills());
+    let (mut longest, rounds) = (Duration::ZERO, quell_testing::kills());
     for kill in 0..6 {
         let begun = Instant::now();
         let run = held(&policy, &loops.pids());
@@ -345,18 +333,14 @@ fn after_a_kill_everything_runs_again() {
 
 #[test]
 fn a_death_at_a_boundary_leaves_nothing_frozen() {
-    let Some(mut machine) = machine("turns and boundaries") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let loops = Loops::start(3);
     machine.remember();
     let more = "[group.job]\nrole = \"best-effort\"\ncommand = [\"sleep\", \"0.3\"]\n";
     let policy = policy(&machine, &loops.matching(), more);
-    let step = if std::env::var_os("QUELL_SOAK").is_some() {
-        1
-    } else {
-        5
-    };
+    let step = if quell_testing::soak() { 1 } else { 5 };
     let mut died = 0;
     for point in (1..).step_by(step) {
         let mut run = quell();
@@ -382,7 +366,7 @@ fn a_death_at_a_boundary_leaves_nothing_frozen() {
 
 #[test]
 fn a_quell_that_hangs_freezes_nothing() {
-    let Some(mut machine) = machine("turns of a Quell that hangs") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let loops = Loops::start(4);
@@ -401,20 +385,20 @@ fn a_quell_that_hangs_freezes_nothing() {
 
 #[test]
 fn a_dispatcher_that_is_killed_is_replaced_and_told() {
-    let Some(mut machine) = machine("a dispatcher of turns is killed") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let loops = Loops::start(4);
     machine.remember();
     let run = held(&policy(&machine, &loops.matching(), ""), &loops.pids());
     let first = dispatcher().unwrap();
-    common::send(first, Signal::KILL);
+    crate::common::send(first, Signal::KILL);
     eventually("another one runs", || {
         dispatcher().is_some_and(|pid| pid != first)
     });
     std::thread::sleep(Duration::from_secs(1));
     let second = dispatcher().unwrap();
-    common::send(second, Signal::STOP);
+    crate::common::send(second, Signal::STOP);
     eventually("a third one runs", || {
         dispatcher().is_some_and(|pid| pid != first && pid != second)
     });
@@ -433,7 +417,7 @@ fn a_dispatcher_that_is_killed_is_replaced_and_told() {
 
 #[test]
 fn what_cannot_take_turns_is_refused_and_changes_nothing() {
-    let Some(mut machine) = machine("refused turns") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let loops = Loops::start(1);
@@ -456,7 +440,7 @@ fn what_cannot_take_turns_is_refused_and_changes_nothing() {
         ("\"1GB/s\"", "1", "a rate such as"),
     ] {
         let bad = machine.file("bad.toml", &text.replace(from, to));
-        let done = common::run(&["run", &bad]);
+        let done = crate::common::run(&["run", &bad]);
         assert!(
             done.code != 0 && done.err.contains(told),
             "{told}: {done:?}"
@@ -468,7 +452,7 @@ fn what_cannot_take_turns_is_refused_and_changes_nothing() {
 #[test]
 #[ignore = "a measurement of a minute: how late quanta of 200 ms begin, and what they cost"]
 fn a_dozen_programs_at_200_ms() {
-    let Some(mut machine) = machine("a dozen programs") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let commands: [&[&str]; 3] = [

@@ -1,17 +1,9 @@
 //! `quell profile --sweep` through the whole program: on simulated machines, where it is known how
 //! much is enough, and on this one.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::path::Path;
 
-use common::{Done, Running, machine, quell};
+use crate::common::{Done, Running, machine, quell};
 use serde_json::Value;
 
 /// Profiles with its files in `dir`.
@@ -153,7 +145,7 @@ fn a_sweep_that_this_machine_cannot_do_is_refused() {
     colours.fails(2, &["--sweep colours: this machine", "--on sim:"]);
     let ways = profile(dir.path(), &["--sweep", "ways", "--", "true"]);
     if ways.code == 0 {
-        eprintln!("SKIPPED: this machine divides its cache by ways");
+        quell_testing::skip("this machine divides its cache by ways");
         return;
     }
     ways.fails(2, &["--sweep ways: this machine", "--on lab:icelake"]);
@@ -164,7 +156,7 @@ fn a_sweep_that_this_machine_cannot_do_is_refused() {
 /// Budgets are for every machine on which Quell can hold a limit.
 #[test]
 fn budgets_are_swept_here_or_refused_with_the_reason() {
-    let Some(mut machine) = machine("budgets of a command") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     machine.remember();

@@ -1,31 +1,17 @@
 //! `quell run` with windows of a repeating frame: each group runs in its own and nowhere else, by a
 //! witness that knows nothing of them. After any death everything runs again.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-#[path = "common/cyclictest.rs"]
-mod cyclictest;
-#[path = "common/kills.rs"]
-mod kills;
-#[path = "../../linux/tests/common/witness.rs"]
-mod witness;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{
+use crate::common::cyclictest::Waking;
+use crate::common::{
     Machine, Program, Running, cpu_share, eventually, in_group, machine, process_named, quell, run,
-    send, soak,
+    send,
 };
-use cyclictest::Waking;
+use crate::witness::{Span, quantile};
 use quell_types::units::Nanos;
 use rustix::process::Signal;
-use witness::{Span, quantile};
 
 const WITNESS: &str = "QUELL_WITNESS";
 /// For how long a witness runs, in nanoseconds.
@@ -91,12 +77,73 @@ impl Shape {
     }
 }
 
+/// For `make soak`.
+mod long {
+    use super::*;
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn windows_end_as_precisely_as_a_real_time_thread_wakes_up() {
+        let Some(mut machine) = machine() else {
+            return;
+        };
+        let frames = frames(100_000);
+        if let Some((ended, late)) = precise(&mut machine, &Shape { frames, ..USUAL }) {
+            for ended in ended {
+                assert!(
+                    ended <= 2_000 * late.max(1),
+                    "{ended} ns, cyclictest {late} µs"
+                );
+            }
+        }
+    }
+
+    /// Frames of 5 ms to 1 s, up to 16 windows, and groups of up to 1,000 tasks.
+    #[test]
+    #[ignore = "for the long run"]
+    fn windows_of_any_frame_and_group_end_precisely() {
+        let Some(mut machine) = machine() else {
+            return;
+        };
+        let of = |frame, frames| Shape {
+            frame: frame * MS,
+            frames,
+            ..USUAL
+        };
+        let mut shapes = Vec::new();
+        for tasks in [1, 10, 100, 1_000] {
+            let guards = [MS / 5, MS, 4 * MS];
+            shapes.extend(guards.map(|guard| Shape {
+                tasks,
+                guard,
+                ..of(100, 200)
+            }));
+        }
+        shapes.extend([2, 8].map(|windows| Shape {
+            windows,
+            ..of(10 * windows, 2_000 / windows)
+        }));
+        shapes.extend([of(5, 2_000), of(100, frames(2_000)), of(1_000, frames(200))]);
+        for shape in shapes {
+            let Some((ended, late)) = precise(&mut machine, &shape) else {
+                return;
+            };
+            for ended in ended {
+                assert!(
+                    ended <= 2_000 * late.max(1),
+                    "{shape:?}: {ended} ns, cyclictest {late} µs"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "no test: the program that runs in a window"]
 fn watch() {
     let path = std::env::var_os(WITNESS).unwrap();
     let length = std::env::var(LENGTH).unwrap().parse().unwrap();
-    witness::watch(Path::new(&path), Nanos(length));
+    crate::witness::watch(Path::new(&path), Nanos(length));
 }
 
 /// `QUELL_FRAMES`, or so many.
@@ -170,7 +217,7 @@ fn witnessed(machine: &mut Machine, shape: &Shape) -> [Seen; 2] {
     let command = |name: &str| {
         let script = format!(
             "n={}; while [ $((n -= 1)) -gt 0 ]; do sleep 1000000 & asleep=\"$asleep $!\"; done; \
-            {WITNESS}={} {LENGTH}={} {} --exact watch --ignored; [ -z \"$asleep\" ] || kill $asleep; wait",
+            {WITNESS}={} {LENGTH}={} {} --exact windows::watch --ignored; [ -z \"$asleep\" ] || kill $asleep; wait",
             shape.tasks,
             machine.path(name).display(),
             shape.length(),
@@ -191,7 +238,7 @@ fn witnessed(machine: &mut Machine, shape: &Shape) -> [Seen; 2] {
             l.contains(&format!("{name}: ")) && l.contains("windows; begun late by")
         });
         eprintln!("{}", dispatched.unwrap_or_else(|| panic!("{name}: {}", done.err)));
-        let seen = seen(&witness::read(&machine.path(name)), shape.spans()[place], shape);
+        let seen = seen(&crate::witness::read(&machine.path(name)), shape.spans()[place], shape);
         let us = |values: &[i64]| {
             [0.0, 0.5, 0.99, 0.999, 1.0].map(|part| quantile(values, part) / 1_000)
         };
@@ -209,7 +256,7 @@ fn witnessed(machine: &mut Machine, shape: &Shape) -> [Seen; 2] {
 
 #[test]
 fn each_group_runs_in_its_windows_only() {
-    let Some(mut machine) = machine("windows") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     for seen in witnessed(&mut machine, &USUAL) {
@@ -247,68 +294,6 @@ fn precise(machine: &mut Machine, shape: &Shape) -> Option<([i64; 2], i64)> {
         quantile(&seen.ended, 0.999) + shape.guard.cast_signed()
     });
     Some((ended, late[1]))
-}
-
-#[test]
-fn windows_end_as_precisely_as_a_real_time_thread_wakes_up() {
-    if !soak() {
-        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
-        return;
-    }
-    let Some(mut machine) = machine("precise windows") else {
-        return;
-    };
-    let frames = frames(100_000);
-    if let Some((ended, late)) = precise(&mut machine, &Shape { frames, ..USUAL }) {
-        for ended in ended {
-            assert!(
-                ended <= 2_000 * late.max(1),
-                "{ended} ns, cyclictest {late} µs"
-            );
-        }
-    }
-}
-
-/// Frames of 5 ms to 1 s, up to 16 windows, and groups of up to 1,000 tasks.
-#[test]
-fn windows_of_any_frame_and_group_end_precisely() {
-    if !soak() {
-        eprintln!("SKIPPED: for the long run (QUELL_SOAK)");
-        return;
-    }
-    let Some(mut machine) = machine("precise frames") else {
-        return;
-    };
-    let of = |frame, frames| Shape {
-        frame: frame * MS,
-        frames,
-        ..USUAL
-    };
-    let mut shapes = Vec::new();
-    for tasks in [1, 10, 100, 1_000] {
-        let guards = [MS / 5, MS, 4 * MS];
-        shapes.extend(guards.map(|guard| Shape {
-            tasks,
-            guard,
-            ..of(100, 200)
-        }));
-    }
-    shapes.extend([2, 8].map(|windows| Shape {
-        windows,
-        ..of(10 * windows, 2_000 / windows)
-    }));
-    shapes.extend([of(5, 2_000), of(100, frames(2_000)), of(1_000, frames(200))]);
-    for shape in shapes {
-        let Some((ended, late)) = precise(&mut machine, &shape) else {
-            return;
-        };
-        for ended in ended {
-            assert!(
-                ended <= 2_000 * late.max(1),
-                "{shape:?}: {ended} ns, cyclictest {late} µs"
-            );
-        }
-    }
 }
 
 /// Two busy programs of the test's own, and a policy that matches them.
@@ -366,11 +351,11 @@ fn dispatcher() -> Option<u32> {
 
 #[test]
 fn after_a_kill_everything_runs_again() {
-    let Some(mut machine) = machine("windows and kills") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let matched = Matched::new(&mut machine);
-    let (mut longest, rounds) = (Duration::ZERO, kills::kills());
+    let (mut longest, rounds) = (Duration::ZERO, quell_testing::kills());
     for kill in 0..6 {
         let begun = Instant::now();
         let run = matched.held();
@@ -397,7 +382,7 @@ fn after_a_kill_everything_runs_again() {
 
 #[test]
 fn a_quell_that_hangs_freezes_nothing() {
-    let Some(mut machine) = machine("windows of a Quell that hangs") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let matched = Matched::new(&mut machine);
@@ -414,7 +399,7 @@ fn a_quell_that_hangs_freezes_nothing() {
 
 #[test]
 fn a_dispatcher_that_is_killed_is_replaced_and_told() {
-    let Some(mut machine) = machine("a dispatcher is killed") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let matched = Matched::new(&mut machine);
@@ -443,7 +428,7 @@ fn a_dispatcher_that_is_killed_is_replaced_and_told() {
 
 #[test]
 fn a_second_run_with_windows_is_refused() {
-    let Some(mut machine) = machine("two policies with windows") else {
+    let Some(mut machine) = machine() else {
         return;
     };
     let matched = Matched::new(&mut machine);

@@ -1,20 +1,12 @@
 //! `quell init` as scripts call it: no question, no probe, no file overwritten, and what it writes
 //! is what `quell plan` plans.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
-use common::{Program, Running, quell, run};
+use crate::common::{Program, Running, quell, run};
 use tempfile::TempDir;
 
 /// A program of a name that no other one has.
@@ -157,7 +149,7 @@ fn standard_output_takes_the_policy_alone() {
 #[test]
 fn without_root_a_policy_is_written_and_says_what_was_not_seen() {
     if !quell_kernel::is_root() {
-        println!("skipped: every other test of this file is without root already");
+        quell_testing::skip("every other test of this file is without root already");
         return;
     }
     let folder = folder();

@@ -1,16 +1,10 @@
 //! Machine profiles that are wrong, at the command line: every command that takes one exits with 2
 //! and says where, why and what to do. No root.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::path::Path;
 use std::process::Command;
 
-const PROFILE: &str = include_str!("../../sim/profiles/xeon-w3530.toml");
+const PROFILE: &str = include_str!("../../../sim/profiles/xeon-w3530.toml");
 
 const POLICY: &str = "quell = 1\n[group.a]\nrole = \"critical\"\ncpus = 1\ncommand = [\"true\"]\n";
 

@@ -1,11 +1,5 @@
 //! `compare --check` and published figures, whole, on a simulated machine.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::path::Path;
 use std::process::Command;
 
@@ -36,7 +30,7 @@ source        = "A study, table 1"
 
 /// A machine that is quick to simulate.
 fn tiny(dir: &Path) {
-    let mut text = include_str!("../../sim/profiles/xeon-w3530.toml").to_owned();
+    let mut text = include_str!("../../../sim/profiles/xeon-w3530.toml").to_owned();
     for (from, to) in [
         ("name = \"xeon-w3530\"", "name = \"tiny\""),
         ("count = 4", "count = 2"),
@@ -180,7 +174,7 @@ fn directions(text: &str, simulated: &str, only: &str) -> (Option<i32>, Vec<Stri
 /// A few frames of the two unprotected configurations.
 #[test]
 fn a_short_call_goes_the_published_directions() {
-    let text = include_str!("../../../experiments/webrtc.toml");
+    let text = include_str!("../../../../experiments/webrtc.toml");
     let windows = r#"warmup = "34ms", duration = "100ms""#;
     let (code, found) = directions(text, windows, "solo,cpuset");
     assert_eq!(
@@ -200,7 +194,7 @@ fn a_short_call_goes_the_published_directions() {
 /// are wrong here, and the experiment says why.
 #[test]
 fn a_short_p4080_goes_the_published_directions() {
-    let text = include_str!("../../../experiments/p4080-4core.toml");
+    let text = include_str!("../../../../experiments/p4080-4core.toml");
     let windows = r#"warmup = "2ms", duration = "3ms""#;
     let (_, mut found) = directions(text, windows, "solo,none,bank,bank+set");
     found.retain(|direction| direction.ends_with(": right"));
@@ -218,7 +212,7 @@ fn a_short_p4080_goes_the_published_directions() {
 /// Twenty passes of the real-time task, alone and next to the cache stressor.
 #[test]
 fn a_short_cache_allocation_goes_the_published_way() {
-    let text = include_str!("../../../experiments/apollolake-cat.toml");
+    let text = include_str!("../../../../experiments/apollolake-cat.toml");
     let windows = r#"warmup = "2ms", duration = "10ms", period = "501us""#;
     let (code, found) = directions(text, windows, "solo,none");
     assert_eq!(found, ["none rta cycles: right"]);

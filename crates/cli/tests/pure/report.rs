@@ -1,17 +1,9 @@
 //! `report` and `export`: a record gives the same page again, and what is no record is refused.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-
 use std::fs;
 use std::path::PathBuf;
 
-use common::run;
+use crate::common::run;
 
 /// Small enough for any machine and any user: nothing is changed by it.
 const SMALL: &str = r#"

@@ -1,7 +1,5 @@
 //! Scheduling policies on the coarse machine, through the program.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 use std::process::Command;
 

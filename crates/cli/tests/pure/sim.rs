@@ -1,11 +1,5 @@
 //! `--on sim`: the simulated machine through the whole program, without root.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -28,7 +22,7 @@ limit.bandwidth = "20%"
 /// A machine that is quick to simulate, because it does so little in its time: two cores of one
 /// miss at a time, small caches.
 fn tiny(dir: &Path) {
-    let mut text = include_str!("../../sim/profiles/xeon-w3530.toml").to_owned();
+    let mut text = include_str!("../../../sim/profiles/xeon-w3530.toml").to_owned();
     for (from, to) in [
         ("name = \"xeon-w3530\"", "name = \"tiny\""),
         ("count = 4", "count = 2"),

@@ -1,12 +1,6 @@
 //! `quell trace`: lackey's output becomes a trace, a trace is told of, and what is wrong with
 //! either is named with file, place and remedy, and leaves nothing behind.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

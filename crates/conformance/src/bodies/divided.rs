@@ -49,7 +49,7 @@ pub fn exclusive_groups_keep_what_is_in_their_ways(arm: &mut dyn Arm) {
     let cache = machine.caches.iter().find(|c| c.level == level).unwrap();
     let mut cpus = cache.cpus.iter().map(|cpu| CpuSet::from_iter([cpu]));
     let (Some(one), Some(other)) = (cpus.next(), cpus.next()) else {
-        return println!("SKIPPED: no two CPUs share a cache of L{level}");
+        return quell_testing::skip(format_args!("no two CPUs share a cache of L{level}"));
     };
     let reader = format!("latency:size={}", cache.size.0 / 4);
     let (own, rest, all) = halves(&ways);

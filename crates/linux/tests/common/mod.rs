@@ -23,9 +23,9 @@ use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskId;
 
 /// The running kernel, held by the lock. `None` where the test is skipped, with the reason printed.
-pub fn machine(test: &str) -> Option<(Kernel, Lock)> {
+pub fn machine() -> Option<(Kernel, Lock)> {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED {test}: needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)");
+        quell_testing::skip("needs root (CAP_SYS_ADMIN, CAP_SYS_NICE)");
         return None;
     }
     let kernel = Kernel::new().unwrap();
@@ -34,14 +34,14 @@ pub fn machine(test: &str) -> Option<(Kernel, Lock)> {
         .of(Controller::Cpuset)
         .is_none()
     {
-        eprintln!("SKIPPED {test}: no cpuset hierarchy is mounted");
+        quell_testing::skip("no cpuset hierarchy is mounted");
         return None;
     }
     if quell_kernel::topology::online(&kernel).unwrap().len() < 2 {
-        eprintln!("SKIPPED {test}: needs two CPUs");
+        quell_testing::skip("needs two CPUs");
         return None;
     }
-    let lock = Lock::acquire_within(Path::new(RUN_ROOT), test, Duration::from_secs(300)).unwrap();
+    let lock = Lock::acquire_within(Path::new(RUN_ROOT), "test", Duration::from_secs(300)).unwrap();
     Some((kernel, lock))
 }
 

@@ -150,8 +150,8 @@ pub struct LiveArm {
     before: Picture,
 }
 
-pub fn live(test: &str) -> Option<LiveArm> {
-    let (kernel, lock) = machine(test)?;
+pub fn live() -> Option<LiveArm> {
+    let (kernel, lock) = machine()?;
     let before = Picture::take(&kernel);
     Some(LiveArm {
         kernel,
@@ -162,14 +162,14 @@ pub fn live(test: &str) -> Option<LiveArm> {
 }
 
 /// The same where resctrl may be unmounted: in a virtual machine that permits it.
-pub fn live_divided(test: &str) -> Option<LiveArm> {
+pub fn live_divided() -> Option<LiveArm> {
     if std::env::var_os("QUELL_TEST_RESCTRL").is_none() {
-        eprintln!(
-            "SKIPPED {test}: resctrl is not this machine's to play with (QUELL_TEST_RESCTRL); see `lab`"
+        quell_testing::skip(
+            "resctrl is not this machine's to play with (QUELL_TEST_RESCTRL); see `lab`",
         );
         return None;
     }
-    live(test)
+    live()
 }
 
 impl Arm for LiveArm {

@@ -11,11 +11,11 @@ use quell_policy::lab::{Accelerator, Guest};
 /// Boots a kernel on a processor and runs every body of a module there.
 fn on(kernel: &str, profile: &str, bodies: &str, count: usize) {
     if !cfg!(target_arch = "x86_64") {
-        return eprintln!("SKIPPED the lab: its packages are for x86-64");
+        return quell_testing::skip("its packages are for x86-64");
     }
     let exe = std::env::current_exe().unwrap().display().to_string();
     let script = format!(
-        "export QUELL_TEST_RESCTRL=1; exec {exe} {bodies}:: --skip on_the_fake --test-threads=1 --nocapture"
+        "lab-watch off; export QUELL_TEST_RESCTRL=1; exec {exe} {bodies}:: --ignored --test-threads=1 --nocapture"
     );
     let lab = Lab {
         guest: Guest {
@@ -32,7 +32,7 @@ fn on(kernel: &str, profile: &str, bodies: &str, count: usize) {
     let packages = Packages::new(|line| eprintln!("{line}")).unwrap();
     let (outcome, output, errors) = match lab.gather(&packages) {
         Ok(gathered) => gathered,
-        Err(Error::Unavailable(reason)) => return eprintln!("SKIPPED the lab: {reason}"),
+        Err(Error::Unavailable(reason)) => return quell_testing::skip(reason),
         Err(e) => panic!("{e}"),
     };
     println!("{output}{errors}");
@@ -57,10 +57,13 @@ fn memory_locked_by_6_12_on_a_goldmont() {
     on("6.12", "goldmont", "pseudo_locked", 3);
 }
 
-#[test]
-fn memory_locked_by_7_2_on_a_goldmont() {
-    if std::env::var_os("QUELL_SOAK").is_none() {
-        return eprintln!("SKIPPED: the long run's (QUELL_SOAK)");
+/// For `make soak`.
+mod long {
+    use super::*;
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn memory_locked_by_7_2_on_a_goldmont() {
+        on("7.2", "goldmont", "pseudo_locked", 3);
     }
-    on("7.2", "goldmont", "pseudo_locked", 3);
 }

@@ -1,6 +1,6 @@
 //! Memory locked in a cache, as the kernel does it and as `quell_kernel::resctrl` uses it. Each
 //! body runs on the model shaped like the lab's `goldmont` and, in the lab, on the kernel.
-//! `crates/cli/tests/locked.rs` tests whether locked memory stays.
+//! `crates/cli/tests/lab/locked.rs` tests whether locked memory stays.
 
 use quell_kernel::resctrl::locked::{holders, possible};
 use quell_kernel::resctrl::{Mode, Resctrl, Schemata};

@@ -47,10 +47,14 @@ macro_rules! on_every_arm {
                 bodies::$body(&mut arms::old_v2());
             }
 
-            #[test]
-            fn on_this_kernel() {
-                if let Some(mut arm) = arms::live(stringify!($body)) {
-                    bodies::$body(&mut arm);
+            mod live {
+                use super::*;
+
+                #[test]
+                fn on_this_kernel() {
+                    if let Some(mut arm) = arms::live() {
+                        bodies::$body(&mut arm);
+                    }
                 }
             }
         }
@@ -116,10 +120,15 @@ mod divided {
                     bodies::$body(&mut arms::divided(quell_kernel::fake::Rdt::sparse(), "7.2.0"));
                 }
 
-                #[test]
-                fn on_this_kernel() {
-                    if let Some(mut arm) = arms::live_divided(stringify!($body)) {
-                        bodies::$body(&mut arm);
+                mod live {
+                    use super::*;
+
+                    #[test]
+                    #[ignore = "runs in the lab"]
+                    fn on_this_kernel() {
+                        if let Some(mut arm) = arms::live_divided() {
+                            bodies::$body(&mut arm);
+                        }
                     }
                 }
             }
@@ -158,10 +167,15 @@ mod pseudo_locked {
                     bodies::$body(&mut arms::divided(quell_kernel::fake::Rdt::goldmont(), "7.2.0"));
                 }
 
-                #[test]
-                fn on_this_kernel() {
-                    if let Some(mut arm) = arms::live_divided(stringify!($body)) {
-                        bodies::$body(&mut arm);
+                mod live {
+                    use super::*;
+
+                    #[test]
+                    #[ignore = "runs in the lab"]
+                    fn on_this_kernel() {
+                        if let Some(mut arm) = arms::live_divided() {
+                            bodies::$body(&mut arm);
+                        }
                     }
                 }
             }

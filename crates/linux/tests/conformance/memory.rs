@@ -49,7 +49,7 @@ pub fn a_group_is_limited_in_memory_and_let_back(arm: &mut dyn Arm) {
     let files = arm.files();
     let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Memory]);
     let Some((_, memory)) = memory_of(&cgroups, &group_cgroups) else {
-        return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
+        return quell_testing::skip("no hierarchy here carries the memory controller");
     };
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     assert!(memory::has(files, &memory));
@@ -86,7 +86,7 @@ pub fn swappiness_of_a_group_is_set_and_comes_back_or_is_refused(arm: &mut dyn A
     let files = arm.files();
     let (cgroups, mut held, home) = gathered(files, pid, &[Controller::Memory]);
     let Some((place, memory)) = memory_of(&cgroups, &home) else {
-        return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
+        return quell_testing::skip("no hierarchy here carries the memory controller");
     };
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let set = enforce::memory::swappiness(&mut writer, &memory, 90);
@@ -109,7 +109,7 @@ pub fn memory_is_protected_with_its_ancestors_or_refused(arm: &mut dyn Arm) {
     let files = arm.files();
     let (cgroups, mut held, group_cgroups) = gathered(files, pid, &[Controller::Memory]);
     let Some((place, memory)) = memory_of(&cgroups, &group_cgroups) else {
-        return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
+        return quell_testing::skip("no hierarchy here carries the memory controller");
     };
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let set = enforce::memory::protect(&mut writer, &memory, Bytes(0), Bytes(8 * MIB), false);
@@ -141,7 +141,7 @@ pub fn a_moved_limit_goes_back_whatever_it_reads(arm: &mut dyn Arm) {
     let files = arm.files();
     let cgroups = Cgroups::discover(files).unwrap();
     let Some(hierarchy) = cgroups.of(Controller::Memory) else {
-        return eprintln!("SKIPPED: no hierarchy here carries the memory controller");
+        return quell_testing::skip("no hierarchy here carries the memory controller");
     };
     // The cgroup of a service, changed in place.
     let service = format!("{}/quell-test-service", hierarchy.mount);
@@ -312,7 +312,7 @@ pub fn pressure_is_told_of_the_machine_and_of_groups(arm: &mut dyn Arm) {
     let (_, mut held, group_cgroups) = gathered(files, pid, &[Controller::PerfEvent]);
     for resource in [Resource::Memory, Resource::Io] {
         let Some(now) = psi::read(files, resource.system()).unwrap() else {
-            return eprintln!("SKIPPED: this kernel has no pressure stall information");
+            return quell_testing::skip("this kernel has no pressure stall information");
         };
         let mut kept = CachedFile::open(files, resource.system()).unwrap().unwrap();
         let text = kept.text(files).unwrap().unwrap().to_owned();
@@ -358,41 +358,46 @@ const LAST: &str = "/proc/sys/kernel/ns_last_pid";
 mod a_later_process_of_a_number_is_left_as_it_is {
     use super::*;
 
-    #[test]
-    fn on_this_kernel() {
-        let Some(mut arm) = crate::arms::live("a number given twice") else {
-            return;
-        };
-        let first = arm.start(0);
-        let kernel = quell_kernel::root::Kernel::new().unwrap();
-        let task = id(&kernel, first);
-        let mut held = Held::new(&kernel);
-        let mut writer = JournaledWriter::new(&kernel, &mut held.journal);
-        assert!(stop::stop(&mut writer, task).unwrap());
-        becomes(&kernel, first, true);
-        kernel.signal(task, libc::SIGKILL).unwrap();
-        arm.wait(first);
-        // Born in the same tick it would have the same start time.
-        std::thread::sleep(std::time::Duration::from_millis(30));
-        let again = (0..50).any(|_| {
-            std::fs::write(LAST, (first - 1).to_string()).is_ok() && arm.start(0) == first
-        });
-        if !again {
-            return eprintln!("SKIPPED a number given twice: somebody else always had it");
+    /// Others that start programs take the number.
+    mod measured {
+        use super::*;
+
+        #[test]
+        fn on_this_kernel() {
+            let Some(mut arm) = crate::arms::live() else {
+                return;
+            };
+            let first = arm.start(0);
+            let kernel = quell_kernel::root::Kernel::new().unwrap();
+            let task = id(&kernel, first);
+            let mut held = Held::new(&kernel);
+            let mut writer = JournaledWriter::new(&kernel, &mut held.journal);
+            assert!(stop::stop(&mut writer, task).unwrap());
+            becomes(&kernel, first, true);
+            kernel.signal(task, libc::SIGKILL).unwrap();
+            arm.wait(first);
+            // Born in the same tick it would have the same start time.
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            let again = (0..50).any(|_| {
+                std::fs::write(LAST, (first - 1).to_string()).is_ok() && arm.start(0) == first
+            });
+            if !again {
+                return quell_testing::skip("somebody else always had it");
+            }
+            let later = id(&kernel, first);
+            assert!(later.start > task.start, "{later:?} {task:?}");
+            kernel.signal(later, libc::SIGSTOP).unwrap();
+            becomes(&kernel, first, true);
+            let gone = kernel.signal(task, libc::SIGCONT).unwrap_err();
+            assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
+            stop::resume(&mut writer, task).unwrap();
+            assert_eq!(held.journal.undo_all(&kernel).left, Vec::<String>::new());
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(
+                pidfd::stopped(state(&kernel, first)),
+                "it is somebody else's stop"
+            );
+            kernel.signal(later, libc::SIGCONT).unwrap();
         }
-        let later = id(&kernel, first);
-        assert!(later.start > task.start, "{later:?} {task:?}");
-        kernel.signal(later, libc::SIGSTOP).unwrap();
-        becomes(&kernel, first, true);
-        let gone = kernel.signal(task, libc::SIGCONT).unwrap_err();
-        assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
-        stop::resume(&mut writer, task).unwrap();
-        assert_eq!(held.journal.undo_all(&kernel).left, Vec::<String>::new());
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        assert!(
-            pidfd::stopped(state(&kernel, first)),
-            "it is somebody else's stop"
-        );
-        kernel.signal(later, libc::SIGCONT).unwrap();
     }
 }

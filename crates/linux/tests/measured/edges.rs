@@ -7,28 +7,18 @@
 //!
 //! It needs root and two CPUs, and takes the last one. What it stops are its own programs.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
-#[path = "common/witness.rs"]
-mod witness;
-
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::{Program, machine};
+use crate::common::{Program, machine};
+use crate::witness::quantile;
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::rt;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::Nanos;
 use rustix::process::{Pid, PidfdFlags, Signal};
-use witness::quantile;
 
 const WITNESS: &str = "QUELL_WITNESS";
 /// Stops of each means, and how long each lasts and the time between them.
@@ -41,7 +31,7 @@ const GUARD: Nanos = Nanos::micros(200);
 #[ignore = "no test: the program that is stopped"]
 fn watch() {
     let path = std::env::var_os(WITNESS).unwrap();
-    witness::watch(Path::new(&path), Nanos(2 * EACH.0 * (STOPS + 60)));
+    crate::witness::watch(Path::new(&path), Nanos(2 * EACH.0 * (STOPS + 60)));
 }
 
 /// What stops the witness and lets it go on.
@@ -128,7 +118,7 @@ struct Late {
     leaked: Vec<usize>,
 }
 
-fn late(spans: &[witness::Span], edges: &[Nanos]) -> Late {
+fn late(spans: &[crate::witness::Span], edges: &[Nanos]) -> Late {
     let mut all = Late {
         ended: Vec::new(),
         begun: Vec::new(),
@@ -171,7 +161,7 @@ fn measured(
         &note,
         exe.to_str().unwrap(),
         "--exact",
-        "watch",
+        "edges::watch",
         "--ignored",
     ];
     let witness = Program::start(&command);
@@ -202,7 +192,7 @@ fn measured(
     drop(others);
     let mut witness = witness;
     witness.0.wait().unwrap();
-    let late = late(&witness::read(&path), &edges);
+    let late = late(&crate::witness::read(&path), &edges);
     let us = |values: &[i64], part| quantile(values, part) as f64 / 1e3;
     let figures = |values: &[i64]| {
         [0.5, 0.99, 1.0]
@@ -246,7 +236,7 @@ impl Drop for Dir {
 #[test]
 #[ignore = "a measurement: takes the last CPU for a minute"]
 fn means() {
-    let Some((kernel, _lock)) = machine("edges") else {
+    let Some((kernel, _lock)) = machine() else {
         return;
     };
     let cgroups = Cgroups::discover(&kernel).unwrap();

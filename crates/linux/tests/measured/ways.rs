@@ -1,16 +1,11 @@
 //! Sampling of cache ways with real processes: very many threads, processes that end while they are
 //! sampled, and programs too short to be seen by samples.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "common/divided.rs"]
-mod divided;
-
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use divided::Divided;
+use crate::divided::Divided;
 use quell_kernel::switches::Switches;
 use quell_linux::ways::Looker;
 use quell_record::ways::ROOT;
@@ -34,7 +29,10 @@ fn ten_thousand_threads_are_no_error() {
         match builder.spawn(wait) {
             Ok(thread) => threads.push(thread),
             Err(e) => {
-                eprintln!("SKIPPED: no more than {} threads here: {e}", threads.len());
+                quell_testing::skip_part(format_args!(
+                    "no more than {} threads here: {e}",
+                    threads.len()
+                ));
                 break;
             }
         }
@@ -100,7 +98,9 @@ fn a_short_program_is_seen_by_its_switches() {
     let cpus: CpuSet = files_of_cpus();
     let mut switches = match Switches::open(&cpus) {
         Ok(switches) => switches,
-        Err(e) => return eprintln!("SKIPPED: switches cannot be recorded here: {e}"),
+        Err(e) => {
+            return quell_testing::skip(format_args!("switches cannot be recorded here: {e}"));
+        }
     };
     let taken = switches.take();
     looker.sample(&files, Some(&taken)).unwrap();

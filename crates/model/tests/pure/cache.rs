@@ -480,7 +480,7 @@ fn compare_with_cachegrind(program: &[&str], size: u64, ways: u32) {
     ]);
     let trace = valgrind(&["--tool=lackey", "--trace-mem=yes", "--basic-counts=no"]);
     let (Some(witness), Some(trace)) = (witness, trace) else {
-        eprintln!("SKIPPED: valgrind is not installed or does not run here");
+        quell_testing::skip("valgrind is not installed or does not run here");
         return;
     };
     let counted = |label: &str| -> u64 {

@@ -1,10 +1,4 @@
 //! The policy language, by examples: what is read, and what is answered to mistakes.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use proptest::prelude::*;
 use quell_policy::*;
 use quell_types::cpuset::CpuSet;
@@ -15,23 +9,23 @@ use quell_types::options::{OnDrift, PageSize};
 use quell_types::source::Source;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 
-const REFERENCE: &str = include_str!("../../../examples/reference.toml");
+const REFERENCE: &str = include_str!("../../../../examples/reference.toml");
 
 const EXAMPLES: [(&str, &str); 6] = [
     ("reference", REFERENCE),
-    ("one-cpu", include_str!("../../../examples/one-cpu.toml")),
+    ("one-cpu", include_str!("../../../../examples/one-cpu.toml")),
     (
         "cap-a-neighbour",
-        include_str!("../../../examples/cap-a-neighbour.toml"),
+        include_str!("../../../../examples/cap-a-neighbour.toml"),
     ),
-    ("reserve", include_str!("../../../examples/reserve.toml")),
+    ("reserve", include_str!("../../../../examples/reserve.toml")),
     (
         "cpu-quota",
-        include_str!("../../../examples/cpu-quota.toml"),
+        include_str!("../../../../examples/cpu-quota.toml"),
     ),
     (
         "read-write",
-        include_str!("../../../examples/read-write.toml"),
+        include_str!("../../../../examples/read-write.toml"),
     ),
 ];
 

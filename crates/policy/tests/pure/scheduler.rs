@@ -1,10 +1,4 @@
 //! Turns of processes in the policy language: what is read, and what is answered to mistakes.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use quell_policy::Policy;
 use quell_types::options::SchedulerPolicy;
 use quell_types::units::{Nanos, Rate};

@@ -1,10 +1,4 @@
 //! Windows in the policy language: what is read, and what is answered to mistakes.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use quell_policy::{Bandwidth, Policy, WindowWays};
 use quell_types::options::OnLate;
 use quell_types::units::{Nanos, Share};

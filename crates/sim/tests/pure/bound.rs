@@ -24,7 +24,7 @@ use quell_sim::recorded::{Phase, Program, built_in};
 use quell_types::options::SchedulerPolicy;
 use quell_types::units::Nanos;
 
-const MIXES: &str = include_str!("../../../experiments/smt-mixes.toml");
+const MIXES: &str = include_str!("../../../../experiments/smt-mixes.toml");
 /// Quanta that `fair` lets a process wait at most, as in the experiment.
 const BOUND: u32 = 4;
 

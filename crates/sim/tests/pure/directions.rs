@@ -3,12 +3,6 @@
 //! - A budget for the sum that makes a reader harmless does not stop a writer from doing harm.
 //! - One that makes the writer harmless costs the reader most of its rate.
 //! - With a budget for each direction, both keep the rate at which they do no harm.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::collections::BTreeMap;
 
 use quell_plan::inventory::Inventory;

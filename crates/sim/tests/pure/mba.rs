@@ -1,12 +1,6 @@
 //! Bandwidth allocation in hardware, from its measured curve to what a group reaches. The same
 //! percentage is another rate for other numbers of CPUs. A limit in bytes per second holds for each
 //! number.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::collections::BTreeMap;
 
 use quell_plan::inventory::Inventory;

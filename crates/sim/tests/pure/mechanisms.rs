@@ -1,8 +1,6 @@
 //! Every mechanism of the simulated machine has its effect: directions and rough sizes, no
 //! published figures.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use quell_sim::Counts;
 use quell_sim::board::Board;
 use quell_sim::frames::{Choice, Frames, Placement, Refused};

@@ -1,8 +1,6 @@
 //! The operating system of the simulated machine: units of work in time, tasks, and what they have
 //! done.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use quell_sim::Unit;
 use quell_sim::board::Board;
 use quell_sim::frames::Placement;

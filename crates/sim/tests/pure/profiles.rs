@@ -7,8 +7,8 @@ use quell_sim::Machine;
 use quell_sim::profile::Profile;
 use quell_types::address::Colours;
 
-const W3530: &str = include_str!("../profiles/xeon-w3530.toml");
-const P4080: &str = include_str!("../profiles/p4080.toml");
+const W3530: &str = include_str!("../../profiles/xeon-w3530.toml");
+const P4080: &str = include_str!("../../profiles/p4080.toml");
 
 fn profile(name: &str) -> Profile {
     Profile::built_in(name).expect("is built in")

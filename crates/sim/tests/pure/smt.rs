@@ -1,7 +1,5 @@
 //! Hardware threads that share a core: answers that are known beforehand.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::io::Cursor;
 
 use quell_sim::frames::{Frames, Placement};

@@ -171,7 +171,7 @@ fn a_real_program_can_be_recorded() {
         .arg("/bin/true")
         .status();
     if !run.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED: valgrind is not installed or does not run here");
+        quell_testing::skip("valgrind is not installed or does not run here");
         return;
     }
     let text = std::fs::read(&log).expect("valgrind wrote it");

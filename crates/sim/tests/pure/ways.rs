@@ -1,12 +1,6 @@
 //! Ways that follow what a group misses: a list of changing size next to a stream. The stream has
 //! more of the cache than under the smallest static mask that protects the list as well.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::collections::BTreeMap;
 
 use quell_engine::drive::{Order, Script, drive};

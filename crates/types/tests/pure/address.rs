@@ -1,12 +1,6 @@
 //! The linear algebra against enumeration, maps with unequal regions against brute force, and
 //! colours as published.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;

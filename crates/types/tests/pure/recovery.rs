@@ -1,12 +1,6 @@
 //! Address maps recovered by timing, on machines whose functions are known: published maps replayed
 //! with a fifth of outliers, random functions, and machines where nothing can be recovered.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::convert::Infallible;
 
 use proptest::prelude::*;

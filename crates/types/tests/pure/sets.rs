@@ -1,12 +1,6 @@
 //! The sets of a cache, recovered from what drives lines out, on caches whose functions are known:
 //! linear and hashed ones with a fifth of wrong answers, and caches where nothing can be recovered.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 

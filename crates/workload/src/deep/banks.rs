@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn a_line_from_memory_takes_time_and_keeps_its_contents() {
         let Ok(timer) = Timer::new(Clock::Ticks) else {
-            println!("skipped: this processor flushes no line, or has no counter");
+            quell_testing::skip("this processor flushes no line, or has no counter");
             return;
         };
         let buffer = Buffer::new(Bytes(2 << 20), Pages::Base).unwrap();

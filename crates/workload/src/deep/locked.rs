@@ -198,7 +198,7 @@ mod tests {
         let Ok(memory) = differences() else { return };
         let found = Locked::spread(SIZE, &memory, 8 << 20, WHAT, &mut || Ok(()));
         let Ok(pool) = found else {
-            println!("skipped: physical addresses are hidden");
+            quell_testing::skip("physical addresses are hidden");
             return;
         };
         let mut frames = pool.pieces(12);

@@ -47,7 +47,12 @@ fn misses(spec: &str, steps: u64) -> (u64, u64) {
         .args(["--I1=32768,8,64", "--D1=32768,8,64", "--LL=65536,16,64"])
         .arg(format!("--cachegrind-out-file={}", counts.display()))
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "under_cachegrind", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "witness::under_cachegrind",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(SPEC, spec)
         .env(STEPS, steps.to_string())
         .output()
@@ -75,7 +80,7 @@ fn misses(spec: &str, steps: u64) -> (u64, u64) {
 #[test]
 fn bytes_are_lines_that_cachegrind_counts() {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        println!("skipped: valgrind is not installed");
+        quell_testing::skip("valgrind is not installed");
         return;
     }
     // Program bytes that stand for one line: all of it, or the words stored into it.

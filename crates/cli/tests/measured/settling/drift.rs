@@ -74,7 +74,11 @@ impl Neighbour {
     fn start(machine: &Machine, mib: usize, large: bool) -> Self {
         let out = machine.path(if large { "large" } else { "small" });
         let mut command = Command::new(std::env::current_exe().unwrap());
-        let role = ["--exact", "drift::takes_and_returns_memory", "--ignored"];
+        let role = [
+            "--exact",
+            "settling::drift::takes_and_returns_memory",
+            "--ignored",
+        ];
         command.args(role).env("QUELL_TEST_MIB", mib.to_string());
         command.env("QUELL_TEST_OUT", &out);
         command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -144,7 +148,7 @@ struct Used {
 
 impl Processes {
     fn of(quell: u32) -> Self {
-        let child = |word| colours::child_of(quell, word).unwrap_or(0);
+        let child = |word| crate::common::coloured::child_of(quell, word).unwrap_or(0);
         Self {
             quell,
             keeper: child("__hoard"),
@@ -217,7 +221,7 @@ fn run(machine: &Machine, record: &Path, coloured: bool) -> Running {
         &format!("QUELL_TEST_REST={REST_MS}"),
         &exe,
         "--exact",
-        "checks_its_memory",
+        "settling::checks_its_memory",
         "--ignored",
     ];
     let mut policy =
@@ -235,7 +239,7 @@ fn run(machine: &Machine, record: &Path, coloured: bool) -> Running {
 fn program_of(run: &mut Running, machine: &Machine, right: u64) -> u32 {
     let begun = Instant::now();
     loop {
-        let program = colours::child_of(run.pid(), "checks_its_memory");
+        let program = crate::common::coloured::child_of(run.pid(), "checks_its_memory");
         if let Some(pid) = program.filter(|_| machine.path("found").exists()) {
             let (wrong, all) = wrong(pid);
             if (all - wrong) * 1000 >= all * right {
@@ -274,64 +278,66 @@ fn compacted(program: u32) -> f64 {
     worst
 }
 
-#[test]
-fn colours_stay_right_while_memory_is_compacted() {
-    if !soak() {
-        eprintln!("SKIPPED: for the long run (QUELL_SOAK, in minutes)");
-        return;
-    }
-    let Some(mut machine) = able("drift") else {
-        return;
-    };
-    machine.remember();
-    let minutes = std::env::var("QUELL_SOAK").ok();
-    let minutes: u64 = minutes.and_then(|n| n.parse().ok()).unwrap_or(SHORTEST);
-    let plain = without_colours(&machine);
-    println!("without colours: {plain:.3} % of a CPU");
-    let (record, out) = (machine.path("record"), machine.path("found"));
-    let (mut run, begun) = (run(&machine, &record, true), Instant::now());
-    let program = program_of(&mut run, &machine, 999);
-    println!("right after {:.0} s", begun.elapsed().as_secs_f64());
-    let processes = Processes::of(run.pid());
-    let neighbours = [
-        Neighbour::start(&machine, SMALL, false),
-        Neighbour::start(&machine, LARGE, true),
-    ];
-    println!(
-        "minute right% worst% drifted held stops quell% keeper% watchdog% settlers% large-MiB"
-    );
-    let first = processes.used(begun);
-    let mut before = first;
-    for minute in 1..=minutes.max(SHORTEST) {
-        let worst = compacted(program);
-        assert!(run.alive() && fs::read_to_string(&out).unwrap().ends_with(" false"));
-        let now = processes.used(begun);
-        let (off, all) = wrong(program);
-        let held = counted(processes.keeper);
-        let (drifted, stops) = recorded(&record);
+/// For `make soak`.
+mod long {
+    use super::*;
+
+    #[test]
+    #[ignore = "for the long run"]
+    fn colours_stay_right_while_memory_is_compacted() {
+        let Some(mut machine) = able() else {
+            return;
+        };
+        machine.remember();
+        let minutes = std::env::var("QUELL_SOAK").ok();
+        let minutes: u64 = minutes.and_then(|n| n.parse().ok()).unwrap_or(SHORTEST);
+        let plain = without_colours(&machine);
+        println!("without colours: {plain:.3} % of a CPU");
+        let (record, out) = (machine.path("record"), machine.path("found"));
+        let (mut run, begun) = (run(&machine, &record, true), Instant::now());
+        let program = program_of(&mut run, &machine, 999);
+        println!("right after {:.0} s", begun.elapsed().as_secs_f64());
+        let processes = Processes::of(run.pid());
+        let neighbours = [
+            Neighbour::start(&machine, SMALL, false),
+            Neighbour::start(&machine, LARGE, true),
+        ];
         println!(
-            "{minute} {:.3} {:.3} {drifted} {} {stops} {:.3?} {}",
-            100.0 - 100.0 * off as f64 / all as f64,
-            100.0 - worst,
-            held[2] + held[3],
-            now.since(before).percent(),
-            neighbours[1].rounds().1
+            "minute right% worst% drifted held stops quell% keeper% watchdog% settlers% large-MiB"
         );
-        before = now;
+        let first = processes.used(begun);
+        let mut before = first;
+        for minute in 1..=minutes.max(SHORTEST) {
+            let worst = compacted(program);
+            assert!(run.alive() && fs::read_to_string(&out).unwrap().ends_with(" false"));
+            let now = processes.used(begun);
+            let (off, all) = wrong(program);
+            let held = counted(processes.keeper);
+            let (drifted, stops) = recorded(&record);
+            println!(
+                "{minute} {:.3} {:.3} {drifted} {} {stops} {:.3?} {}",
+                100.0 - 100.0 * off as f64 / all as f64,
+                100.0 - worst,
+                held[2] + held[3],
+                now.since(before).percent(),
+                neighbours[1].rounds().1
+            );
+            before = now;
+        }
+        assert!(neighbours.iter().all(|one| one.rounds().0 > 10));
+        drop(neighbours);
+        let [quell, keeper, watchdog, settlers] = before.since(first).percent();
+        let colours = quell + keeper + watchdog - plain;
+        println!("colours take {colours:.3} % of a CPU, and settlers {settlers:.3} %");
+        program_of(&mut run, &machine, 999);
+        let rounds = fs::read_to_string(&out).unwrap();
+        eventually("it goes on", || fs::read_to_string(&out).unwrap() != rounds);
+        assert!(fs::read_to_string(&out).unwrap().ends_with(" false"));
+        send(run.pid(), Signal::TERM);
+        let done = run.wait();
+        println!("{}", done.err);
+        assert_eq!(done.code, 128 + Signal::TERM.as_raw(), "{done:?}");
+        assert!(colours <= 1.0, "{colours} % of a CPU");
+        machine.unchanged("after the run");
     }
-    assert!(neighbours.iter().all(|one| one.rounds().0 > 10));
-    drop(neighbours);
-    let [quell, keeper, watchdog, settlers] = before.since(first).percent();
-    let colours = quell + keeper + watchdog - plain;
-    println!("colours take {colours:.3} % of a CPU, and settlers {settlers:.3} %");
-    program_of(&mut run, &machine, 999);
-    let rounds = fs::read_to_string(&out).unwrap();
-    eventually("it goes on", || fs::read_to_string(&out).unwrap() != rounds);
-    assert!(fs::read_to_string(&out).unwrap().ends_with(" false"));
-    send(run.pid(), Signal::TERM);
-    let done = run.wait();
-    println!("{}", done.err);
-    assert_eq!(done.code, 128 + Signal::TERM.as_raw(), "{done:?}");
-    assert!(colours <= 1.0, "{colours} % of a CPU");
-    machine.unchanged("after the run");
 }

@@ -5,18 +5,7 @@
 //!
 //! Skipped aloud without root, and where the kernel moves no pages.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
-#[path = "common/colours.rs"]
-mod colours;
-mod common;
-#[path = "common/drift.rs"]
 mod drift;
-#[path = "common/policies.rs"]
 mod policies;
 
 use std::fs::{self, Permissions};
@@ -26,8 +15,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use colours::{PAGE, able, counted, run_of, settle};
-use common::{Machine, Running, eventually, send, soak, status_of};
+use crate::common::coloured::{PAGE, able, counted, run_of, settle};
+use crate::common::{Machine, Running, eventually, send, status_of};
 use quell_kernel::affinity;
 use rustix::process::Signal;
 
@@ -263,7 +252,12 @@ impl Checked {
         let _ = fs::remove_file(&out);
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--exact", "checks_its_memory", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "settling::checks_its_memory",
+                "--ignored",
+                "--nocapture",
+            ])
             .env("QUELL_TEST_MIB", mib.to_string())
             .env("QUELL_TEST_OUT", &out)
             .stdin(Stdio::null())
@@ -345,7 +339,7 @@ const AT_ONCE: [&str; 4] = ["--pace", "100%", "--longest-stop", "100ms"];
 
 #[test]
 fn a_program_with_threads_and_signals_is_settled() {
-    let Some(mut machine) = able("settled") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine, 64, false);
@@ -376,7 +370,7 @@ fn a_program_with_threads_and_signals_is_settled() {
 
 #[test]
 fn a_program_that_forks_stays_intact() {
-    let Some(mut machine) = able("forks") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine, 16, true);
@@ -396,7 +390,7 @@ fn a_program_that_forks_stays_intact() {
 /// Its filter is respected: what it would kill for is not called.
 #[test]
 fn a_program_without_rights_and_with_a_filter_is_settled() {
-    let Some(mut machine) = able("confined") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::confined(&machine, 16, libc::SYS_ptrace);
@@ -436,12 +430,12 @@ fn sockets(pid: u32) -> usize {
 
 /// How far apart the points of death are. The long run has every one.
 fn stride(usual: usize) -> usize {
-    if soak() { 1 } else { usual }
+    if quell_testing::soak() { 1 } else { usual }
 }
 
 #[test]
 fn a_program_survives_a_death_at_every_boundary() {
-    let Some(mut machine) = able("boundaries") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine, 4, false);
@@ -468,7 +462,7 @@ fn a_program_survives_a_death_at_every_boundary() {
 /// thread takes its way back, and the settler's parent puts the pages back.
 #[test]
 fn a_program_survives_the_death_of_the_settler() {
-    let Some(mut machine) = able("settler") else {
+    let Some(mut machine) = able() else {
         return;
     };
     /// Settlers that may die in a row, and the last one.
@@ -509,7 +503,7 @@ fn a_program_survives_the_death_of_the_settler() {
 /// The settler, Quell and its watchdog die: `quell restore` puts the pages back.
 #[test]
 fn a_program_survives_the_death_of_all_three() {
-    let Some(mut machine) = able("all three") else {
+    let Some(mut machine) = able() else {
         return;
     };
     for (n, point) in (1..40).step_by(stride(9)).enumerate() {
@@ -539,7 +533,7 @@ fn is_refused(machine: &Machine, pid: u32, says: &[&str]) {
 
 #[test]
 fn what_cannot_be_settled_is_refused_with_the_reason() {
-    let Some(mut machine) = able("refusals") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine, 4, false);

@@ -22,7 +22,7 @@ fn run_of_colours(machine: &Machine, pid: u32) -> Command {
 
 #[test]
 fn a_policy_moves_pages_into_colours_that_it_holds() {
-    let Some(mut machine) = able("a policy") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine, 16, false);
@@ -78,7 +78,7 @@ fn owners(record: &Path) -> Vec<[u64; 2]> {
 /// The hoard has at most 256 MiB, and programs of no group keep what they have.
 #[test]
 fn pages_leave_reserved_colours_if_the_policy_says_so() {
-    let Some(mut machine) = able("a neighbour's pages") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let critical = Checked::start(&machine, 4, false);
@@ -143,7 +143,7 @@ fn pages_leave_reserved_colours_if_the_policy_says_so() {
 
 #[test]
 fn a_killed_run_of_colours_leaves_nothing() {
-    let Some(mut machine) = able("a killed run") else {
+    let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::start(&machine, 16, false);
@@ -175,7 +175,12 @@ fn run_out_of_colours(machine: &Machine, coloured: &str) -> (Command, String) {
     let _ = fs::remove_file(&out);
     let exe = std::env::current_exe().unwrap().display().to_string();
     let set = format!("QUELL_TEST_OUT={out}");
-    let role = ["--exact", "checks_its_memory", "--ignored", "--nocapture"];
+    let role = [
+        "--exact",
+        "settling::checks_its_memory",
+        "--ignored",
+        "--nocapture",
+    ];
     let words = [&["env", "QUELL_TEST_MIB=48", &set, &exe], &role[..]].concat();
     let policy = format!(
         "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 'any'\ncommand = {words:?}\n\
@@ -187,7 +192,7 @@ fn run_out_of_colours(machine: &Machine, coloured: &str) -> (Command, String) {
 
 #[test]
 fn a_group_that_runs_out_of_colours_spills() {
-    let Some(mut machine) = able("a spill") else {
+    let Some(mut machine) = able() else {
         return;
     };
     machine.remember();
@@ -195,7 +200,9 @@ fn a_group_that_runs_out_of_colours_spills() {
     let mut run = Running::start(&mut command);
     eventually("the program runs", || fs::exists(&out).unwrap());
     eventually("its promise falls", || {
-        common::status().to_string().contains("which were used up")
+        crate::common::status()
+            .to_string()
+            .contains("which were used up")
     });
     assert!(run.alive(), "a spill ends nothing");
     let looked = fs::read_to_string(&out).unwrap();
@@ -210,7 +217,7 @@ fn a_group_that_runs_out_of_colours_spills() {
 
 #[test]
 fn a_group_that_is_to_fail_without_colours_ends_the_run() {
-    let Some(mut machine) = able("a failure") else {
+    let Some(mut machine) = able() else {
         return;
     };
     machine.remember();

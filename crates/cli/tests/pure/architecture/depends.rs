@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::imports::{crates, program, sources};
+use crate::architecture::imports::{crates, program, sources};
 
 /// Whether a source names a crate: `name::`, or `use name as` something.
 fn names(text: &str, name: &str) -> bool {
@@ -54,6 +54,9 @@ fn every_dependency_is_used() {
 fn a_crate_is_named_by_its_paths_alone() {
     assert!(names("let a = libc::SIGTERM;", "libc"));
     assert!(names("use regex as re;", "regex"));
-    assert!(!names("use crate::toml::read; let toml = 1;", "toml"));
+    assert!(!names(
+        "use crate::architecture::toml::read; let toml = 1;",
+        "toml"
+    ));
     assert!(!names("anyhow_like::b", "anyhow") && !names("my_toml::b", "toml"));
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use crate::imports::{crates, sources};
+use crate::architecture::imports::{crates, sources};
 
 /// The largest size of `docs/architecture.md`, in bytes.
 const OVERVIEW: usize = 8192;

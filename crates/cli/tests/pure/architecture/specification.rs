@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use super::imports::{crates, sources};
+use crate::architecture::imports::{crates, sources};
 
 /// A row: `` - **UNDO-07** `held` A requirement. *By:* a test. ``
 struct Row {

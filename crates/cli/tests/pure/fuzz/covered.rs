@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::TARGETS;
+use crate::fuzz::TARGETS;
 
 /// What a source that parses something contains.
 const WORDS: [&str; 8] = [

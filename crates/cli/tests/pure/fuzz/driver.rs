@@ -13,8 +13,8 @@ use quell_types::rng::Rng;
 use quell_types::units::Nanos;
 use rustix::time::ClockId;
 
-use crate::damage::Damage;
-use crate::regressions::REGRESSIONS;
+use crate::fuzz::damage::Damage;
+use crate::fuzz::regressions::REGRESSIONS;
 
 /// A parser, what it reads, and how it is checked.
 pub struct Target {
@@ -185,7 +185,7 @@ fn number(name: &str) -> Option<u64> {
 /// Tries the seeds as they are, the regressions, and damaged ones.
 pub fn run(target: &'static Target) {
     quiet();
-    let soak = std::env::var_os("QUELL_SOAK").is_some();
+    let soak = quell_testing::soak();
     let seconds = number("QUELL_FUZZ_SECONDS").or(soak.then_some(60));
     let clock = || {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

@@ -34,8 +34,8 @@ use quell_types::units::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::seeds;
-use crate::texts::{same_json, text};
+use crate::fuzz::seeds;
+use crate::fuzz::texts::{same_json, text};
 
 /// Machines that policies are planned on.
 fn machines() -> &'static [Inventory] {

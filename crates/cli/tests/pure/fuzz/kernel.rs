@@ -19,7 +19,7 @@ use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
 use quell_types::task::{TaskId, TaskMatch};
 
-use crate::texts::text;
+use crate::fuzz::texts::text;
 
 /// Every file there is says the same, every directory has the same names in it.
 struct Everywhere {

@@ -12,12 +12,6 @@
 //! An input that fails is written to a file and printed as a line for `regressions.rs`, where it
 //! is tried first from then on.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 mod covered;
 mod damage;
 mod driver;

@@ -18,7 +18,7 @@ use quell_types::partition::MapOrigin;
 use quell_types::task::TaskId;
 use quell_types::units::Nanos;
 
-use crate::files;
+use crate::fuzz::files;
 
 fn each(all: &[&str]) -> Vec<Vec<u8>> {
     all.iter().map(|text| text.as_bytes().to_vec()).collect()
@@ -124,7 +124,7 @@ pub fn generator() -> Vec<Vec<u8>> {
         "lattice",
     ])
     .into_iter()
-    .filter(|seed| crate::texts::generator(seed) == Ok(true))
+    .filter(|seed| crate::fuzz::texts::generator(seed) == Ok(true))
     .collect()
 }
 

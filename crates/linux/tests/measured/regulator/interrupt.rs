@@ -2,8 +2,8 @@
 
 use quell_linux::brake::Decides;
 
-use super::counted::Counted;
 use super::*;
+use crate::counted::Counted;
 
 const PERIOD: Nanos = Nanos::millis(1);
 
@@ -21,7 +21,7 @@ fn throttle(busy: &Busy, percent: u64, decides: Decides) -> Option<Brake> {
     };
     let brake = busy.brake(&regulation, Box::new(meter), Arc::new(|_| true), &pool());
     if brake.decides != decides {
-        eprintln!("SKIPPED: the kernel does not take a program for the counter's interrupt");
+        quell_testing::skip("the kernel does not take a program for the counter's interrupt");
         return None;
     }
     Some(brake)
@@ -133,7 +133,7 @@ fn one_event_is_decided_about_in_its_interrupt() {
     };
     let brake = busy.brake(&regulation, meter, Arc::new(|_| true), &pool());
     if brake.decides == Decides::Thread {
-        eprintln!("SKIPPED: the kernel does not take a program for the counter's interrupt");
+        quell_testing::skip("the kernel does not take a program for the counter's interrupt");
         return;
     }
     sleep(Duration::from_secs(2));

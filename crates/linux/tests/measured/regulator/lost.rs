@@ -8,7 +8,7 @@ fn a_brake_that_is_moved_goes_back() {
         return;
     };
     let Some(other) = busy.other_cpu() else {
-        return eprintln!("SKIPPED moved: only one CPU");
+        return quell_testing::skip("only one CPU");
     };
     let brake = busy.throttle(Share::percent(10), Nanos::millis(5));
     sleep(Duration::from_millis(50));
@@ -28,7 +28,7 @@ fn a_brake_whose_cpu_is_taken_away_ends() {
         return;
     };
     let Some(other) = busy.other_cpu() else {
-        return eprintln!("SKIPPED exiled: only one CPU");
+        return quell_testing::skip("only one CPU");
     };
     let brake = busy.throttle(Share::percent(10), Nanos::millis(1));
     sleep(Duration::from_millis(50));

@@ -6,8 +6,6 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-#[path = "../common/counted.rs"]
-mod counted;
 mod directions;
 mod interrupt;
 mod lost;
@@ -64,7 +62,7 @@ impl Busy {
     /// The same on several CPUs, the highest ones.
     fn several(name: &str, cpus: usize) -> Option<Vec<Self>> {
         let skip = |why: &str| {
-            eprintln!("SKIPPED {name}: {why}");
+            quell_testing::skip(why);
             None
         };
         if !quell_kernel::is_root() {

@@ -16,7 +16,7 @@ use quell_linux::brake::{Brake, Lost};
 use quell_types::options::{After, Idle};
 use quell_types::units::{Lines, Nanos, Share};
 
-use crate::{Busy, pool};
+use crate::regulator::{Busy, pool};
 
 /// Budget of each CPU, as a share of its time.
 const BUDGET: f64 = 0.1;

@@ -1,11 +1,5 @@
 //! The experiment language, by examples: what is read ([`configurations`]: how they expand) and
 //! what is answered to [`mistakes`].
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 mod configurations;
 mod mistakes;
 mod published;
@@ -18,7 +12,7 @@ use quell_policy::{Bandwidth, CpusWanted, Role};
 use quell_types::stats::Better;
 use quell_types::units::{Nanos, Share};
 
-const NEIGHBOUR: &str = include_str!("../../../../experiments/neighbour.toml");
+const NEIGHBOUR: &str = include_str!("../../../../../experiments/neighbour.toml");
 
 const SUBJECTS: &str = r#"quell = 1
 [subject.db]
@@ -247,7 +241,7 @@ fn a_condition_reads_as_it_was_written() {
 
 #[test]
 fn a_simulated_machine_releases_tasks_as_often_as_is_said() {
-    const CAT: &str = include_str!("../../../../experiments/apollolake-cat.toml");
+    const CAT: &str = include_str!("../../../../../experiments/apollolake-cat.toml");
     let written = Experiment::parse(CAT, "e.toml").unwrap();
     let period = |experiment: &Experiment| match experiment.subjects["rta"].run {
         Some(Workload::Periodic {

@@ -11,8 +11,8 @@ use quell_sim::board::Board;
 use quell_sim::profile::Profile;
 use quell_types::units::{Lines, Nanos, Rate};
 
-use crate::regulation::{PERIOD, regulation};
-use crate::{cpus, group, measure, sim, step, subject};
+use crate::backend::regulation::{PERIOD, regulation};
+use crate::backend::{cpus, group, measure, sim, step, subject};
 
 fn apart(reads: Rate, writes: Rate, on: &str) -> Regulation {
     let writes = Lines::at(writes, PERIOD);

@@ -98,7 +98,7 @@ const GOLDEN: &str = "fnv1a64:af4e4a851f879265";
 #[test]
 fn a_seed_gives_the_same_result_on_any_number_of_threads() {
     let (first, value) = result(7, 1);
-    for machines in [1, 2, 5] {
+    for machines in [2, 5] {
         assert_eq!(result(7, machines).0, first, "{machines}");
     }
     assert_eq!(first, GOLDEN);

@@ -11,7 +11,7 @@ use quell_types::mechanism::Mechanism;
 use quell_types::partition::{ColourChoice, Divides, Mask};
 use quell_types::units::{Bytes, Nanos, Share};
 
-use crate::{cpus, group, measure, rate, sim, step, subject};
+use crate::backend::{cpus, group, measure, rate, sim, step, subject};
 
 fn sim_of(name: &str) -> Sim {
     Sim::new(Board::of(Profile::built_in(name).unwrap()).unwrap(), 1).unwrap()

@@ -5,7 +5,7 @@ use quell_record::backend::{Backend, Program};
 use quell_record::measurement::Measurement;
 use quell_types::units::Nanos;
 
-use crate::{measure, rate, sim, subject};
+use crate::backend::{measure, rate, sim, subject};
 
 const MS: Nanos = Nanos::millis(1);
 

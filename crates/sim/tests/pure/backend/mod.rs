@@ -1,11 +1,5 @@
 //! What the engine may rely on, on the simulated machine. `crates/linux/tests/conformance` and
-//! `crates/linux/tests/regulator.rs` test the same promises on Linux.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+//! `crates/linux/tests/measured/regulator.rs` test the same promises on Linux.
 
 mod apart;
 mod determinism;

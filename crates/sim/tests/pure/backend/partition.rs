@@ -5,7 +5,7 @@ use quell_record::backend::{Backend, Program, Seen};
 use quell_types::task::TaskMatch;
 use quell_types::units::Nanos;
 
-use crate::{cpus, group, measure, rate, sim, step, subject};
+use crate::backend::{cpus, group, measure, rate, sim, step, subject};
 
 const MS: Nanos = Nanos::millis(1);
 

@@ -11,8 +11,8 @@ use quell_types::options::Split;
 use quell_types::options::{After, Idle};
 use quell_types::units::{Lines, Nanos, Rate, Share};
 
-use crate::regulation::{PERIOD, regulation, stream};
-use crate::{group, measure, rate, sim, step, subject};
+use crate::backend::regulation::{PERIOD, regulation, stream};
+use crate::backend::{group, measure, rate, sim, step, subject};
 
 const RESERVE: Rate = Rate(1_000_000_000);
 const NOISE: Rate = Rate(500_000_000);

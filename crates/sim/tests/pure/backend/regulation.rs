@@ -10,7 +10,7 @@ use quell_sim::board::Board;
 use quell_types::options::Split;
 use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
-use crate::{Outcome, cpus, group, measure, rate, sim, step, subject};
+use crate::backend::{Outcome, cpus, group, measure, rate, sim, step, subject};
 
 pub(crate) const PERIOD: Nanos = Nanos::millis(1);
 

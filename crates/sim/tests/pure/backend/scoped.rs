@@ -12,8 +12,8 @@ use quell_sim::Sim;
 use quell_types::options::{After, Idle};
 use quell_types::units::{Lines, Nanos, Rate, Share};
 
-use crate::regulation::{regulation, stream};
-use crate::{Outcome, group, measure, rate, sim, step, subject};
+use crate::backend::regulation::{regulation, stream};
+use crate::backend::{Outcome, group, measure, rate, sim, step, subject};
 
 const STREAM: &str = "bandwidth:write,size=32MiB";
 

@@ -12,7 +12,7 @@ use quell_sim::board::Board;
 use quell_sim::profile::Profile;
 use quell_types::units::Nanos;
 
-use crate::subject;
+use crate::backend::subject;
 
 const FRAME: Nanos = Nanos::millis(10);
 /// Frames that are left out at the beginning, in which caches fill and the first debts arise; and

@@ -1,0 +1,24 @@
+//! Tests of the command line that change the machine: one at a time, next to those in the lab.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod attached;
+mod colours;
+mod combined;
+#[path = "../common/mod.rs"]
+mod common;
+mod direct;
+mod hoard;
+mod input;
+mod look;
+mod memory;
+mod pages;
+mod paging;
+mod programs;
+mod speaks;
+mod stages;
+mod units;

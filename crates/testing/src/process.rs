@@ -1,0 +1,172 @@
+//! One test in a process of its own: its output, its skips, its end, its CPU time.
+
+use std::fs::File;
+use std::io::{Read, Result, Seek};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use quell_testing::SKIPS;
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, Signal};
+
+/// What a process came to.
+#[derive(Debug)]
+pub struct Ended {
+    /// Exit 0 within its time.
+    pub passed: bool,
+    /// Why not, where its output does not say it.
+    pub why: Option<String>,
+    /// Lines as [`quell_testing::skip`] writes them.
+    pub skips: String,
+    /// Both streams as they came.
+    pub output: String,
+    /// How long it took.
+    pub wall: Duration,
+    /// CPU time of it and of all processes below it that it waited for.
+    pub cpu: Duration,
+}
+
+/// Runs a command to its end. What is left of its process group afterwards is killed. Its output is
+/// kept in memory: a full disk hides nothing.
+pub fn run(command: &mut Command, longest: Duration) -> Result<Ended> {
+    let output = memory("output")?;
+    let skips = memory("skips")?;
+    // The test opens this process's file: a number that it inherits would pass on to its programs.
+    let path = format!(
+        "/proc/{}/fd/{}",
+        std::process::id(),
+        skips.as_fd().as_raw_fd()
+    );
+    command
+        .env(SKIPS, path)
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output.try_clone()?)
+        .process_group(0);
+    // SAFETY: one system call between fork and exec. The thread that starts a test waits for it.
+    unsafe {
+        command.pre_exec(|| {
+            let killed = Some(Signal::KILL);
+            rustix::process::set_parent_process_death_signal(killed).map_err(Into::into)
+        });
+    }
+    let began = Instant::now();
+    let child = command.spawn()?;
+    let pid = Pid::from_child(&child);
+    let (mut late, mut pause) = (false, Duration::from_micros(500));
+    while !ended(pid)? {
+        if began.elapsed() > longest {
+            late = true;
+            let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+    let wall = began.elapsed();
+    // It is not waited for yet, so its number is still its own.
+    let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+    let (status, cpu) = reaped(pid)?;
+    let why = match status.signal() {
+        _ if late => Some(format!("not ended after {longest:?}")),
+        Some(signal) => Some(format!("ended by signal {signal}")),
+        None => None,
+    };
+    Ok(Ended {
+        passed: status.success(),
+        why,
+        skips: text(skips)?,
+        output: text(output)?,
+        wall,
+        cpu,
+    })
+}
+
+fn memory(name: &str) -> Result<File> {
+    Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?.into())
+}
+
+fn text(mut file: File) -> Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Whether it has ended; it stays to be waited for.
+fn ended(pid: Pid) -> Result<bool> {
+    use rustix::process::{WaitId, WaitIdOptions};
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(rustix::process::waitid(WaitId::Pid(pid), options)?.is_some())
+}
+
+/// Waits for an ended process: its status and CPU time.
+fn reaped(pid: Pid) -> Result<(ExitStatus, Duration)> {
+    let mut status = 0;
+    // SAFETY: all zeros is a value of this structure of numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are to live values of the types that wait4(2) writes.
+    let waited = unsafe { libc::wait4(pid.as_raw_nonzero().get(), &mut status, 0, &mut usage) };
+    if waited < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    let cpu = Duration::from_secs_f64(seconds(usage.ru_utime) + seconds(usage.ru_stime));
+    Ok((ExitStatus::from_raw(status), cpu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, longest: Duration) -> Ended {
+        run(Command::new("sh").args(["-c", script]), longest).unwrap()
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn output_and_skips_of_a_process_are_kept_apart() {
+        let ended = shell(
+            "echo out; echo err >&2; echo all no root >>$QUELL_TEST_SKIPS",
+            LONG,
+        );
+        assert!(ended.passed && ended.why.is_none(), "{ended:?}");
+        assert_eq!(ended.output, "out\nerr\n");
+        assert_eq!(ended.skips, "all no root\n");
+    }
+
+    #[test]
+    fn a_process_that_fails_or_is_killed_is_told() {
+        let ended = shell("exit 3", LONG);
+        assert!(!ended.passed && ended.why.is_none(), "{ended:?}");
+        let ended = shell("kill -9 $$", LONG);
+        assert!(!ended.passed, "{ended:?}");
+        assert_eq!(ended.why.as_deref(), Some("ended by signal 9"));
+    }
+
+    #[test]
+    fn a_process_that_does_not_end_is_killed_with_its_group() {
+        let ended = shell("sleep 600 & echo $!; wait", Duration::from_millis(200));
+        assert!(!ended.passed, "{ended:?}");
+        let left = ended
+            .output
+            .trim()
+            .parse()
+            .ok()
+            .and_then(Pid::from_raw)
+            .unwrap();
+        let gone = || rustix::process::test_kill_process(left).is_err() || zombie(left);
+        let began = Instant::now();
+        while !gone() {
+            assert!(began.elapsed() < LONG, "{left:?} is left");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn zombie(pid: Pid) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+        stat.is_ok_and(|stat| stat.contains(") Z "))
+    }
+}

@@ -1,0 +1,12 @@
+//! Tests that need neither rights nor silence: any order, side by side.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod address;
+mod maps;
+mod recovery;
+mod sets;
