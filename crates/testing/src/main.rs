@@ -252,7 +252,7 @@ fn tests(top: &Path, cargo: &str, soak: bool) -> std::io::Result<Vec<Test>> {
         for test in runs.into_iter().chain(long) {
             all.push(Test {
                 name: format!("{}::{test}", program.name),
-                class: Class::of(&program.target, &test),
+                class: Class::of(&program.package, &program.target, &test),
                 program: program.path.clone(),
                 arguments: [
                     "--exact",

@@ -12,6 +12,8 @@ use serde::Deserialize;
 pub struct Program {
     /// `PACKAGE/TARGET`.
     pub name: String,
+    /// The package's folder by name.
+    pub package: String,
     /// The target: `lib` for unit tests of a library.
     pub target: String,
     /// The package's folder, in which its tests run.
@@ -72,6 +74,7 @@ fn program(message: serde_json::Value) -> Option<Program> {
     };
     Some(Program {
         name: format!("{package}/{target}"),
+        package,
         target,
         folder,
         path,

@@ -133,6 +133,20 @@ fn few_banks_are_no_slow_lines() {
     }
 }
 
+/// No conflict with such a page is drawn, so that all conflicts agree in the bit.
+#[test]
+fn a_bit_that_few_pages_differ_in_is_none_of_the_bank() {
+    for few in [8, 64] {
+        let mut machine = Machine::new(&BANKS, 32);
+        let low = |machine: &mut Machine| machine.random.below(1 << 19) << 12;
+        let mut pages: Vec<u64> = (0..4096).map(|_| low(&mut machine)).collect();
+        pages.iter_mut().take(few).for_each(|page| *page |= 1 << 31);
+        let known = machine.functions.clone();
+        let found = machine.recover(&Pool::new(pages, 12));
+        assert_eq!(span(&found), Some(known), "{few} pages: {found:?}");
+    }
+}
+
 #[test]
 fn frames_behind_other_frames_are_hidden() {
     // A host gives its guest pages of 4 KiB or 2 MiB anywhere.

@@ -1,4 +1,4 @@
-//! Tests that need neither rights nor silence: any order, side by side.
+//! Tests that need the CPUs of the machine: one at a time.
 
 #![allow(
     clippy::unwrap_used,
