@@ -93,8 +93,9 @@ imports:
 
 # What the tests use besides Rust; left alone where it is there or cannot be had.
 deps:
-	@command -v redis-server >/dev/null && command -v redis-benchmark >/dev/null && command -v stress-ng >/dev/null && \
-	command -v cyclictest >/dev/null && command -v sqlite3 >/dev/null && command -v cpio >/dev/null && command -v numactl >/dev/null && command -v valgrind >/dev/null && command -v shellcheck >/dev/null || \
+	@missing=; for program in redis-server redis-benchmark stress-ng cyclictest sqlite3 valgrind cpio numactl shellcheck; do \
+	  command -v $$program >/dev/null || missing=$$program; done; \
+	test -z "$$missing" || \
 	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; } || \
 	echo "SKIPPED: $(PACKAGES) cannot be installed here; what needs them will skip"

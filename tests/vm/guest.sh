@@ -551,7 +551,7 @@ done_with_all
 rmdir $CG/user.slice/x $CG/user.slice
 echo "-cpu -cpuset" >$CG/cgroup.subtree_control
 
-# tests/regulator is not among them: the shares it judges need real time, which this machine may not have.
+# tests/measured/regulator is not among them: the shares it judges need real time, which this machine may not have.
 for test in live watchdog conformance; do
     # Of the bodies on every arm, those on this kernel: the model is the same everywhere.
     only=

@@ -33,7 +33,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use qemu::{Block, Instruction, Register, Word};
-use quell_lab::emul::{After, Answer, Machine, Operand, Topology};
+use quell_lab::emul::{After, Answer, Machine, Operand, Topology, WATCH};
 use quell_lab::profile::Profile;
 
 /// The version of the plugin interface that this is made for; QEMU reads it.
@@ -61,10 +61,6 @@ static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 /// Whether the kernel proper has begun. Code before it (firmware, and what unpacks the kernel)
 /// fills no cache: there is much of it, and no program measures it.
 static KERNEL: AtomicBool = AtomicBool::new(false);
-
-/// The register by which the guest says whether it is watched: 1 or 0. Intel leaves the numbers
-/// around it to whoever emulates a processor.
-const WATCH: u32 = 0x4000_00f0;
 
 /// Whether loads, stores and lines are seen.
 static WATCHED: AtomicBool = AtomicBool::new(false);
@@ -120,12 +116,12 @@ pub unsafe extern "C" fn qemu_plugin_install(
         }
     }
     ID.store(id, Relaxed);
-    register(std::ptr::null_mut());
+    subscribe(std::ptr::null_mut());
     0
 }
 
 /// Asks for what is to be seen: at the beginning, and after each reset.
-extern "C" fn register(_: *mut c_void) {
+extern "C" fn subscribe(_: *mut c_void) {
     let id = ID.load(Relaxed);
     // SAFETY: the callbacks have the types of the interface, and live as long as the library, which
     // is never unloaded.
@@ -550,7 +546,7 @@ extern "C" fn on_write_register(cpu: c_uint, next: *mut c_void) {
     if low(RCX) == WATCH {
         if WATCHED.swap(value == 1, Relaxed) != (value == 1) {
             // SAFETY: QEMU resets once no CPU runs code.
-            unsafe { qemu::qemu_plugin_reset(ID.load(Relaxed), register, std::ptr::null_mut()) };
+            unsafe { qemu::qemu_plugin_reset(ID.load(Relaxed), subscribe, std::ptr::null_mut()) };
         }
         skip_to(next);
     }

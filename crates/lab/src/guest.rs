@@ -24,12 +24,18 @@ const CHANNEL: [&str; 6] = [
     "virtio_console",
 ];
 
-/// Says whether the emulated processor sees loads, stores and lines. Everything is several times
-/// faster where it does not; caches and counters stand still meanwhile.
-const WATCH: &[u8] = br"#!/bin/sh
+/// `lab-watch`: whether the emulated processor sees loads, stores and lines. Everything is several
+/// times faster where it does not; caches and counters stand still meanwhile.
+fn watch() -> Vec<u8> {
+    format!(
+        r"#!/bin/sh
 case $1 in on) value='\1' ;; off) value='\0' ;; *) echo 'lab-watch on|off' >&2; exit 2 ;; esac
-printf $value'\0\0\0\0\0\0\0' | dd of=/dev/cpu/0/msr bs=8 seek=$((0x400000f0)) oflag=seek_bytes conv=notrunc 2>/dev/null
-";
+printf $value'\0\0\0\0\0\0\0' | dd of=/dev/cpu/0/msr bs=8 seek={} oflag=seek_bytes conv=notrunc 2>/dev/null
+",
+        crate::emul::WATCH
+    )
+    .into_bytes()
+}
 
 impl Lab {
     /// The guest's file system.
@@ -67,7 +73,7 @@ impl Lab {
         if profile.is_some() {
             // Tools read registers by it (/dev/cpu/N/msr).
             modules.push("msr");
-            image.file("bin/lab-watch", 0o755, WATCH.to_vec());
+            image.file("bin/lab-watch", 0o755, watch());
         }
         if self.guest.swap == Swap::Zram {
             modules.extend([

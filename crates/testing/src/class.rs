@@ -5,7 +5,7 @@
 const MACHINE: [&str; 3] = ["kernel", "linux", "workload"];
 
 /// What may run next to a test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Needs nothing: no rights, any order, next to anything.
     Pure,

@@ -53,7 +53,6 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
                 .ok_or(format!("{argument} needs a value\n{USAGE}"))
         };
         match argument.as_str() {
-            "--help" => return Err(USAGE.to_owned()),
             "--soak" => options.soak = true,
             "--list" => options.list = true,
             "--write-seconds" => options.write_seconds = true,
@@ -96,6 +95,10 @@ impl Test {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().any(|argument| argument == "--help") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     let failed = options(std::env::args().skip(1)).and_then(|options| tested(&options));
     match failed {
         Ok(false) => ExitCode::SUCCESS,
@@ -357,11 +360,7 @@ fn word(outcome: &Outcome) -> &'static str {
 fn results(ran: &[Done]) -> String {
     let mut text = String::new();
     for done in ran {
-        let reasons = match &done.outcome {
-            Outcome::Skipped(reason) => reason.clone(),
-            Outcome::Passed(parts) => parts.join("; "),
-            _ => String::new(),
-        };
+        let reasons = verdict::reasons(done).join("; ");
         let (class, word) = (done.class.name(), word(&done.outcome));
         let _ = writeln!(
             text,

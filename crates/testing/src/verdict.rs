@@ -139,7 +139,7 @@ fn minutes(text: &mut String, all: &[Done]) {
 }
 
 /// The reasons for which a test or a part of it was skipped.
-fn reasons(done: &Done) -> Vec<&str> {
+pub fn reasons(done: &Done) -> Vec<&str> {
     match &done.outcome {
         Outcome::Skipped(reason) => vec![reason],
         Outcome::Passed(parts) => parts.iter().map(String::as_str).collect(),

@@ -33,6 +33,10 @@ pub use identity::Answer;
 pub use operand::Operand;
 use pmu::{Event, Pmu};
 
+/// The register by which the guest says whether its loads, stores and lines are to be seen: 1 or 0.
+/// Intel leaves the numbers around it to whoever emulates a processor.
+pub const WATCH: u32 = 0x4000_00f0;
+
 /// How many CPUs there are, and which of them share a core or socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Topology {

@@ -2,7 +2,7 @@
 //! measurement, not a test:
 //!
 //! ```sh
-//! cargo test -p quell-linux --test edges -- --ignored --nocapture means
+//! cargo test -p quell-linux --test measured -- --ignored --nocapture edges::means
 //! ```
 //!
 //! It needs root and two CPUs, and takes the last one. What it stops are its own programs.

@@ -1,5 +1,5 @@
 //! Every published map: what of it pages of each size can choose. `QUELL_BLESS=1 cargo test -p
-//! quell-types --test maps` writes the text anew.
+//! quell-types --test pure` writes the text anew.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

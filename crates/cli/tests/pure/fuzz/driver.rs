@@ -166,7 +166,7 @@ fn report(target: &Target, input: &[u8], why: &str, seed: u64) -> ! {
     std::fs::write(&path, &least).unwrap();
     let line = format!("(\"{}\", b\"{}\"),", target.name, least.escape_ascii());
     panic!(
-        "{} ({}), seed {seed}: {why}\n{}\nthe input is in {}; a line for tests/fuzz/regressions.rs:\n{line}",
+        "{} ({}), seed {seed}: {why}\n{}\nthe input is in {}; a line for tests/pure/fuzz/regressions.rs:\n{line}",
         target.name,
         target.reads,
         tried(target, &least).map_or_else(|why| why, |_| "at times".to_owned()),

@@ -6,7 +6,7 @@
 //! first key. `make test` tries a fixed number of inputs of each, `make soak` a minute of each.
 //!
 //! - `QUELL_SOAK=1`: a minute of each target, from a seed of the clock, which is printed.
-//! - `QUELL_FUZZ_SECONDS=600 cargo test -p quell --test fuzz NAME`: longer, of one target.
+//! - `QUELL_FUZZ_SECONDS=600 cargo test -p quell --test pure fuzz::NAME`: longer, of one target.
 //! - `QUELL_FUZZ_SEED=N`: the inputs of that seed again.
 //!
 //! An input that fails is written to a file and printed as a line for `regressions.rs`, where it
