@@ -295,7 +295,7 @@ fn put_pair(value: u64) {
     put(RDX, value >> 32);
 }
 
-#[inline]
+#[inline(always)]
 fn after(after: After) {
     if after.interrupt
         && let Some(interrupts) = &plugin().interrupts
@@ -418,13 +418,17 @@ extern "C" fn on_translation(block: *mut Block, _: *mut c_void) {
                 );
             }
             if watched {
-                qemu::qemu_plugin_register_vcpu_mem_cb(
-                    instruction,
-                    on_access,
-                    qemu::NO_REGISTERS,
-                    qemu::LOADS_AND_STORES,
-                    flag,
-                );
+                let kinds: [(qemu::OnAccess, c_int); 2] =
+                    [(on_load, qemu::LOADS), (on_store, qemu::STORES)];
+                for (callback, kind) in kinds {
+                    qemu::qemu_plugin_register_vcpu_mem_cb(
+                        instruction,
+                        callback,
+                        qemu::NO_REGISTERS,
+                        kind,
+                        flag,
+                    );
+                }
             }
         }
         let plugin = plugin();
@@ -468,14 +472,22 @@ extern "C" fn on_block(cpu: c_uint, note: *mut c_void) {
     ));
 }
 
-extern "C" fn on_access(cpu: c_uint, info: u32, address: u64, user: *mut c_void) {
+extern "C" fn on_load(cpu: c_uint, info: u32, address: u64, user: *mut c_void) {
+    access(cpu, info, address, user, false);
+}
+
+extern "C" fn on_store(cpu: c_uint, info: u32, address: u64, user: *mut c_void) {
+    access(cpu, info, address, user, true);
+}
+
+#[inline(always)]
+fn access(cpu: c_uint, info: u32, address: u64, user: *mut c_void, store: bool) {
     let machine = &plugin().machine;
-    // SAFETY: the call concerns the access that QEMU has just reported.
-    let store = unsafe { qemu::qemu_plugin_mem_is_store(info) };
     if machine.repeats(cpu as usize, address, store, !user.is_null()) {
         return;
     }
-    // SAFETY: as above. The handle is used only here.
+    // SAFETY: the call concerns the access that QEMU has just reported. The handle is used only
+    // here.
     let physical = unsafe {
         let handle = qemu::qemu_plugin_get_hwaddr(info, address);
         if handle.is_null() || qemu::qemu_plugin_hwaddr_is_io(handle) {

@@ -73,8 +73,10 @@ pub const READ_REGISTERS: c_int = 1;
 pub const WRITE_REGISTERS: c_int = 2;
 /// The same, and it may write the program counter.
 pub const WRITE_REGISTERS_AND_PC: c_int = 3;
-/// Which accesses get a callback: loads and stores.
-pub const LOADS_AND_STORES: c_int = 3;
+/// Which accesses get a callback: loads.
+pub const LOADS: c_int = 1;
+/// Which accesses get a callback: stores.
+pub const STORES: c_int = 2;
 /// A condition for a callback: not equal.
 pub const NOT_EQUAL: c_int = 3;
 
@@ -126,7 +128,6 @@ unsafe extern "C" {
     pub fn qemu_plugin_insn_data(insn: *const Instruction, into: *mut c_void, len: usize) -> usize;
     pub fn qemu_plugin_insn_size(insn: *const Instruction) -> usize;
     pub fn qemu_plugin_insn_vaddr(insn: *const Instruction) -> u64;
-    pub fn qemu_plugin_mem_is_store(info: u32) -> bool;
     pub fn qemu_plugin_get_hwaddr(info: u32, vaddr: u64) -> *mut PhysicalAddress;
     pub fn qemu_plugin_hwaddr_is_io(address: *const PhysicalAddress) -> bool;
     pub fn qemu_plugin_hwaddr_phys_addr(address: *const PhysicalAddress) -> u64;

@@ -85,10 +85,108 @@ impl Masks {
     }
 }
 
+/// No line: a line's number is shorter than an address.
+const NONE: u64 = u64::MAX;
+
+/// A first-level cache.
 #[derive(Debug)]
 struct First {
-    data: Cache,
-    code: Cache,
+    cache: Mutex<Cache>,
+    /// Of the lines that share a set: the one that was used last, shifted left, its lowest bit set
+    /// where it is known to be modified. Using it again changes nothing, so that most accesses end
+    /// here.
+    recent: Vec<AtomicU64>,
+}
+
+impl First {
+    fn new(shape: &Shape) -> Result<Self, Error> {
+        let cache = shape.cache(1)?;
+        let sets = shape.size.0 / (u64::from(shape.ways) * LINE);
+        // Lines that share a set then share an entry, whatever the number of sets is.
+        let entries = 1u64 << sets.trailing_zeros();
+        Ok(Self {
+            cache: Mutex::new(cache),
+            recent: (0..entries).map(|_| AtomicU64::new(NONE)).collect(),
+        })
+    }
+
+    #[inline]
+    fn recent(&self, line: u64) -> &AtomicU64 {
+        // A power of two, and smaller than the address space.
+        &self.recent[line as usize & (self.recent.len() - 1)]
+    }
+
+    /// Whether the line is there. If so, it is used.
+    #[inline]
+    fn lookup(&self, address: u64, write: bool) -> bool {
+        let line = address / LINE;
+        let recent = self.recent(line);
+        let last = recent.load(Relaxed);
+        if last == line << 1 | 1 || (last == line << 1 && !write) {
+            return true;
+        }
+        self.search(address, write)
+    }
+
+    #[inline(never)]
+    fn search(&self, address: u64, write: bool) -> bool {
+        let mut cache = lock(&self.cache);
+        let found = cache.lookup(address, write, 0).is_some();
+        if found {
+            let line = address / LINE;
+            (self.recent(line)).store(line << 1 | u64::from(write), Relaxed);
+        }
+        found
+    }
+
+    /// Fills in a line that is not there. Returns the modified line that left.
+    fn fill(&self, address: u64, write: bool) -> Option<Victim> {
+        let mut cache = lock(&self.cache);
+        let filled = cache.fill(address, write, 0);
+        let line = address / LINE;
+        (self.recent(line)).store(line << 1 | u64::from(write), Relaxed);
+        match filled {
+            Fill::Done { victim, .. } => victim.filter(|v| v.dirty),
+            Fill::Bypassed => None,
+        }
+    }
+
+    fn remove(&self, address: u64) -> Option<Victim> {
+        let mut cache = lock(&self.cache);
+        self.recent(address / LINE).store(NONE, Relaxed);
+        cache.remove(address)
+    }
+
+    fn flush(&self) {
+        let mut cache = lock(&self.cache);
+        for entry in &self.recent {
+            entry.store(NONE, Relaxed);
+        }
+        empty(&mut cache);
+    }
+}
+
+/// Removes all lines, and returns them.
+fn empty(cache: &mut Cache) -> Vec<Victim> {
+    let lines: Vec<u64> = cache.lines().map(|(_, line)| line.address).collect();
+    lines.into_iter().filter_map(|a| cache.remove(a)).collect()
+}
+
+/// The first level of a core.
+#[derive(Debug)]
+struct Firsts {
+    data: First,
+    code: First,
+}
+
+impl Firsts {
+    #[inline]
+    fn of(&self, kind: Kind) -> &First {
+        match kind {
+            Kind::Fetch => &self.code,
+            Kind::Read | Kind::Write => &self.data,
+        }
+    }
 }
 
 /// A cache with ways that can be allocated.
@@ -184,7 +282,7 @@ struct Pace {
 /// All caches of the machine.
 #[derive(Debug)]
 pub struct Caches {
-    first: Vec<Mutex<First>>,
+    first: Vec<Firsts>,
     second: Vec<Mutex<Shared>>,
     third: Vec<Mutex<Shared>>,
     /// How many cores share a second level, and how many a socket has.
@@ -205,10 +303,10 @@ impl Caches {
         let shared = profile.l2.cores as usize;
         let second = topology.sockets as usize * (topology.cores as usize).div_ceil(shared);
         let first = || -> Result<_, Error> {
-            Ok(Mutex::new(First {
-                data: profile.l1d.cache(1)?,
-                code: profile.l1i.cache(1)?,
-            }))
+            Ok(Firsts {
+                data: First::new(&profile.l1d)?,
+                code: First::new(&profile.l1i)?,
+            })
         };
         let pace = || Pace {
             began: Instant::now(),
@@ -253,12 +351,9 @@ impl Caches {
     /// Whether the core's own first level has the line.
     #[inline]
     pub fn nearest(&self, core: usize, address: u64, kind: Kind) -> bool {
-        let mut first = lock(&self.first[core]);
-        match kind {
-            Kind::Fetch => first.code.lookup(address, false, 0).is_some(),
-            Kind::Read => first.data.lookup(address, false, 0).is_some(),
-            Kind::Write => first.data.lookup(address, true, 0).is_some(),
-        }
+        self.first[core]
+            .of(kind)
+            .lookup(address, kind == Kind::Write)
     }
 
     /// Searches the further levels for a line that the first level did not have, and fills it in.
@@ -272,17 +367,8 @@ impl Caches {
         class: usize,
         id: usize,
     ) -> (Served, Duration) {
-        let left = {
-            let mut first = lock(&self.first[core]);
-            let cache = match kind {
-                Kind::Fetch => &mut first.code,
-                Kind::Read | Kind::Write => &mut first.data,
-            };
-            match cache.fill(address, kind == Kind::Write, 0) {
-                Fill::Done { victim, .. } => victim.filter(|v| v.dirty),
-                Fill::Bypassed => None,
-            }
-        };
+        let first = self.first[core].of(kind);
+        let left = first.fill(address, kind == Kind::Write);
         let (found, out) = {
             let mut second = lock(self.second(core));
             let pushed = left.and_then(|line| second.take(line, 0));
@@ -375,14 +461,9 @@ impl Caches {
 
     /// Empties all caches that a core sees (`WBINVD`).
     pub fn flush(&self, core: usize) {
-        let empty = |cache: &mut Cache| -> Vec<Victim> {
-            let lines: Vec<u64> = cache.lines().map(|(_, line)| line.address).collect();
-            lines.into_iter().filter_map(|a| cache.remove(a)).collect()
-        };
-        let mut first = lock(&self.first[core]);
-        empty(&mut first.data);
-        empty(&mut first.code);
-        drop(first);
+        let Firsts { data, code } = &self.first[core];
+        data.flush();
+        code.flush();
         empty(&mut lock(self.second(core)).cache);
         if let Some(third) = self.third(core) {
             let mut third = lock(third);
@@ -397,9 +478,8 @@ impl Caches {
     /// Removes a line from all caches. If any had it modified, it goes back to memory.
     pub fn remove(&self, address: u64) {
         let mut modified = false;
-        for first in &self.first {
-            let first = &mut *lock(first);
-            for cache in [&mut first.data, &mut first.code] {
+        for Firsts { data, code } in &self.first {
+            for cache in [data, code] {
                 modified |= cache.remove(address).is_some_and(|line| line.dirty);
             }
         }

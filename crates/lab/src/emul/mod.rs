@@ -226,6 +226,7 @@ impl Machine {
         after
     }
 
+    #[inline]
     fn core(&self, cpu: usize) -> usize {
         self.cpus[cpu].core
     }
