@@ -1,5 +1,5 @@
-# The ways in: `make demo` shows what hurts here and what Quell does about it, `make check` is the quick loop, `make test` is what CI runs,
-# `make soak` the long one, `make vm` what needs another kernel than this machine's.
+# The ways in: `make demo` shows what hurts here and what Quell does about it, `make check` is the quick loop, `make test` and
+# `make test-long` are what CI runs, `make soak` is the long one, `make vm` what needs another kernel than this machine's.
 
 CARGO ?= cargo
 # What the lab is made of; kept between runs.
@@ -13,7 +13,7 @@ ARM := aarch64-unknown-linux-gnu
 # Tests that change the machine need root; without it they skip themselves aloud.
 PACKAGES := redis-server redis-tools stress-ng rt-tests sqlite3 valgrind cpio numactl shellcheck
 
-.PHONY: demo build check check-arm check-deny check-shell test soak vm bench published imports deps clean
+.PHONY: demo build check check-arm check-deny check-shell test test-long soak vm bench published imports deps clean
 
 demo: build
 	$(QUELL) demo
@@ -64,6 +64,10 @@ test: deps
 	then set -x; $(CARGO) clippy -p quell-model --features oracle --all-targets --locked -- -D warnings && \
 	  $(CARGO) test -p quell-model --features oracle --test oracle --locked; \
 	else echo "SKIPPED: cmake or a C++ compiler is missing; the DRAM model is not compared with DRAMsim3"; fi
+
+# What takes long and has another test in `make test`, where files that it depends on have changed (tests/changed.toml).
+test-long: deps
+	CARGO="$(CARGO)" scripts/test.sh --changed
 
 # Ten demonstrations with the same first place in nine, twenty controls in which nothing hurts in nineteen (tests/measured/demo.rs).
 # The thousand kills, another thousand while programs are frozen or limited, and the hour: every fault point, 200 random kills,

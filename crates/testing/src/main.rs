@@ -3,6 +3,7 @@
 
 mod class;
 mod lists;
+mod memo;
 mod process;
 mod programs;
 mod schedule;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use class::Class;
 use lists::Lists;
+use memo::Changed;
 use process::Ended;
 use quell_testing::SOAK;
 use rustix::fs::{FlockOperation, flock};
@@ -27,7 +29,10 @@ use verdict::{Done, Outcome};
 const USAGE: &str = "\
 usage: scripts/test.sh [OPTION…] [TEXT…]
 Runs the tests whose names contain one of the texts; all tests without a text.
-  --soak            the long run: tests below a module `long`, too; every test does its utmost
+  --changed         only tests below a module `changed` whose files are not as they were when the
+                    test last passed (tests/changed.toml, where it is noted that it passed)
+  --soak            the long run: tests below modules `changed` and `long`, too; every test does
+                    its utmost
   --jobs N          so many tests at a time (as many as there are CPUs)
   --list            prints the tests, and runs none
   --results FILE    writes a line for each test: class, outcome, seconds, CPU seconds, name, reasons
@@ -36,6 +41,7 @@ Runs the tests whose names contain one of the texts; all tests without a text.
 /// What is asked for.
 #[derive(Default)]
 struct Options {
+    changed: bool,
     soak: bool,
     jobs: Option<usize>,
     list: bool,
@@ -53,6 +59,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
                 .ok_or(format!("{argument} needs a value\n{USAGE}"))
         };
         match argument.as_str() {
+            "--changed" => options.changed = true,
             "--soak" => options.soak = true,
             "--list" => options.list = true,
             "--write-seconds" => options.write_seconds = true,
@@ -119,14 +126,29 @@ fn tested(options: &Options) -> Result<bool, String> {
     let lists = lists::read(&top.join("tests"))?;
     let all = tests(&top, &cargo, options.soak).map_err(|e| e.to_string())?;
     let there: BTreeSet<String> = all.iter().map(|test| test.name.clone()).collect();
+    let mut changed = Changed::read(&top)?;
+    let by_files = there.iter().filter(|name| is_below(name, memo::MODULE));
+    changed.matches(&by_files.cloned().collect())?;
+    let due = changed.due(&top)?;
     let asked = |test: &Test| {
-        options.texts.is_empty() || options.texts.iter().any(|t| test.name.contains(t))
+        let all = options.texts.is_empty();
+        let named = all || options.texts.iter().any(|t| test.name.contains(t));
+        let by_files = is_below(&test.name, memo::MODULE);
+        let meant = match options.changed {
+            true => due.contains(&test.name),
+            false => !all || options.soak || !by_files,
+        };
+        named && meant
     };
     let asked: Vec<Test> = all.into_iter().filter(asked).collect();
     if options.list {
         asked
             .iter()
             .for_each(|test| println!("{:8} {}", test.class.name(), test.name));
+        return Ok(false);
+    }
+    if asked.is_empty() && options.changed && options.texts.is_empty() {
+        println!("No test of tests/changed.toml depends on a file that has changed.");
         return Ok(false);
     }
     if asked.is_empty() {
@@ -147,6 +169,8 @@ fn tested(options: &Options) -> Result<bool, String> {
     if let Some(path) = &options.results {
         std::fs::write(path, results(&ran)).map_err(|e| format!("{}: {e}", path.display()))?;
     }
+    let passed = ran.iter().filter(|done| is_passed(&done.outcome));
+    changed.note(&top, &passed.map(|done| done.name.clone()).collect())?;
     if options.write_seconds {
         let took: BTreeMap<String, f64> = ran
             .iter()
@@ -155,6 +179,15 @@ fn tested(options: &Options) -> Result<bool, String> {
         lists::write(&top.join("tests"), &took, |name| there.contains(name))?;
     }
     Ok(failed)
+}
+
+/// Whether a test lies below a module of that name.
+fn is_below(test: &str, module: &str) -> bool {
+    test.split("::").any(|name| name == module)
+}
+
+fn is_passed(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Passed(skipped) if skipped.is_empty())
 }
 
 /// One run of the tests at a time: another one is waited for.
@@ -249,10 +282,10 @@ fn tests(top: &Path, cargo: &str, soak: bool) -> std::io::Result<Vec<Test>> {
     ];
     for program in programs::built(cargo)? {
         let (runs, ignored) = programs::tests(&program)?;
-        let long = ignored
+        let later = ignored
             .into_iter()
-            .filter(|test| soak && test.split("::").any(|m| m == "long"));
-        for test in runs.into_iter().chain(long) {
+            .filter(|test| is_below(test, memo::MODULE) || soak && is_below(test, "long"));
+        for test in runs.into_iter().chain(later) {
             all.push(Test {
                 name: format!("{}::{test}", program.name),
                 class: Class::of(&program.package, &program.target, &test),

@@ -103,35 +103,6 @@ fn nothing_is_found(names: &[&str], kernel: &str) {
 }
 
 #[test]
-fn a_cpu_that_goes_offline_is_no_finding() {
-    nothing_is_found(&["offline", "offline_registers"], "7.2");
-}
-
-#[test]
-fn ways_that_devices_fill_are_told() {
-    let Some(found) = scenes(&["devices"], &["--profile", "sparse"]) else {
-        return;
-    };
-    let (_, kinds) = found.iter().find(|(name, _)| name == "devices").unwrap();
-    assert!(kinds.iter().any(|k| k == "devices"), "{kinds:?}");
-}
-
-#[test]
-fn a_class_that_runs_or_is_moved_under_another_cache_is_told() {
-    let options = [&ICELAKE[..], &["--sockets", "2", "--cpus", "4"]].concat();
-    let Some(found) = scenes(&["other", "moved"], &options) else {
-        return;
-    };
-    for scene in ["other", "moved"] {
-        let (_, kinds) = found.iter().find(|(name, _)| name == scene).unwrap();
-        assert!(
-            kinds.iter().any(|k| k == "other-cache"),
-            "{scene}: {kinds:?}"
-        );
-    }
-}
-
-#[test]
 fn without_resctrl_both_ways_out_are_named() {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     if mounts.contains(" resctrl ") {
@@ -149,78 +120,118 @@ fn without_resctrl_both_ways_out_are_named() {
     }
 }
 
-/// `--switches` and `--misses`: both programs ran on their CPUs for most of the time that `quell
-/// ways` itself left, and the one that streams missed more per second than the one whose list fits.
-#[test]
-fn switches_and_misses_are_on_record() {
-    let out = tempfile::tempdir().unwrap();
-    if guest(&["sequence"], &ICELAKE, out.path()).is_none() {
-        return;
-    }
-    let runs = std::fs::read_dir(out.path().join("sequence")).unwrap();
-    let mut runs = runs.map(|run| run.unwrap().path().join("events.jsonl"));
-    let events = runs.find(|events| events.exists()).unwrap();
-    let text = std::fs::read_to_string(events).unwrap();
-    let number = |value: &Value| value.as_u64().unwrap();
-    let mut processes = BTreeMap::<String, Vec<u64>>::new();
-    let mut ran = BTreeMap::<(u64, u64), u64>::new();
-    // Of each thread: when it was counted first and last, in nanoseconds, and what then.
-    let mut missed = BTreeMap::<u64, [(u64, u64); 2]>::new();
-    let mut last = 0;
-    for line in text.lines() {
-        let event: Value = serde_json::from_str(line).unwrap();
-        let Some(change) = event.get("change") else {
-            continue;
+/// Where their files have changed (`tests/changed.toml`).
+mod changed {
+    use super::*;
+
+    /// `--switches` and `--misses`: both programs ran on their CPUs for most of the time that
+    /// `quell ways` itself left. The one that streams missed more per second than the one whose
+    /// list fits.
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn switches_and_misses_are_on_record() {
+        let out = tempfile::tempdir().unwrap();
+        if guest(&["sequence"], &ICELAKE, out.path()).is_none() {
+            return;
+        }
+        let runs = std::fs::read_dir(out.path().join("sequence")).unwrap();
+        let mut runs = runs.map(|run| run.unwrap().path().join("events.jsonl"));
+        let events = runs.find(|events| events.exists()).unwrap();
+        let text = std::fs::read_to_string(events).unwrap();
+        let number = |value: &Value| value.as_u64().unwrap();
+        let mut processes = BTreeMap::<String, Vec<u64>>::new();
+        let mut ran = BTreeMap::<(u64, u64), u64>::new();
+        // Of each thread: when it was counted first and last, in nanoseconds, and what then.
+        let mut missed = BTreeMap::<u64, [(u64, u64); 2]>::new();
+        let mut last = 0;
+        for line in text.lines() {
+            let event: Value = serde_json::from_str(line).unwrap();
+            let Some(change) = event.get("change") else {
+                continue;
+            };
+            last = number(&event["at_ns"]);
+            match change["what"].as_str().unwrap() {
+                "thread" => {
+                    let name = change["name"].as_str().unwrap().to_owned();
+                    let tids = processes.entry(name).or_default();
+                    tids.push(number(&change["tid"]));
+                }
+                "ran" => {
+                    for run in change["runs"].as_array().unwrap() {
+                        let run: Vec<u64> = run.as_array().unwrap().iter().map(number).collect();
+                        *ran.entry((run[0], number(&change["cpu"]))).or_default() += run[2];
+                    }
+                }
+                "misses" => {
+                    if let Some(misses) = change.get("misses") {
+                        let now = (last, number(misses));
+                        missed.entry(number(&change["tid"])).or_insert([now; 2])[1] = now;
+                    }
+                }
+                "lost" => panic!("switches were lost: {change}"),
+                _ => {}
+            }
+        }
+        let of = |name: &str| {
+            let all = processes.get(name);
+            all.unwrap_or_else(|| panic!("{name} was not seen: {processes:?}"))
         };
-        last = number(&event["at_ns"]);
-        match change["what"].as_str().unwrap() {
-            "thread" => {
-                let name = change["name"].as_str().unwrap().to_owned();
-                let tids = processes.entry(name).or_default();
-                tids.push(number(&change["tid"]));
-            }
-            "ran" => {
-                for run in change["runs"].as_array().unwrap() {
-                    let run: Vec<u64> = run.as_array().unwrap().iter().map(number).collect();
-                    *ran.entry((run[0], number(&change["cpu"]))).or_default() += run[2];
-                }
-            }
-            "misses" => {
-                if let Some(misses) = change.get("misses") {
-                    let now = (last, number(misses));
-                    missed.entry(number(&change["tid"])).or_insert([now; 2])[1] = now;
-                }
-            }
-            "lost" => panic!("switches were lost: {change}"),
-            _ => {}
+        let time = |name: &str, cpu: u64| {
+            let tids: BTreeSet<&u64> = of(name).iter().collect();
+            let of_each = tids.into_iter().filter_map(|tid| ran.get(&(*tid, cpu)));
+            of_each.sum::<u64>() as f64
+        };
+        // Sampling takes much of an emulated processor.
+        let busy = |name: &str, cpu: u64| time(name, cpu) / (last as f64 - time("quell", cpu));
+        let rate = |name: &str| {
+            let all = of(name).iter().filter_map(|tid| missed.get(tid));
+            let rates =
+                all.map(|[first, last]| (last.1 - first.1) as f64 / (last.0 - first.0) as f64);
+            rates.fold(0.0, f64::max) * 1e9
+        };
+        for (name, cpu) in [("database", 0), ("batch-job", 1)] {
+            println!(
+                "{name}: ran {:.2} of the time left on CPU {cpu}, {:.0} misses per second",
+                busy(name, cpu),
+                rate(name)
+            );
+            assert!(busy(name, cpu) > 0.5, "{name}: {ran:?}");
+        }
+        assert!(rate("batch-job") > 2.0 * rate("database"), "{missed:?}");
+        assert!(rate("batch-job") > 1000.0, "{missed:?}");
+    }
+
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn a_class_that_runs_or_is_moved_under_another_cache_is_told() {
+        let options = [&ICELAKE[..], &["--sockets", "2", "--cpus", "4"]].concat();
+        let Some(found) = scenes(&["other", "moved"], &options) else {
+            return;
+        };
+        for scene in ["other", "moved"] {
+            let (_, kinds) = found.iter().find(|(name, _)| name == scene).unwrap();
+            assert!(
+                kinds.iter().any(|k| k == "other-cache"),
+                "{scene}: {kinds:?}"
+            );
         }
     }
-    let of = |name: &str| {
-        let all = processes.get(name);
-        all.unwrap_or_else(|| panic!("{name} was not seen: {processes:?}"))
-    };
-    let time = |name: &str, cpu: u64| {
-        let tids: BTreeSet<&u64> = of(name).iter().collect();
-        let of_each = tids.into_iter().filter_map(|tid| ran.get(&(*tid, cpu)));
-        of_each.sum::<u64>() as f64
-    };
-    // Sampling takes much of an emulated processor.
-    let busy = |name: &str, cpu: u64| time(name, cpu) / (last as f64 - time("quell", cpu));
-    let rate = |name: &str| {
-        let all = of(name).iter().filter_map(|tid| missed.get(tid));
-        let rates = all.map(|[first, last]| (last.1 - first.1) as f64 / (last.0 - first.0) as f64);
-        rates.fold(0.0, f64::max) * 1e9
-    };
-    for (name, cpu) in [("database", 0), ("batch-job", 1)] {
-        println!(
-            "{name}: ran {:.2} of the time left on CPU {cpu}, {:.0} misses per second",
-            busy(name, cpu),
-            rate(name)
-        );
-        assert!(busy(name, cpu) > 0.5, "{name}: {ran:?}");
+
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn a_cpu_that_goes_offline_is_no_finding() {
+        nothing_is_found(&["offline", "offline_registers"], "7.2");
     }
-    assert!(rate("batch-job") > 2.0 * rate("database"), "{missed:?}");
-    assert!(rate("batch-job") > 1000.0, "{missed:?}");
+
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn ways_that_devices_fill_are_told() {
+        let Some(found) = scenes(&["devices"], &["--profile", "sparse"]) else {
+            return;
+        };
+        let (_, kinds) = found.iter().find(|(name, _)| name == "devices").unwrap();
+        assert!(kinds.iter().any(|k| k == "devices"), "{kinds:?}");
+    }
 }
 
 /// For `make soak`.

@@ -260,31 +260,6 @@ fn each_group_has_all_windowed_cpus_in_its_windows() {
     each_group_has_all_windowed_cpus("6.12", "voluntary");
 }
 
-#[test]
-fn groups_may_misbehave_in_their_windows() {
-    let Some(said) = booted("6.12", None, HAZARDS) else {
-        return;
-    };
-    for hazard in ["bomb", "ends", "calls"] {
-        let [status, control, restored] = said.all(hazard)[..] else {
-            panic!("{hazard}: {:?}", said.all(hazard));
-        };
-        assert_eq!((status, restored), ("status 0", "restored"), "{hazard}");
-        let [outside, used] = ["outside", "used"].map(|word| crate::guest::figure(control, word));
-        // A task of the other group that is in the kernel gets half of the CPU meanwhile.
-        let least = if hazard == "calls" { 0.4 } else { 0.8 };
-        assert!(outside < 0.01 && used > least, "{hazard}: {control}");
-    }
-    let [bomb, calls] = said.all("made")[..] else {
-        panic!("{:?}", said.all("made"));
-    };
-    assert!(crate::guest::figure(bomb, "refused") > 100.0, "{bomb}");
-    // Longer than three windows. It is reported what they took of the other group's windows.
-    assert!(crate::guest::figure(calls, "longest") > 280.0, "{calls}");
-    let of_calls = said.0.split("ends restored").nth(1).unwrap();
-    assert!(of_calls.contains("outside its windows"), "{of_calls}");
-}
-
 /// Of the windows of a frame of 1 s, what each moved of its budget. An emulated machine is late by
 /// milliseconds, so that its windows and periods are long.
 fn budgets_hold(kernel: &str) {
@@ -323,11 +298,6 @@ fn budgets_hold(kernel: &str) {
         let middle = parts[parts.len() / 2];
         assert!((950..=1_050).contains(&middle), "{parts:?}");
     }
-}
-
-#[test]
-fn budgets_hold_in_their_windows_under_6_12() {
-    budgets_hold("6.12");
 }
 
 /// What a cgroup's tasks moved on a CPU: an event of the kernel and of user code.
@@ -463,6 +433,44 @@ fn watch(number: usize, window: [u64; 2]) {
         (all - inside) as f64 / all as f64,
         inside as f64 / whole
     );
+}
+
+/// Where their files have changed (`tests/changed.toml`).
+mod changed {
+    use super::*;
+
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn budgets_hold_in_their_windows_under_6_12() {
+        budgets_hold("6.12");
+    }
+
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn groups_may_misbehave_in_their_windows() {
+        let Some(said) = booted("6.12", None, HAZARDS) else {
+            return;
+        };
+        for hazard in ["bomb", "ends", "calls"] {
+            let [status, control, restored] = said.all(hazard)[..] else {
+                panic!("{hazard}: {:?}", said.all(hazard));
+            };
+            assert_eq!((status, restored), ("status 0", "restored"), "{hazard}");
+            let [outside, used] =
+                ["outside", "used"].map(|word| crate::guest::figure(control, word));
+            // A task of the other group that is in the kernel gets half of the CPU meanwhile.
+            let least = if hazard == "calls" { 0.4 } else { 0.8 };
+            assert!(outside < 0.01 && used > least, "{hazard}: {control}");
+        }
+        let [bomb, calls] = said.all("made")[..] else {
+            panic!("{:?}", said.all("made"));
+        };
+        assert!(crate::guest::figure(bomb, "refused") > 100.0, "{bomb}");
+        // Longer than three windows. It is reported what they took of the other group's windows.
+        assert!(crate::guest::figure(calls, "longest") > 280.0, "{calls}");
+        let of_calls = said.0.split("ends restored").nth(1).unwrap();
+        assert!(of_calls.contains("outside its windows"), "{of_calls}");
+    }
 }
 
 /// For `make soak`.

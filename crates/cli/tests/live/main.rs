@@ -11,6 +11,7 @@ mod colours;
 mod combined;
 #[path = "../common/mod.rs"]
 mod common;
+mod deep;
 mod direct;
 mod hoard;
 mod input;

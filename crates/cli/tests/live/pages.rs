@@ -302,16 +302,6 @@ fn readme() {
 }
 
 #[test]
-fn the_detector_on_a_small_box() {
-    runs("docs/guides/detector.md");
-}
-
-#[test]
-fn bandwidth_for_a_control_loop() {
-    runs("docs/guides/control-loop.md");
-}
-
-#[test]
 fn a_video_call_on_a_laptop() {
     runs("docs/guides/laptop-call.md");
 }
@@ -362,4 +352,21 @@ fn figures_and_line_breaks_are_left_out_of_the_comparison() {
     assert_eq!(missing(page, "x\na 2 b\nc\nd 9\ny"), None);
     assert!(missing(page, "a 2 b\nc\n").is_some());
     assert!(missing(page, "d 9\na 2 b\n").is_some(), "in this order");
+}
+
+/// Where their files have changed (`tests/changed.toml`).
+mod changed {
+    use super::*;
+
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn the_detector_on_a_small_box() {
+        runs("docs/guides/detector.md");
+    }
+
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn bandwidth_for_a_control_loop() {
+        runs("docs/guides/control-loop.md");
+    }
 }

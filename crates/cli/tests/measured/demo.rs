@@ -77,147 +77,152 @@ fn a_neighbour_that_sleeps_hurts_nothing() {
     assert!(!hurt, "sleepers hurt three times in a row");
 }
 
-#[test]
-fn without_a_place_for_the_record_it_is_shown_all_the_same() {
-    let Some(machine) = machine() else {
-        return;
-    };
-    let mut command = quell();
-    // No directory can be made below a file of the kernel.
-    command.args([
-        "demo",
-        "--only",
-        "cpu",
-        "--rounds",
-        "2",
-        "--out",
-        "/proc/version",
-    ]);
-    let done = Running::start(&mut command).wait();
-    assert_eq!(done.code, 0, "{done:?}");
-    assert!(done.err.contains("no record is kept"), "{}", done.err);
-    assert!(done.out.contains("cpu"), "{}", done.out);
-    drop(machine);
-}
+/// How it ends. What it measures is not looked at.
+mod live {
+    use super::*;
 
-/// On one CPU, and as root by name only, as in a container.
-#[test]
-fn where_little_is_allowed_it_ends_well() {
-    let Some(mut machine) = machine() else {
-        return;
-    };
-    machine.remember();
-    let out = machine.path("runs").display().to_string();
-    let begin = |with: &[&str]| {
-        let mut command = Command::new(with[0]);
-        command.args(&with[1..]).arg(env!("CARGO_BIN_EXE_quell"));
+    #[test]
+    fn without_a_place_for_the_record_it_is_shown_all_the_same() {
+        let Some(machine) = machine() else {
+            return;
+        };
+        let mut command = quell();
+        // No directory can be made below a file of the kernel.
         command.args([
             "demo",
             "--only",
-            "cpu,memory",
+            "cpu",
             "--rounds",
             "2",
             "--out",
-            &out,
+            "/proc/version",
         ]);
-        Running::start(command.env("NO_COLOR", "1")).wait()
-    };
-    let one = begin(&["taskset", "-c", "0"]);
-    assert_eq!(one.code, 0, "{one:?}");
-    let bare = begin(&["setpriv", "--bounding-set=-all", "--inh-caps=-all"]);
-    assert_eq!(bare.code, 0, "{bare:?}");
-    assert!(bare.out.contains("call it with sudo"), "{bare:?}");
-    assert!(bare.out.contains("memory: it needs root"), "{bare:?}");
-    assert!(!bare.err.contains("Permission denied"), "{bare:?}");
-    assert!(!bare.out.contains('\x1b'), "{bare:?}");
-}
+        let done = Running::start(&mut command).wait();
+        assert_eq!(done.code, 0, "{done:?}");
+        assert!(done.err.contains("no record is kept"), "{}", done.err);
+        assert!(done.out.contains("cpu"), "{}", done.out);
+        drop(machine);
+    }
 
-#[test]
-fn a_signal_ends_it_and_leaves_nothing() {
-    let Some(mut machine) = machine() else {
-        return;
-    };
-    machine.remember();
-    let out = machine.folder.path().join("runs");
-    let mut command = quell();
-    command.args(["demo", "--only", "cpu", "--rounds", "50", "--out"]);
-    let running = Running::start(command.arg(&out));
-    // The experiment's own record has begun: cells run.
-    eventually("an experiment runs", || {
-        let begun = |path: PathBuf| {
-            let names = std::fs::read_dir(path).into_iter().flatten().flatten();
-            let mut names = names.map(|e| e.file_name());
-            names.any(|name| name.to_string_lossy().starts_with(".hurts-cpu"))
+    /// On one CPU, and as root by name only, as in a container.
+    #[test]
+    fn where_little_is_allowed_it_ends_well() {
+        let Some(mut machine) = machine() else {
+            return;
         };
-        let demos = std::fs::read_dir(&out).into_iter().flatten().flatten();
-        demos.map(|e| e.path()).any(begun)
-    });
-    std::thread::sleep(Duration::from_millis(700));
-    running.signal(Signal::INT);
-    let done = running.wait();
-    done.fails(1, &["interrupted", "the result is partial"]);
-    assert!(Path::new(&out).is_dir());
-}
+        machine.remember();
+        let out = machine.path("runs").display().to_string();
+        let begin = |with: &[&str]| {
+            let mut command = Command::new(with[0]);
+            command.args(&with[1..]).arg(env!("CARGO_BIN_EXE_quell"));
+            command.args([
+                "demo",
+                "--only",
+                "cpu,memory",
+                "--rounds",
+                "2",
+                "--out",
+                &out,
+            ]);
+            Running::start(command.env("NO_COLOR", "1")).wait()
+        };
+        let one = begin(&["taskset", "-c", "0"]);
+        assert_eq!(one.code, 0, "{one:?}");
+        let bare = begin(&["setpriv", "--bounding-set=-all", "--inh-caps=-all"]);
+        assert_eq!(bare.code, 0, "{bare:?}");
+        assert!(bare.out.contains("call it with sudo"), "{bare:?}");
+        assert!(bare.out.contains("memory: it needs root"), "{bare:?}");
+        assert!(!bare.err.contains("Permission denied"), "{bare:?}");
+        assert!(!bare.out.contains('\x1b'), "{bare:?}");
+    }
 
-/// While it looks at the machine, probes it, and measures.
-#[test]
-fn a_signal_at_any_time_leaves_nothing() {
-    let Some(mut machine) = machine() else {
-        return;
-    };
-    machine.remember();
-    let out = machine.folder.path().join("runs");
-    for after_ms in [30, 200, 1_000, 2_500, 5_000] {
+    #[test]
+    fn a_signal_ends_it_and_leaves_nothing() {
+        let Some(mut machine) = machine() else {
+            return;
+        };
+        machine.remember();
+        let out = machine.folder.path().join("runs");
         let mut command = quell();
-        command.args(["demo", "--out"]).arg(&out);
-        let running = Running::start(&mut command);
-        std::thread::sleep(Duration::from_millis(after_ms));
+        command.args(["demo", "--only", "cpu", "--rounds", "50", "--out"]);
+        let running = Running::start(command.arg(&out));
+        // The experiment's own record has begun: cells run.
+        eventually("an experiment runs", || {
+            let begun = |path: PathBuf| {
+                let names = std::fs::read_dir(path).into_iter().flatten().flatten();
+                let mut names = names.map(|e| e.file_name());
+                names.any(|name| name.to_string_lossy().starts_with(".hurts-cpu"))
+            };
+            let demos = std::fs::read_dir(&out).into_iter().flatten().flatten();
+            demos.map(|e| e.path()).any(begun)
+        });
+        std::thread::sleep(Duration::from_millis(700));
         running.signal(Signal::INT);
         let done = running.wait();
-        assert_ne!(done.code, 0, "after {after_ms} ms: {done:?}");
-        machine.unchanged(&format!("after {after_ms} ms"));
+        done.fails(1, &["interrupted", "the result is partial"]);
+        assert!(Path::new(&out).is_dir());
     }
-}
 
-/// In 512 MiB, with a full disk.
-#[test]
-fn where_little_is_left_it_ends_well() {
-    let Some(mut machine) = machine() else {
-        return;
-    };
-    let cgroups = Cgroups::discover(&machine.kernel).unwrap();
-    let Some(memory) = cgroups.of(Controller::Memory) else {
-        return quell_testing::skip("no memory controller");
-    };
-    let (dir, limit) = match memory.version {
-        Version::V1 => (memory.mount.clone(), "memory.limit_in_bytes"),
-        Version::V2 => (memory.own_dir(), "memory.max"),
-    };
-    let small = Path::new(&dir).join("demo-of-a-test");
-    let full = machine.path("full");
-    std::fs::create_dir(&full).unwrap();
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=16k", "tmpfs"])
-        .arg(&full)
-        .status();
-    assert!(mounted.unwrap().success());
-    std::fs::create_dir(&small).unwrap();
-    std::fs::write(small.join(limit), "512M").unwrap();
-    machine.remember();
-    let script = format!(
-        "echo 0 >{}/cgroup.procs; exec {} demo --only cpu,memory --rounds 2 --out {}",
-        small.display(),
-        env!("CARGO_BIN_EXE_quell"),
-        full.display()
-    );
-    let mut command = Command::new("sh");
-    command.args(["-c", &script]);
-    let done = Running::start(&mut command).wait();
-    let ended = std::fs::remove_dir(&small);
-    let unmounted = Command::new("umount").arg(&full).status();
-    assert!(unmounted.unwrap().success() && ended.is_ok());
-    assert_eq!(done.code, 0, "{done:?}");
-    assert!(done.err.contains("no record is kept"), "{}", done.err);
+    /// While it looks at the machine, probes it, and measures.
+    #[test]
+    fn a_signal_at_any_time_leaves_nothing() {
+        let Some(mut machine) = machine() else {
+            return;
+        };
+        machine.remember();
+        let out = machine.folder.path().join("runs");
+        for after_ms in [30, 200, 1_000, 2_500, 5_000] {
+            let mut command = quell();
+            command.args(["demo", "--out"]).arg(&out);
+            let running = Running::start(&mut command);
+            std::thread::sleep(Duration::from_millis(after_ms));
+            running.signal(Signal::INT);
+            let done = running.wait();
+            assert_ne!(done.code, 0, "after {after_ms} ms: {done:?}");
+            machine.unchanged(&format!("after {after_ms} ms"));
+        }
+    }
+
+    /// In 512 MiB, with a full disk.
+    #[test]
+    fn where_little_is_left_it_ends_well() {
+        let Some(mut machine) = machine() else {
+            return;
+        };
+        let cgroups = Cgroups::discover(&machine.kernel).unwrap();
+        let Some(memory) = cgroups.of(Controller::Memory) else {
+            return quell_testing::skip("no memory controller");
+        };
+        let (dir, limit) = match memory.version {
+            Version::V1 => (memory.mount.clone(), "memory.limit_in_bytes"),
+            Version::V2 => (memory.own_dir(), "memory.max"),
+        };
+        let small = Path::new(&dir).join("demo-of-a-test");
+        let full = machine.path("full");
+        std::fs::create_dir(&full).unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=16k", "tmpfs"])
+            .arg(&full)
+            .status();
+        assert!(mounted.unwrap().success());
+        std::fs::create_dir(&small).unwrap();
+        std::fs::write(small.join(limit), "512M").unwrap();
+        machine.remember();
+        let script = format!(
+            "echo 0 >{}/cgroup.procs; exec {} demo --only cpu,memory --rounds 2 --out {}",
+            small.display(),
+            env!("CARGO_BIN_EXE_quell"),
+            full.display()
+        );
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]);
+        let done = Running::start(&mut command).wait();
+        let ended = std::fs::remove_dir(&small);
+        let unmounted = Command::new("umount").arg(&full).status();
+        assert!(unmounted.unwrap().success() && ended.is_ok());
+        assert_eq!(done.code, 0, "{done:?}");
+        assert!(done.err.contains("no record is kept"), "{}", done.err);
+    }
 }
 
 /// For `make soak`.

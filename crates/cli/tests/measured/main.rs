@@ -10,7 +10,6 @@ mod attribution;
 mod backend;
 #[path = "../common/mod.rs"]
 mod common;
-mod deep;
 mod demo;
 mod hold;
 mod kills;
@@ -20,7 +19,6 @@ mod profile;
 mod real;
 mod scheduler;
 mod settling;
-mod sweep;
 mod windows;
 #[path = "../../../linux/tests/common/witness.rs"]
 mod witness;

@@ -1,9 +1,8 @@
-//! `quell profile --sweep` through the whole program: on simulated machines, where it is known how
-//! much is enough, and on this one.
+//! `quell profile --sweep` on simulated machines, where it is known how much is enough.
 
 use std::path::Path;
 
-use crate::common::{Done, Running, machine, quell};
+use crate::common::{Done, Running, quell};
 use serde_json::Value;
 
 /// Profiles with its files in `dir`.
@@ -128,62 +127,4 @@ fn a_stream_needs_the_budget_that_it_draws() {
     let line = sweep["policy"].as_str().unwrap();
     assert!(line.starts_with("reserve.bandwidth = \""), "{line}");
     assert_eq!(sweep.get("cautions"), None, "{sweep:#}");
-}
-
-#[test]
-fn a_sweep_that_this_machine_cannot_do_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let fails = |args: &[&str], names: &[&str]| profile(dir.path(), args).fails(2, names);
-    fails(&["--sweep", "sets", "--", "true"], &["ways, colours"]);
-    fails(&["--pid", "1", "--sweep", "ways"], &["--sweep"]);
-    fails(&["--keep", "90%", "--", "true"], &["--sweep"]);
-    fails(
-        &["latency", "--on", "sim:xeon-e5645", "--sweep", "ways"],
-        &["xeon-e5645 does not have it", "sim:icelake-sp"],
-    );
-    let colours = profile(dir.path(), &["--sweep", "colours", "--", "true"]);
-    colours.fails(2, &["--sweep colours: this machine", "--on sim:"]);
-    let ways = profile(dir.path(), &["--sweep", "ways", "--", "true"]);
-    if ways.code == 0 {
-        quell_testing::skip("this machine divides its cache by ways");
-        return;
-    }
-    ways.fails(2, &["--sweep ways: this machine", "--on lab:icelake"]);
-    let kept = dir.path().join("profiles");
-    assert!(!kept.exists(), "refused before anything was measured");
-}
-
-/// Budgets are for every machine on which Quell can hold a limit.
-#[test]
-fn budgets_are_swept_here_or_refused_with_the_reason() {
-    let Some(mut machine) = machine() else {
-        return;
-    };
-    machine.remember();
-    let work = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done";
-    let out = machine.path("sh.json").display().to_string();
-    let args = ["--sweep", "budgets", "--rounds", "2", "--json", "--out"];
-    let mut command = quell();
-    command
-        .arg("profile")
-        .args(args)
-        .args([&out, "--", "sh", "-c", work]);
-    let done = Running::start(&mut command).wait();
-    machine.unchanged("after the sweep");
-    if done.code != 0 {
-        done.fails(2, &["--sweep budgets: this machine can"]);
-        return;
-    }
-    let found = done.json();
-    let sweep = swept(&found);
-    let points = sweep["points"].as_array().unwrap();
-    assert_eq!(points.len(), 9, "{sweep:#}");
-    assert_eq!(sweep["metric"], "run_time_s");
-    assert_eq!(points[8]["label"], "all");
-    let cautions = sweep["cautions"].to_string();
-    if cautions.contains("No counter counts here") {
-        // A twentieth of a CPU's time and two thirds of it, far apart on a busy machine, too.
-        let took = |n: usize| points[n]["value"].as_f64().unwrap();
-        assert!(took(0) > 2.0 * took(7), "{sweep:#}");
-    }
 }
