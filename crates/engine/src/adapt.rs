@@ -11,7 +11,7 @@ use quell_control::deadlines::Deadlines;
 use quell_plan::{Adaptation, Observed, Plan, Promise, Setting};
 use quell_record::about::About;
 use quell_record::backend::{Action, Backend, Seen};
-use quell_record::events::{Declared, Event};
+use quell_record::events::{Declared, Event, TargetVerdict};
 use quell_record::standing::Cause;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
@@ -45,8 +45,8 @@ struct Watched {
     first: Option<Nanos>,
     /// When a finding reports that no unit has come. `None` once one has come or it was reported.
     missed: Option<Nanos>,
-    /// Units from [`SETTLED`] on, and how many of them were late.
-    judged: (u64, u64),
+    /// Units from [`SETTLED`] on.
+    judged: TargetVerdict,
 }
 
 impl Watched {
@@ -58,8 +58,9 @@ impl Watched {
         self.missed = None;
         let first = *self.first.get_or_insert(unit.ended);
         if target.is_some() && unit.ended.since(first) >= SETTLED {
-            self.judged.0 += 1;
-            self.judged.1 += u64::from(late);
+            self.judged.units += 1;
+            self.judged.late += u64::from(late);
+            self.judged.longest_ns = self.judged.longest_ns.max(unit.took.0);
         }
     }
 
@@ -264,7 +265,10 @@ impl Adapt {
                 lost: 0,
                 first: None,
                 missed: Some(now.plus(FIRST_WITHIN)),
-                judged: (0, 0),
+                judged: TargetVerdict {
+                    allowed: Share(Share::WHOLE.0.saturating_sub(observed.percentile.0)),
+                    ..TargetVerdict::default()
+                },
             };
             (name.clone(), watched)
         };
@@ -392,6 +396,13 @@ impl Loop for Adapt {
     /// Records what is left, and reports whether the targets were met.
     fn end(&mut self, now: Nanos, sink: &mut dyn Sink) {
         self.tell(now, sink);
+        for (group, watched) in &self.watched {
+            let verdict = watched.judged;
+            if verdict.units > 0 {
+                let group = group.clone();
+                sink.put(now, &Event::Target { group, verdict });
+            }
+        }
         let Some(adapts) = &self.adapts else {
             return;
         };
@@ -399,10 +410,13 @@ impl Loop for Adapt {
             let Some(watched) = self.watched.get(group) else {
                 continue;
             };
-            let (units, late) = watched.judged;
-            let percentile = watched.observed.percentile;
-            let allowed = Share(Share::WHOLE.0.saturating_sub(percentile.0));
-            if Share::ratio(late, units) <= allowed {
+            let TargetVerdict {
+                units,
+                late,
+                allowed,
+                ..
+            } = watched.judged;
+            if watched.judged.is_met() {
                 continue;
             }
             for (id, _) in self.targets.iter().filter(|(_, of)| of == group) {

@@ -236,7 +236,7 @@ fn in_cgroup(keys: &TaskMatch, path: &str) -> bool {
     let unit = keys
         .unit
         .as_deref()
-        .is_none_or(|unit| parts().any(|p| p == unit));
+        .is_none_or(|unit| parts().any(|p| p == unit || unescaped(p) == unescaped(unit)));
     let container = keys
         .container
         .as_deref()
@@ -244,11 +244,32 @@ fn in_cgroup(keys: &TaskMatch, path: &str) -> bool {
     cgroup && unit && container
 }
 
+/// A unit's name without systemd's escapes (`\x2d` for `-`): people write both.
+fn unescaped(unit: &str) -> String {
+    let mut pieces = unit.split("\\x");
+    let mut whole = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let code = piece.get(..2).and_then(|d| u8::from_str_radix(d, 16).ok());
+        match code.filter(u8::is_ascii) {
+            Some(byte) => {
+                whole.push(char::from(byte));
+                whole.push_str(&piece[2..]);
+            }
+            None => {
+                whole.push_str("\\x");
+                whole.push_str(piece);
+            }
+        }
+    }
+    whole
+}
+
 /// Whether a part of a path names a container: `<id>`, `docker-<id>.scope`,
-/// `cri-containerd-<id>.scope`, `libpod-<id>`.
+/// `cri-containerd-<id>.scope`, `libpod-<id>`. Its monitor (`libpod-conmon-<id>.scope`) is none.
 fn is_container(part: &str, id: &str) -> bool {
     let part = part.strip_suffix(".scope").unwrap_or(part);
-    part.split(['-', ':']).any(|p| p.starts_with(id))
+    let mut pieces = part.split(['-', ':']);
+    pieces.clone().all(|p| p != "conmon") && pieces.any(|p| p.starts_with(id))
 }
 
 /// The cgroups (as paths from the hierarchy's root) that the in-place tables of a group name, as

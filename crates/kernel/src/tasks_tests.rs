@@ -165,6 +165,39 @@ fn a_container_is_found_by_the_beginning_of_its_id() {
 }
 
 #[test]
+fn the_monitor_of_a_container_is_not_the_container() {
+    let within = |path: &str| {
+        let keys = by(|m| m.container = Some("0123456789ab".into()));
+        in_cgroup(&keys, path)
+    };
+    assert!(within("/machine.slice/libpod-0123456789abcdef.scope"));
+    assert!(within(
+        "/machine.slice/libpod-0123456789abcdef.scope/container"
+    ));
+    assert!(!within(
+        "/machine.slice/libpod-conmon-0123456789abcdef.scope"
+    ));
+    assert!(!within("/machine.slice/crio-conmon-0123456789abcdef.scope"));
+}
+
+#[test]
+fn a_unit_is_found_by_both_spellings_of_its_name() {
+    let path = r"/user.slice/app-gnome-firefox\x2dw-2504.scope";
+    for name in [
+        r"app-gnome-firefox\x2dw-2504.scope",
+        "app-gnome-firefox-w-2504.scope",
+    ] {
+        let keys = by(|m| m.unit = Some(name.into()));
+        assert!(in_cgroup(&keys, path), "{name}");
+    }
+    assert_eq!(unescaped(r"a\x2db\x2fc"), "a-b/c");
+    // What is no escape stays.
+    for odd in [r"a\x", r"a\xg0", r"a\xff", r"a\x2"] {
+        assert_eq!(unescaped(odd), odd);
+    }
+}
+
+#[test]
 fn what_cannot_be_meant_is_refused() {
     let (_dir, kernel) = machine();
     let refused = |keys: TaskMatch| Matcher::new(&kernel, "g", &[keys]).unwrap_err().to_string();

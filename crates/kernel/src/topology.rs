@@ -72,7 +72,9 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
             tier: tiers
                 .iter()
                 .position(|t| t.contains(id))
-                .map_or(0, |t| u32::try_from(t).unwrap_or(0)),
+                .unwrap_or(tiers.len())
+                .try_into()
+                .unwrap_or(u32::MAX),
         });
     }
     Ok(Topology {
@@ -85,7 +87,8 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
 
 /// The CPUs of each kind of core, the fastest first. Empty where all are alike. Arm and RISC-V
 /// report capacities (drivers/base/arch_topology.c). Intel's hybrid processors have a counter unit
-/// for each kind (arch/x86/events/intel).
+/// for each kind (arch/x86/events/intel). A CPU of a kind that is not among these is taken to be
+/// slower than all others.
 fn tiers(files: &dyn Files, online: &CpuSet) -> Result<Vec<CpuSet>> {
     let mut by_capacity: BTreeMap<u32, CpuSet> = BTreeMap::new();
     for cpu in online.iter() {
@@ -99,7 +102,7 @@ fn tiers(files: &dyn Files, online: &CpuSet) -> Result<Vec<CpuSet>> {
         return Ok(by_capacity.into_values().rev().collect());
     }
     let mut kinds = Vec::new();
-    for unit in ["cpu_core", "cpu_atom"] {
+    for unit in ["cpu_core", "cpu_atom", "cpu_lowpower"] {
         kinds.extend(files.cpus(&format!("/sys/bus/event_source/devices/{unit}/cpus"))?);
     }
     Ok(kinds)
@@ -505,6 +508,36 @@ mod tests {
         write(root, "proc/sys/kernel/sched_rt_period_us", "1000000\n");
         write(root, "proc/sys/kernel/sched_rt_runtime_us", "950000\n");
         dir
+    }
+
+    #[test]
+    fn a_core_of_an_unknown_kind_is_the_slowest() {
+        let dir = machine();
+        let tiers = |units: &[(&str, &str)]| -> Vec<u32> {
+            for (unit, cpus) in units {
+                let path = format!("sys/bus/event_source/devices/{unit}/cpus");
+                write(dir.path(), &path, cpus);
+            }
+            let found = read(&Kernel::at(dir.path()), None).unwrap();
+            found.cpus.iter().map(|cpu| cpu.tier).collect()
+        };
+        assert_eq!(tiers(&[]), [0; 4]);
+        let two = [("cpu_core", "0-1\n"), ("cpu_atom", "2\n")];
+        assert_eq!(tiers(&two), [0, 0, 1, 2]);
+        assert_eq!(tiers(&[("cpu_lowpower", "3\n")]), [0, 0, 1, 2]);
+    }
+
+    #[test]
+    fn memory_that_no_cpu_is_next_to_is_a_node() {
+        let dir = machine();
+        let node = "sys/devices/system/node";
+        write(dir.path(), &format!("{node}/online"), "0-1\n");
+        write(dir.path(), &format!("{node}/node1/cpulist"), "\n");
+        let memory = "Node 1 MemTotal:  2048 kB\n";
+        write(dir.path(), &format!("{node}/node1/meminfo"), memory);
+        let found = read(&Kernel::at(dir.path()), None).unwrap();
+        let far = &found.nodes[1];
+        assert_eq!((far.memory, far.cpus.is_empty()), (Bytes(2 << 20), true));
     }
 
     #[test]

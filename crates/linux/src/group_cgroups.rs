@@ -323,8 +323,8 @@ impl GroupCgroups {
     }
 
     /// Moves the processes that `find` finds into the group's own cgroups, again and again until
-    /// none is outside. So children born meanwhile are covered. Returns how many processes are
-    /// inside at the end.
+    /// none is outside. So children born meanwhile are covered. A process that lives in a cgroup
+    /// which is changed in place stays there. Returns how many processes are inside at the end.
     ///
     /// # Errors
     /// What `find` and the kernel return. [`Error::Refused`] when children are born faster than
@@ -338,8 +338,11 @@ impl GroupCgroups {
             let found = find(writer.files)?;
             let mut outside = 0;
             for place in self.places.iter().filter(|p| p.collects()) {
-                let allowed = |files: &dyn Files, from: &str| self.check_limit(files, place, from);
-                outside += enter_if(writer, place, &found, &allowed)?;
+                let leaves = |files: &dyn Files, from: &str| match self.is_adopted(place, from) {
+                    true => Ok(false),
+                    false => self.check_limit(files, place, from).map(|()| true),
+                };
+                outside += enter_if(writer, place, &found, &leaves)?;
             }
             if outside == 0 {
                 return Ok(found.len());
@@ -349,6 +352,14 @@ impl GroupCgroups {
             "group {}: its tasks multiply faster than they can be moved",
             self.group
         )))
+    }
+
+    /// Whether a cgroup lies in one of this group that is changed in place.
+    fn is_adopted(&self, place: &CgroupDir, cgroup: &str) -> bool {
+        let mount = &place.hierarchy.mount;
+        let adopted = self.places.iter().filter(|p| !p.collects());
+        let mut here = adopted.filter(|p| p.hierarchy.mount == *mount);
+        place.ours && here.any(|p| within(cgroup, &p.dir))
     }
 
     /// Refuses to move a task out of a cgroup whose limit of memory does not hold for `place`: the
@@ -458,16 +469,16 @@ pub(crate) fn enter(
     place: &CgroupDir,
     processes: &[Stat],
 ) -> Result<usize> {
-    enter_if(writer, place, processes, &|_, _| Ok(()))
+    enter_if(writer, place, processes, &|_, _| Ok(true))
 }
 
-/// Moves as [`enter`], after `allowed` has been asked for the cgroup that each task leaves. Where
-/// it refuses one, no task is moved.
+/// Moves as [`enter`], after `leaves` has been asked whether a task leaves the cgroup that it is
+/// in. Where that is refused for one, no task is moved.
 fn enter_if(
     writer: &mut JournaledWriter<'_>,
     place: &CgroupDir,
     processes: &[Stat],
-    allowed: &dyn Fn(&dyn Files, &str) -> Result<()>,
+    leaves: &dyn Fn(&dyn Files, &str) -> Result<bool>,
 ) -> Result<usize> {
     let to = place.tasks_dir();
     if !place.ours && !writer.files.exists(&to) {
@@ -498,7 +509,9 @@ fn enter_if(
                 continue;
             };
             let affinity = || custom_affinity(writer.files, &place.hierarchy, &from, stat.id);
-            allowed(writer.files, &from)?;
+            if !leaves(writer.files, &from)? {
+                continue;
+            }
             // A move within a cgroup leaves the affinity as it is.
             entries.extend(place.ours.then(affinity).flatten());
             entries.push(Undo::Move {

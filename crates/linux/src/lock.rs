@@ -91,14 +91,15 @@ impl Lock {
     }
 
     /// Process id of the Quell that took the lock in `run_root` last, if a process of that id and
-    /// name runs. It may have released the lock. Reading takes no lock, so it keeps no other
-    /// process from it. `None` where only the watchdog holds the lock.
+    /// name runs and is not this one. It may have released the lock. Reading takes no lock, so it
+    /// keeps no other process from it. `None` where only the watchdog holds the lock.
     #[must_use]
     pub fn holder(run_root: &Path) -> Option<u32> {
         let text = fs::read_to_string(run_root.join(HOLDER)).ok()?;
         let pid = text.strip_prefix("process ")?.split(' ').next()?;
         let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-        (comm.trim() == "quell").then(|| pid.parse().ok()).flatten()
+        let pid: u32 = pid.parse().ok()?;
+        (comm.trim() == "quell" && pid != std::process::id()).then_some(pid)
     }
 
     /// A copy that also holds the lock, for the watchdog.

@@ -9,7 +9,7 @@ use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::Level;
 use quell_types::units::{LINE_BYTES, Nanos};
 
-use crate::events::{ColouredPages, Event, Paged, Phase};
+use crate::events::{ColouredPages, Event, Paged, Phase, TargetVerdict};
 use crate::owners::FrameOwners;
 use crate::quanta::Turns;
 use crate::standing::{Standing, Worth};
@@ -29,6 +29,8 @@ pub struct Account {
     neighbours: BTreeMap<GroupId, Neighbour>,
     /// Group → number of units of work, and how many of them were late.
     pub units: BTreeMap<GroupId, (u64, u64)>,
+    /// Group → how its units did against their target.
+    pub targets: BTreeMap<GroupId, TargetVerdict>,
     /// How exactly windows were kept. `None` where there are none.
     pub windows: Option<Kept>,
     /// How processes took turns. `None` where none do.
@@ -118,6 +120,7 @@ impl Account {
             lost: BTreeMap::new(),
             neighbours: neighbours.map(empty).collect(),
             units: BTreeMap::new(),
+            targets: BTreeMap::new(),
             windows: None,
             turns: None,
             paged: BTreeMap::new(),
@@ -174,6 +177,9 @@ impl Account {
             } => {
                 let sum = self.units.entry(group.clone()).or_default();
                 *sum = (sum.0 + units, sum.1 + late);
+            }
+            Event::Target { group, verdict } => {
+                self.targets.insert(group.clone(), *verdict);
             }
             Event::Windows { kept } => self.windows = Some(kept.clone()),
             Event::Turns { turns } => self.turns = Some(turns.clone()),

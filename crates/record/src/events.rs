@@ -9,7 +9,7 @@ use quell_types::cpuset::CpuId;
 use quell_types::ids::{GroupId, PromiseId, StepId};
 use quell_types::mechanism::Level;
 use quell_types::refusal::Refusal;
-use quell_types::units::{Bytes, Lines, Nanos};
+use quell_types::units::{Bytes, Lines, Nanos, Share};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -149,6 +149,14 @@ pub enum Event {
         /// Amounts per unit, as declared.
         #[serde(flatten)]
         declared: Declared,
+    },
+    /// Whether a group's units of work met their target, judged at the end.
+    Target {
+        /// The group with the target.
+        group: GroupId,
+        /// The verdict.
+        #[serde(flatten)]
+        verdict: TargetVerdict,
     },
     /// The bandwidth of best-effort groups was changed, so that a group's units are in time.
     Adapted {
@@ -292,6 +300,27 @@ impl Phase {
             Self::End => "end",
             Self::Other(text) => text,
         }
+    }
+}
+
+/// How the units of a group did against their target, from two seconds after the first on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TargetVerdict {
+    /// Number of units.
+    pub units: u64,
+    /// How many of them were late.
+    pub late: u64,
+    /// The share of units that may be late.
+    pub allowed: Share,
+    /// The longest time that a unit took, in nanoseconds.
+    pub longest_ns: u64,
+}
+
+impl TargetVerdict {
+    /// Whether no more units were late than may be.
+    #[must_use]
+    pub fn is_met(&self) -> bool {
+        Share::ratio(self.late, self.units) <= self.allowed
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use quell_plan::{Held, Plan};
 use quell_record::account::{Account, Neighbour, Share};
 use quell_record::backend::Undone;
-use quell_record::events::{ColouredPages, Paged};
+use quell_record::events::{ColouredPages, Paged, TargetVerdict};
 use quell_types::ids::GroupId;
 use quell_types::mechanism::Level;
 use quell_types::units::Nanos;
@@ -193,6 +193,8 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
             "{group}: {units} units of work, {late} of them late"
         ));
     }
+    let targets = account.targets.iter();
+    lines.extend(targets.map(|(group, verdict)| target(group, verdict)));
     lines.extend(account.windows.iter().flat_map(windows::kept));
     lines.extend(account.turns.iter().flat_map(quanta::taken));
     lines.extend(
@@ -222,6 +224,18 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
         lines.push(format!("not reverted: {left}"));
     }
     lines
+}
+
+/// Whether a group's units met their target.
+fn target(group: &str, of: &TargetVerdict) -> String {
+    let met = if of.is_met() { "met" } else { "missed" };
+    format!(
+        "{group}: target {met}: {} of {} were late, {} may be; the longest took {:.2} ms",
+        counted(of.late),
+        counted(of.units),
+        of.allowed,
+        of.longest_ns as f64 / 1e6,
+    )
 }
 
 /// The pages of a group's memory at the end, and the faults of its processes since the first look.

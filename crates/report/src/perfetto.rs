@@ -198,6 +198,7 @@ fn instant(event: &Event) -> Option<(String, Value)> {
         Event::Phase { .. }
         | Event::Cell { .. }
         | Event::Units { .. }
+        | Event::Target { .. }
         | Event::Waited { .. }
         | Event::Own { .. }
         | Event::Throttle { .. }

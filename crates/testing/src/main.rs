@@ -129,7 +129,8 @@ fn tested(options: &Options) -> Result<bool, String> {
     let mut changed = Changed::read(&top)?;
     let by_files = there.iter().filter(|name| is_below(name, memo::MODULE));
     changed.matches(&by_files.cloned().collect())?;
-    let due = changed.due(&top)?;
+    let states = changed.states(&top)?;
+    let due = changed.due(&states);
     let asked = |test: &Test| {
         let all = options.texts.is_empty();
         let named = all || options.texts.iter().any(|t| test.name.contains(t));
@@ -170,7 +171,9 @@ fn tested(options: &Options) -> Result<bool, String> {
         std::fs::write(path, results(&ran)).map_err(|e| format!("{}: {e}", path.display()))?;
     }
     let passed = ran.iter().filter(|done| is_passed(&done.outcome));
-    changed.note(&top, &passed.map(|done| done.name.clone()).collect())?;
+    if passed.fold(false, |news, done| changed.note(&done.name, &states) | news) {
+        changed.write(&top)?;
+    }
     if options.write_seconds {
         let took: BTreeMap<String, f64> = ran
             .iter()

@@ -50,40 +50,39 @@ impl Changed {
         ))
     }
 
-    /// The tests whose files are not as they were when the test last passed.
-    pub fn due(&self, top: &Path) -> Result<BTreeSet<String>, String> {
-        let mut due = BTreeSet::new();
-        for (name, entry) in &self.test {
-            if entry.passed != self.state(top, entry)? {
-                due.insert(name.clone());
-            }
-        }
-        Ok(due)
+    /// By test: what its files are now. To be taken before the tests run.
+    pub fn states(&self, top: &Path) -> Result<BTreeMap<String, String>, String> {
+        let state = |(name, entry): (&String, &Entry)| Ok((name.clone(), self.state(top, entry)?));
+        self.test.iter().map(state).collect()
     }
 
-    /// Notes that these tests passed with the files as they are.
-    pub fn note(&mut self, top: &Path, passed: &BTreeSet<String>) -> Result<(), String> {
-        let mut news = false;
-        for name in passed {
-            let state = match self.test.get(name) {
-                Some(entry) => self.state(top, entry)?,
-                None => continue,
-            };
-            if let Some(entry) = self.test.get_mut(name) {
-                news |= entry.passed != state;
-                entry.passed = state;
+    /// The tests whose files are not as they were when the test last passed.
+    pub fn due(&self, states: &BTreeMap<String, String>) -> BTreeSet<String> {
+        let tests = self.test.iter();
+        let due = tests.filter(|(name, entry)| states.get(*name) != Some(&entry.passed));
+        due.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Notes that a test passed with its files in that state. Whether that is news.
+    pub fn note(&mut self, test: &str, states: &BTreeMap<String, String>) -> bool {
+        match (self.test.get_mut(test), states.get(test)) {
+            (Some(entry), Some(state)) if entry.passed != *state => {
+                entry.passed.clone_from(state);
+                true
             }
+            _ => false,
         }
-        if !news {
-            return Ok(());
-        }
+    }
+
+    /// Writes `tests/changed.toml` anew. Its first comment stays.
+    pub fn write(&self, top: &Path) -> Result<(), String> {
         let path = path(top);
-        let before = std::fs::read_to_string(&path).map_err(|e| e.to_string())?;
+        let told = |e: std::io::Error| format!("{}: {e}", path.display());
+        let before = std::fs::read_to_string(&path).map_err(told)?;
         let head = before.lines().take_while(|line| line.starts_with('#'));
         let head: String = head.map(|line| format!("{line}\n")).collect();
         let text = toml::to_string(self).map_err(|e| e.to_string())?;
-        std::fs::write(&path, format!("{head}\n{text}"))
-            .map_err(|e| format!("{}: {e}", path.display()))
+        std::fs::write(&path, format!("{head}\n{text}")).map_err(told)
     }
 
     /// A number for names and contents of all files that a test depends on.
@@ -168,16 +167,21 @@ mod tests {
     fn a_test_is_due_until_it_passes_and_when_a_file_changes() {
         let (top, mut changed) = tree();
         let top = top.path();
-        assert_eq!(changed.due(top).unwrap(), set(&["a", "b"]));
-        changed.note(top, &set(&["a", "b"])).unwrap();
-        let mut changed = Changed::read(top).unwrap();
-        assert_eq!(changed.due(top).unwrap(), set(&[]));
+        let now = |changed: &Changed| changed.due(&changed.states(top).unwrap());
+        assert_eq!(now(&changed), set(&["a", "b"]));
+        let states = changed.states(top).unwrap();
+        // What changes while the tests run is not what passed.
         std::fs::write(top.join("b.rs"), "c").unwrap();
-        assert_eq!(changed.due(top).unwrap(), set(&["b"]));
-        changed.note(top, &set(&["b"])).unwrap();
+        assert!(changed.note("a", &states) && changed.note("b", &states));
+        assert!(!changed.note("b", &states) && !changed.note("c", &states));
+        changed.write(top).unwrap();
+        let mut changed = Changed::read(top).unwrap();
+        assert_eq!(now(&changed), set(&["b"]));
+        changed.note("b", &changed.states(top).unwrap());
+        assert_eq!(now(&changed), set(&[]));
         // A file that comes is a change, too.
         std::fs::write(top.join("src/new.rs"), "").unwrap();
-        assert_eq!(changed.due(top).unwrap(), set(&["a", "b"]));
+        assert_eq!(now(&changed), set(&["a", "b"]));
         let text = std::fs::read_to_string(path(top)).unwrap();
         assert!(text.starts_with("# Head.\n"), "{text}");
     }
@@ -195,6 +199,6 @@ mod tests {
     fn a_path_that_is_not_there_is_refused() {
         let (top, changed) = tree();
         std::fs::remove_file(top.path().join("b.rs")).unwrap();
-        assert!(changed.due(top.path()).unwrap_err().contains("b.rs"));
+        assert!(changed.states(top.path()).unwrap_err().contains("b.rs"));
     }
 }

@@ -192,6 +192,10 @@ pub fn check(table: &TaskMatch) -> Vec<(&'static str, String)> {
             "cgroup" if text.split('/').any(|part| part == "..") => {
                 Some(format!("'{text}' leaves the hierarchy: remove '..'"))
             }
+            "cgroup" if text.starts_with("/sys/fs/cgroup") => Some(format!(
+                "'{text}' begins with the mount: give the path below it, '{}'",
+                text.trim_start_matches("/sys/fs/cgroup")
+            )),
             "cgroup" if text.trim_matches('/').is_empty() => {
                 Some("the root cgroup is every task; leave it to [rest]".to_owned())
             }
@@ -249,6 +253,17 @@ mod tests {
         let found: TaskMatch = r"arg=--size=\d{1\,3}".parse().unwrap();
         assert_eq!(found.arg.as_deref(), Some(r"--size=\d{1,3}"));
         assert_eq!("pid=12".parse::<TaskMatch>().unwrap().pid, Some(12));
+    }
+
+    #[test]
+    fn a_cgroup_is_given_from_its_mount_on() {
+        let table = |cgroup: &str| TaskMatch {
+            cgroup: Some(cgroup.to_owned()),
+            ..TaskMatch::default()
+        };
+        let wrong = check(&table("/sys/fs/cgroup/system.slice"));
+        assert!(wrong[0].1.contains("'/system.slice'"), "{wrong:?}");
+        assert_eq!(check(&table("/system.slice")), []);
     }
 
     #[test]

@@ -439,10 +439,15 @@ fn watch(number: usize, window: [u64; 2]) {
 mod changed {
     use super::*;
 
-    #[test]
-    #[ignore = "where its files have changed"]
-    fn budgets_hold_in_their_windows_under_6_12() {
-        budgets_hold("6.12");
+    /// The windows are long enough for the budgets only where the host has the time.
+    mod measured {
+        use super::*;
+
+        #[test]
+        #[ignore = "where its files have changed"]
+        fn budgets_hold_in_their_windows_under_6_12() {
+            budgets_hold("6.12");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod combined;
 mod common;
 mod deep;
 mod direct;
+mod gathered;
 mod hoard;
 mod input;
 mod look;

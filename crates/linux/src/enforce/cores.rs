@@ -135,6 +135,17 @@ pub fn confine(
         .dirs(cgroups, Controller::Cpuset)
         .cloned()
         .collect();
+    if places.is_empty() && !group_cgroups.places.is_empty() {
+        return Err(Error::refused_with(
+            format!(
+                "group {}: its cgroup is not in the cpuset hierarchy, so it can be given no CPUs",
+                group_cgroups.group
+            ),
+            "match its processes by comm, exe or pid instead",
+        ));
+    }
+    // Several cgroups with the same CPUs cannot all be partitions.
+    let alone = exclusive && places.len() == 1;
     let mut partitions = 0;
     for place in &places {
         if place.hierarchy.version == Version::V1 && !place.ours {
@@ -146,7 +157,7 @@ pub fn confine(
             writer.set(&format!("{}/cpuset.mems", place.dir), &mems.to_string())?;
         }
         writer.set(&format!("{}/cpuset.cpus", place.dir), &cpus.to_string())?;
-        if exclusive && place.hierarchy.version == Version::V2 {
+        if alone && place.hierarchy.version == Version::V2 {
             match partition(writer, place, cpus)? {
                 Ok(()) => partitions += 1,
                 Err(why) => confined.notes.push(format!(
@@ -167,7 +178,7 @@ pub fn confine(
             ));
         }
     }
-    confined.partition = exclusive && partitions == places.len() && partitions > 0;
+    confined.partition = alone && partitions > 0;
     Ok(confined)
 }
 

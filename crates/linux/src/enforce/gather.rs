@@ -65,7 +65,9 @@ fn gather(
     let cpus = host.all_cpus()?;
     let mut notes = Vec::new();
     let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
-    let group_cgroups = if in_place.is_empty() {
+    // A group may have both kinds: cgroups that are changed in place, and processes that are moved.
+    let moves = in_place.len() < matching.len() || matching.is_empty();
+    let group_cgroups = if moves {
         host.make_cgroups(name, &controllers, layout)?
     } else {
         GroupCgroups {
@@ -101,6 +103,9 @@ fn gather(
     }
     if within {
         threaded::divide(&mut writer, cgroups, &mut group.cgroups)?;
+    }
+    if !in_place.is_empty() {
+        host.complete(name, &controllers)?;
     }
     if found.is_empty() {
         notes.push(format!(

@@ -73,7 +73,7 @@ impl Host {
         let group = self.groups.one(name)?;
         let in_place = group.matching.iter().filter(|m| m.in_place());
         let in_place: Vec<TaskMatch> = in_place.cloned().collect();
-        if in_place.is_empty() {
+        if in_place.len() < group.matching.len() || group.matching.is_empty() {
             let more = self.make_cgroups(name, controllers, group.layout)?;
             let places = &mut self.groups.one_mut(name)?.cgroups.places;
             for place in more.places {
@@ -81,7 +81,8 @@ impl Host {
                     places.push(place);
                 }
             }
-        } else {
+        }
+        if !in_place.is_empty() {
             let found = self.assigned()?.remove(name).unwrap_or_default();
             for cgroup in tasks::cgroups_of(&self.files, &in_place, &found)? {
                 let (mut writer, cgroups, group) = self.of(name)?;
@@ -94,16 +95,22 @@ impl Host {
         self.collect(name)
     }
 
-    /// Makes a v2 cgroup, to see a group's pressure and to freeze it, where its own are all on v1.
-    /// Its tasks get no other share of anything there.
-    fn complete(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
-        const V2: Controller = Controller::Pressure;
+    /// Makes cgroups for a group that is changed in place, in hierarchies that lack its own: to give
+    /// it CPUs, to see its pressure and to freeze it. On a machine with both versions a unit has
+    /// its cgroup in one hierarchy, and no folder in those of the controllers.
+    pub fn complete(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
         let group_cgroups = &self.groups.one(name)?.cgroups;
-        let is_there = group_cgroups.dirs(&self.cgroups, V2).next().is_some();
-        if !controllers.contains(&V2) || group_cgroups.places.is_empty() || is_there {
+        if group_cgroups.places.is_empty() {
             return Ok(());
         }
-        let more = self.make_cgroups(name, &[V2], Layout::default())?;
+        let lacks = |c: &Controller| group_cgroups.dirs(&self.cgroups, *c).next().is_none();
+        let needed = [Controller::Cpuset, Controller::Pressure].into_iter();
+        let needed = needed.filter(|c| controllers.contains(c)).filter(lacks);
+        let missing: Vec<Controller> = needed.collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let more = self.make_cgroups(name, &missing, Layout::default())?;
         self.groups
             .one_mut(name)?
             .cgroups

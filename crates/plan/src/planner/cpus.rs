@@ -321,8 +321,9 @@ fn cores(machine: &Inventory, free: &CpuSet) -> CpuSet {
     cores
 }
 
-/// CPUs near to each other: one kind of core, one memory node, one last-level cache.
-type Place = (u32, u32, CpuSet);
+/// CPUs near to each other: one kind of core, whether their memory node is empty, that node, one
+/// last-level cache.
+type Place = (u32, bool, u32, CpuSet);
 
 /// `n` CPUs of the fastest kind, near to each other, from the highest number down. They are on
 /// different cores as far as possible, unless the group shares cores.
@@ -335,7 +336,8 @@ fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
     let mut places: BTreeMap<Place, CpuSet> = BTreeMap::new();
     for cpu in machine.cpus.iter().filter(|c| units.contains(c.id)) {
         let cache = machine.llc(cpu.id).map(|c| c.cpus.clone());
-        let place = (cpu.tier, cpu.node, cache.unwrap_or_default());
+        let bare = (machine.nodes.iter()).any(|n| n.id == cpu.node && n.memory.0 == 0);
+        let place = (cpu.tier, bare, cpu.node, cache.unwrap_or_default());
         places.entry(place).or_default().insert(cpu.id);
     }
     let mut cpus = CpuSet::new();
@@ -346,10 +348,11 @@ fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
         // places are broken up.
         let best = places
             .iter()
-            .min_by_key(|((tier, node, _), units)| {
+            .min_by_key(|((tier, bare, node, _), units)| {
                 let fits = units.len() >= left;
                 (
                     *tier,
+                    *bare,
                     home.is_some_and(|h| h != *node),
                     !fits,
                     if fits {
@@ -364,7 +367,7 @@ fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
         let Some((place, units)) = best.and_then(|p| places.remove_entry(&p)) else {
             break;
         };
-        home = home.or(Some(place.1));
+        home = home.or(Some(place.2));
         for cpu in units.iter().rev().take(left) {
             cpus.insert(cpu);
         }

@@ -193,6 +193,22 @@ impl Draft<'_> {
         let nodes = self.machine.nodes.iter().filter(|n| own.contains(n.id));
         nodes.fold(own.clone(), |all, node| all.union(&node.near))
     }
+
+    /// The memory nodes from which programs on these CPUs may have memory: their own, as far as
+    /// these have any, and those that no CPU is next to. Where that is none, all that have memory.
+    pub(super) fn memory_of(&self, cpus: &CpuSet) -> CpuSet {
+        let (bare, full): (Vec<_>, Vec<_>) =
+            (self.machine.nodes.iter()).partition(|node| node.memory.0 == 0);
+        let bare: CpuSet = bare.iter().map(|node| node.id).collect();
+        let own = self.nodes_of(cpus);
+        let near = own.difference(&bare);
+        if near.is_empty() {
+            let all: CpuSet = full.iter().map(|node| node.id).collect();
+            return if all.is_empty() { own } else { all };
+        }
+        let far = full.iter().filter(|node| node.cpus.is_empty());
+        far.fold(near, |all, node| all.union(&CpuSet::one(node.id)))
+    }
 }
 
 /// What can be given as the remedies of a refusal.

@@ -251,10 +251,14 @@ impl Draft<'_> {
             return;
         }
         if let Some(why) = self.unavailable(Mechanism::Cores) {
-            let key = confined
-                .first()
-                .map_or_else(|| "rest.cpus".to_owned(), |n| format!("group.{n}.cpus"));
-            let instead = match confined.first() {
+            // A group of any CPUs is confined for the sake of others.
+            let wants = |name: &&String| {
+                let of = self.policy.groups.get(*name);
+                of.is_some_and(|group| group.cpus_wanted() != CpusWanted::Any)
+            };
+            let asks = confined.iter().find(wants);
+            let key = asks.map_or_else(|| "rest.cpus".to_owned(), |n| format!("group.{n}.cpus"));
+            let instead = match asks {
                 Some(_) => Remedy::set_text(key.clone(), "any"),
                 None => Remedy::leave_out(key.clone()),
             };
@@ -266,7 +270,7 @@ impl Draft<'_> {
         let mut holders: Vec<(String, StepId)> = Vec::new();
         for name in &confined {
             let part = self.division.of(name).clone();
-            let mems = self.nodes_of(&part.cpus);
+            let mems = self.memory_of(&part.cpus);
             let because = if part.exclusive {
                 cores::alone_by(kind)
             } else if self.division.windowed.is_empty() || part.cpus != self.division.windowed {
@@ -375,8 +379,8 @@ impl Draft<'_> {
 
     /// Notes that a cpuset confines memory, too, on a machine with several nodes.
     fn memory_note(&mut self, name: &str, cpus: &CpuSet) {
-        let own = self.nodes_of(cpus);
-        if own.is_empty() || own.len() >= self.nodes_of(&self.machine.cpu_set()).len() {
+        let own = self.memory_of(cpus);
+        if own.is_empty() || own.len() >= self.memory_of(&self.machine.cpu_set()).len() {
             return;
         }
         self.notes.push(cores::memory_of_nodes(name, &own));

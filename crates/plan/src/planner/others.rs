@@ -40,14 +40,14 @@ pub(super) fn divide(
         if let CpusWanted::List(list) = group.cpus_wanted() {
             others.exist(&format!("group.{name}"), &list);
             others.take(&list);
-            division.put(name, part(group, &list, &others.all));
+            division.put(name, part(group, &list, &others.all, partitioned));
         }
     }
     for (name, group) in &open {
         if let CpusWanted::Count(n) = group.cpus_wanted() {
             let cpus = others.counted(&format!("group.{name}"), n as usize);
             others.take(&cpus);
-            division.put(name, part(group, &cpus, &others.all));
+            division.put(name, part(group, &cpus, &others.all, partitioned));
         }
     }
     let remaining = free.clone();
@@ -82,18 +82,19 @@ pub(super) fn divide(
             let off = on(&others.all.difference(&cpus));
             division.notes.push(words::exempt_stays_off(name, &off));
         }
-        division.put(name, part(group, &cpus, &others.all));
+        division.put(name, part(group, &cpus, &others.all, partitioned));
     }
 }
 
-fn part(group: &Group, cpus: &CpuSet, all: &CpuSet) -> Part {
+/// Next to a partition a group that may run anywhere is kept off it as well: its own cgroup is not
+/// among those of all other tasks.
+fn part(group: &Group, cpus: &CpuSet, all: &CpuSet, partitioned: bool) -> Part {
+    let anywhere = matches!(group.cpus_wanted(), CpusWanted::Any) && !partitioned;
     Part {
         cpus: cpus.clone(),
         blocked: CpuSet::new(),
         exclusive: false,
-        confined: group.role != Role::Exempt
-            && cpus != all
-            && !matches!(group.cpus_wanted(), CpusWanted::Any),
+        confined: group.role != Role::Exempt && cpus != all && !anywhere,
     }
 }
 

@@ -134,3 +134,55 @@ fn without_a_map_banks_are_refused_with_the_machines_remedy() {
     );
     assert!(why.contains("quell colours map FILE"), "{why}");
 }
+
+/// Two nodes of two CPUs each.
+fn of_nodes(memory: [u64; 2]) -> Inventory {
+    let mut machine = machine(4, 1);
+    for cpu in &mut machine.cpus {
+        cpu.node = cpu.id / 2;
+    }
+    machine.nodes = (0..2)
+        .map(|id| Node {
+            id,
+            cpus: [2 * id, 2 * id + 1].into_iter().collect(),
+            memory: Bytes(memory[id as usize]),
+            near: CpuSet::new(),
+        })
+        .collect();
+    machine
+}
+
+fn memory_of(plan: &Plan, group: &str) -> (String, String) {
+    let steps = plan.steps.iter();
+    let mut own = steps.filter(|step| step.group.as_deref() == Some(group));
+    let found = own.find_map(|step| match &step.set {
+        Setting::Confine { cpus, mems, .. } => Some((cpus.to_string(), mems.to_string())),
+        _ => None,
+    });
+    found.unwrap()
+}
+
+const ONE: &str = "[group.a]\nrole = 'critical'\ncommand = ['a']\ncpus = 1\n";
+
+#[test]
+fn memory_that_no_cpu_is_next_to_stays_allowed() {
+    let mut machine = of_nodes([8 << 30, 8 << 30]);
+    machine.nodes.push(Node {
+        id: 2,
+        cpus: CpuSet::new(),
+        memory: Bytes(64 << 30),
+        near: CpuSet::new(),
+    });
+    let found = memory_of(&planned(ONE, &machine), "a");
+    assert_eq!(found, ("3".to_owned(), "1-2".to_owned()));
+}
+
+#[test]
+fn a_node_without_memory_is_chosen_last_and_gives_none() {
+    let found = memory_of(&planned(ONE, &of_nodes([8 << 30, 0])), "a");
+    assert_eq!(found, ("1".to_owned(), "0".to_owned()));
+    // All CPUs that are left are next to it: memory comes from where it is.
+    let two = "[group.a]\nrole = 'critical'\ncommand = ['a']\ncpus = '2-3'\n";
+    let found = memory_of(&planned(two, &of_nodes([8 << 30, 0])), "a");
+    assert_eq!(found, ("2-3".to_owned(), "0".to_owned()));
+}

@@ -42,6 +42,13 @@ schedule = [
 ";
 
 #[test]
+fn a_group_of_any_cpus_is_kept_off_the_windows_cpus() {
+    let groups = format!("{GROUPS}cpus = 'any'\n");
+    let plan = planned(&format!("{groups}{WINDOWS}"), &dispatching(4, 1));
+    assert_eq!(confined(&plan, "other").as_deref(), Some("0-2"));
+}
+
+#[test]
 fn windowed_groups_share_a_cpu_and_nothing_else_runs_there() {
     let plan = planned(&format!("{GROUPS}{WINDOWS}"), &dispatching(4, 1));
     let cpus = |group: &str| plan.cpus(group).unwrap().to_string();
