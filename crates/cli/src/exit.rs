@@ -14,6 +14,8 @@ pub enum Exit {
     Usage,
     /// 3: ran, but a promise or expectation did not hold.
     NotHeld,
+    /// 4: whether promises hold cannot be told.
+    Unseen,
     /// A launched command's status, passed through; also 125-127 as `env` has them.
     Status(i32),
 }
@@ -25,6 +27,7 @@ impl From<Exit> for ExitCode {
             Exit::Failed => 1,
             Exit::Usage => 2,
             Exit::NotHeld => 3,
+            Exit::Unseen => 4,
             Exit::Status(status) => u8::try_from(status & 0xff).unwrap_or(1),
         })
     }

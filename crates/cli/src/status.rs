@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
+use quell_kernel::error::Error;
 use quell_kernel::root::Kernel;
 use quell_kernel::rt;
 use quell_linux::lease::{self, Lease, State};
@@ -15,6 +17,7 @@ use quell_record::standing::Standing;
 use quell_types::ids::GroupId;
 use quell_types::units::Nanos;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::exit::{Exit, Result, failed};
 use crate::machine::RUN_ROOT;
@@ -27,10 +30,24 @@ pub struct Status {
     pub json: bool,
 }
 
+/// Whether a run holds what it promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Word {
+    /// It does.
+    Holds,
+    /// It does not, or has ended.
+    Lost,
+    /// That cannot be told.
+    Unseen,
+}
+
 #[derive(Debug, Serialize)]
 struct Run {
     run: String,
+    /// As `state`, for scripts of earlier versions.
     holds: bool,
+    state: Word,
     why: String,
     changes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,52 +78,82 @@ pub fn run(args: &Status) -> Result {
     } else if runs.is_empty() {
         println!("no run is active, nothing is changed");
     }
-    let holds = runs.iter().all(|r| r.holds);
     if !args.json {
         runs.iter().for_each(show);
     }
-    Ok(if holds { Exit::Done } else { Exit::NotHeld })
+    let any = |word| runs.iter().any(|run| run.state == word);
+    Ok(match (any(Word::Lost), any(Word::Unseen)) {
+        (true, _) => Exit::NotHeld,
+        (false, true) => Exit::Unseen,
+        (false, false) => Exit::Done,
+    })
+}
+
+/// A file of a run, as JSON. `None` where it is not there; an error says that it cannot be read.
+fn json<T: DeserializeOwned>(path: &Path) -> std::result::Result<Option<T>, String> {
+    let told = |e: &dyn std::fmt::Display| format!("{} cannot be read: {e}", path.display());
+    match fs::read_to_string(path) {
+        Ok(text) => serde_json::from_str(&text).map_err(|e| told(&e)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(told(&e)),
+    }
+}
+
+/// Whether the heartbeat of a run goes on, and why.
+fn beats(lease: &std::result::Result<Lease, Error>) -> (Word, String) {
+    let (word, why) = match lease {
+        Ok(lease) if lease.is_held(rt::now()) => {
+            (Word::Holds, "its process runs and renews its heartbeat")
+        }
+        Ok(lease) if lease.state() == State::Held => (
+            Word::Lost,
+            "its process does not renew its heartbeat; the watchdog reverts it, else `quell restore`",
+        ),
+        Ok(lease) if lease.state() == State::Revoked => {
+            (Word::Lost, "the watchdog has reverted it")
+        }
+        Ok(_) => (Word::Lost, "it is being reverted"),
+        Err(Error::File { source, .. }) if source.kind() == ErrorKind::PermissionDenied => {
+            return (
+                Word::Unseen,
+                "its heartbeat is for root to see; call it with sudo".to_owned(),
+            );
+        }
+        Err(_) => (
+            Word::Lost,
+            "its process has ended without reverting; run `quell restore`",
+        ),
+    };
+    (word, why.to_owned())
 }
 
 fn read(dir: &Path) -> Result<Run> {
     let lease = Lease::open(&dir.join(lease::FILE));
-    let (mut holds, mut why) = match &lease {
-        Ok(lease) if lease.is_held(rt::now()) => {
-            (true, "its process runs and renews its heartbeat".to_owned())
+    let (mut state, mut why) = beats(&lease);
+    let mut lose = |because: String, state: &mut Word| {
+        if *state == Word::Holds {
+            why = because;
+            *state = Word::Lost;
         }
-        Ok(lease) if lease.state() == State::Held => {
-            (
-                false,
-                "its process does not renew its heartbeat; the watchdog reverts it, else `quell restore`".to_owned(),
-            )
-        }
-        Ok(lease) if lease.state() == State::Revoked => {
-            (false, "the watchdog has reverted it".to_owned())
-        }
-        Ok(_) => (false, "it is being reverted".to_owned()),
-        Err(_) => (
-            false,
-            "its process has ended without reverting; run `quell restore`".to_owned(),
-        ),
     };
-    let plan: Option<Plan> = fs::read_to_string(dir.join(undo::PLAN))
-        .ok()
-        .and_then(|text| serde_json::from_str(&text).ok());
-    let standing = fs::read_to_string(dir.join(undo::STANDING)).ok();
-    let standing = standing.and_then(|text| serde_json::from_str::<Standing>(&text).ok());
+    let plan: std::result::Result<Option<Plan>, _> = json(&dir.join(undo::PLAN));
+    let standing: std::result::Result<Option<Standing>, _> = json(&dir.join(undo::STANDING));
+    let damaged = [plan.as_ref().err(), standing.as_ref().err()];
+    let damaged = damaged.into_iter().flatten().next().cloned();
+    let (plan, standing) = (plan.ok().flatten(), standing.ok().flatten());
     if let Some(standing) = standing.as_ref().filter(|s| !s.holds()) {
         let lost = standing.all().filter(|(_, worth)| worth.is_lost()).count();
-        if holds {
-            why = format!("{lost} of its promises are at level none");
-        }
-        holds = false;
+        lose(
+            format!("{lost} of its promises are at level none"),
+            &mut state,
+        );
     }
     let plan = match (plan, &standing) {
         (Some(plan), Some(standing)) => Some(standing.over(&plan)),
         (plan, _) => plan,
     };
-    let declared = fs::read_to_string(dir.join(undo::DECLARED)).ok();
-    let declared = declared.and_then(|text| serde_json::from_str(&text).ok());
+    let declared: Option<BTreeMap<GroupId, Declared>> =
+        json(&dir.join(undo::DECLARED)).ok().flatten();
     let mut throttled = Vec::new();
     for step in plan.iter().flat_map(|p| &p.steps) {
         let Setting::Regulate(regulation) = &step.set else {
@@ -118,9 +165,8 @@ fn read(dir: &Path) -> Result<Run> {
             };
             let value = |i: usize| record.0[i].load(std::sync::atomic::Ordering::Relaxed);
             let regulated = value(4) == 1;
-            if holds && !regulated {
-                holds = false;
-                why = format!("CPU {cpu} is not regulated any more");
+            if !regulated {
+                lose(format!("CPU {cpu} is not regulated any more"), &mut state);
             }
             throttled.push(Cpu {
                 cpu,
@@ -131,13 +177,17 @@ fn read(dir: &Path) -> Result<Run> {
             });
         }
     }
+    if let Some(damaged) = damaged.filter(|_| state == Word::Holds) {
+        (state, why) = (Word::Unseen, damaged);
+    }
     Ok(Run {
         run: dir
             .file_name()
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned(),
-        holds,
+        holds: state == Word::Holds,
+        state,
         why,
         changes: undo::left_by(dir).map(|all| all.len()).unwrap_or(0),
         plan,
@@ -147,7 +197,11 @@ fn read(dir: &Path) -> Result<Run> {
 }
 
 fn show(run: &Run) {
-    let word = if run.holds { "holds" } else { "DOES NOT HOLD" };
+    let word = match run.state {
+        Word::Holds => "holds",
+        Word::Lost => "DOES NOT HOLD",
+        Word::Unseen => "CANNOT BE SEEN",
+    };
     println!(
         "run {}: {word} ({}); its undo record has {} entries",
         run.run, run.why, run.changes
@@ -215,4 +269,37 @@ pub fn restore() -> Result {
         complete &= one.complete;
     }
     Ok(if complete { Exit::Done } else { Exit::Failed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_one_that_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("standing.json");
+        assert_eq!(json::<Vec<u32>>(&path), Ok(None));
+        fs::write(&path, "[1]").unwrap();
+        assert_eq!(json(&path), Ok(Some(vec![1_u32])));
+        fs::write(&path, "[1").unwrap();
+        let why = json::<Vec<u32>>(&path).unwrap_err();
+        assert!(why.contains("standing.json cannot be read"), "{why}");
+    }
+
+    #[test]
+    fn a_heartbeat_that_only_root_sees_is_not_a_lost_one() {
+        let refused = |errno| {
+            let source = std::io::Error::from_raw_os_error(errno);
+            beats(&Err(Error::file(
+                "open",
+                "/run/quell/1/lease",
+                None,
+                source,
+            )))
+            .0
+        };
+        assert_eq!(refused(libc::EACCES), Word::Unseen);
+        assert_eq!(refused(libc::ENOENT), Word::Lost);
+    }
 }

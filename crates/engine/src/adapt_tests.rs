@@ -310,3 +310,25 @@ fn what_is_only_observed_moves_nothing() {
             .any(|(_, e)| matches!(e, Event::Units { late, .. } if *late > 0))
     );
 }
+
+#[test]
+fn a_target_is_judged_whether_or_not_budgets_move() {
+    let mut plan = plan();
+    plan.loops.adapts = None;
+    let verdict = |took: Nanos| {
+        let (_, sink) = ran(&plan, &[took; 300]);
+        let found = sink.iter().find_map(|(_, event)| match event {
+            Event::Target { group, verdict } => Some((group.clone(), *verdict)),
+            _ => None,
+        });
+        found.unwrap()
+    };
+    let (group, late) = verdict(Nanos::millis(90));
+    assert!(
+        !late.is_met() && late.late == late.units,
+        "{group}: {late:?}"
+    );
+    assert_eq!(late.longest_ns, Nanos::millis(90).0);
+    let (_, met) = verdict(Nanos(1_000));
+    assert!(met.is_met() && met.units > 0, "{met:?}");
+}

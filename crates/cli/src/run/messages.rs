@@ -20,6 +20,9 @@ use super::found::spelled;
 use super::live::{Live, say};
 use crate::exit::Exit;
 
+/// The signal of a terminal that has gone (SIGHUP).
+const HANGUP: i32 = 1;
+
 /// What is said, and when.
 pub struct Messages<'p> {
     quiet: bool,
@@ -115,7 +118,8 @@ impl<'p> Messages<'p> {
     }
 
     pub fn end(&mut self, held: &Held, with_command: bool) -> Exit {
-        let lost = held.standing.was_lost();
+        let missed = self.account.targets.values().any(|of| !of.is_met());
+        let lost = held.standing.was_lost() || missed;
         let revoked = matches!(held.outcome, Outcome::Revoked(_));
         if self.quiet {
             for left in &held.undone.left {
@@ -133,6 +137,8 @@ impl<'p> Messages<'p> {
             Outcome::Exited(status) => Exit::Status(*status),
             Outcome::Stopped(signal) if with_command && *signal > 0 => Exit::Status(128 + signal),
             Outcome::Stopped(0) => Exit::NotHeld,
+            // The terminal is gone, and nobody asked for the end of the protection.
+            Outcome::Stopped(HANGUP) => Exit::Status(128 + HANGUP),
             Outcome::Stopped(_) if lost => Exit::NotHeld,
             Outcome::Stopped(_) => Exit::Done,
         }

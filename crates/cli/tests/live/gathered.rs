@@ -141,3 +141,20 @@ fn a_unit_without_a_folder_among_the_cpusets_gets_its_cpu() {
     assert_eq!(done.code, 0, "{done:?}");
     machine.unchanged("after the run");
 }
+
+/// Nobody asked for the end of the protection: the terminal is gone.
+#[test]
+fn a_run_that_loses_its_terminal_does_not_end_well() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let critical = busy();
+    machine.remember();
+    let pid = format!("pid={}", critical.pid());
+    let run = Running::start(quell().args(["run", "--critical", &pid]));
+    eventually("it has its CPU", || allowed(critical.pid()).len() == 1);
+    run.signal(Signal::HUP);
+    let done = run.wait();
+    assert_eq!(done.code, 128 + 1, "{done:?}");
+    machine.unchanged("after the run");
+}

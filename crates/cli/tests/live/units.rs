@@ -38,6 +38,33 @@ fn sum(events: &[serde_json::Value], key: &str) -> u64 {
     units.map(|e| e[key].as_u64().unwrap_or(0)).sum()
 }
 
+/// Also where no loop moves budgets.
+#[test]
+fn a_missed_target_is_the_exit_status() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    machine.remember();
+    let policy =
+        policy("{ deadline = '10ms', source = { pattern = 'took ([0-9.]+) ms', unit = 'ms' } }")
+            .replace("[regulator]\nadapt = 'deadline'\n", "");
+    let file = machine.file("missed.toml", &policy);
+    // The first two seconds are not judged.
+    let judged = |took: &str| {
+        let script = format!(
+            "n=0; while [ $n -lt 40 ]; do echo took {took} ms; sleep 0.1; n=$((n+1)); done"
+        );
+        run(&["run", &file, "--", "sh", "-c", &script])
+    };
+    let missed = judged("11");
+    assert_eq!(missed.code, 3, "{missed:?}");
+    assert!(missed.err.contains("job: target missed: "), "{missed:?}");
+    let met = judged("9");
+    assert_eq!(met.code, 0, "{met:?}");
+    assert!(met.err.contains("job: target met: "), "{met:?}");
+    machine.unchanged("after both runs");
+}
+
 #[test]
 fn times_in_the_output_are_read_and_it_is_passed_on_unchanged() {
     let Some(mut machine) = machine() else {
