@@ -32,8 +32,21 @@ pub fn of(tid: u32) -> io::Result<CpuSet> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    let bits = (0..=MAX_CPU).filter(|cpu| words[(cpu / 64) as usize] & (1 << (cpu % 64)) != 0);
-    Ok(bits.collect())
+    Ok(numbers(&words))
+}
+
+/// The numbers of the bits that are set. It is called for each thread of the
+/// machine, so words without a bit have to cost next to nothing.
+fn numbers(words: &[u64; WORDS]) -> CpuSet {
+    let mut set = CpuSet::new();
+    for (first, word) in (0..=MAX_CPU).step_by(64).zip(words) {
+        let mut left = *word;
+        while left != 0 {
+            set.insert(first + left.trailing_zeros());
+            left &= left - 1;
+        }
+    }
+    set
 }
 
 /// Sets the CPUs of a thread (0: the caller). The kernel silently leaves out CPUs outside the
@@ -84,6 +97,14 @@ fn set_words(tid: u32, words: &[u64; WORDS]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_bit_is_one_number() {
+        let mut words = [0; WORDS];
+        assert!(numbers(&words).is_empty());
+        (words[0], words[1], words[WORDS - 1]) = (0b101, 1, 1 << 63);
+        assert_eq!(numbers(&words).to_string(), format!("0,2,64,{MAX_CPU}"));
+    }
 
     /// Others that take CPUs away would be in the way.
     mod live {

@@ -158,7 +158,15 @@ pub fn processes(files: &dyn Files) -> Result<Vec<Stat>> {
 /// # Errors
 /// [`Error::File`].
 pub fn threads(files: &dyn Files, pid: u32) -> Result<Vec<u32>> {
-    let names = files.names(&format!("/proc/{pid}/task"))?;
+    /// Links of the directory of a process with one thread: the kernel counts threads as
+    /// directories (`proc_task_getattr`). The only thread has the number of the process.
+    const ONE: u64 = 3;
+    let path = format!("/proc/{pid}/task");
+    // One system call instead of five, for most processes of a machine.
+    if matches!(files.links(&path), Ok(ONE)) {
+        return Ok(vec![pid]);
+    }
+    let names = files.names(&path)?;
     Ok(names.iter().filter_map(|n| n.parse().ok()).collect())
 }
 
@@ -466,6 +474,7 @@ mod tests {
         let we = ourselves(&kernel).unwrap();
         assert_eq!(we.id.pid, std::process::id());
         assert!(threads(&kernel, we.id.pid).unwrap().contains(&we.id.pid));
+        assert!(matches!(threads(&kernel, 1).as_deref(), Ok([1, ..])));
         assert_eq!(ancestry(&kernel, we.id.pid).unwrap()[1], we.parent);
     }
 }

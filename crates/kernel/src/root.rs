@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -44,6 +44,11 @@ pub trait Files: Send + Sync {
     fn exists(&self, path: &str) -> bool;
     /// The type and permission bits, as `st_mode` has them.
     fn mode(&self, path: &str) -> io::Result<u32>;
+    /// The number of links of a file or directory (`st_nlink`). ENOSYS where the root is no running
+    /// kernel.
+    fn links(&self, _path: &str) -> io::Result<u64> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
     /// The target of a symbolic link.
     fn link(&self, path: &str) -> io::Result<String>;
     /// The CPUs that a thread may run on (0: the caller).
@@ -335,6 +340,11 @@ impl Files for Kernel {
 
     fn mode(&self, path: &str) -> io::Result<u32> {
         Ok(fs::metadata(self.path(path))?.permissions().mode())
+    }
+
+    fn links(&self, path: &str) -> io::Result<u64> {
+        self.need_live()?;
+        Ok(fs::metadata(self.path(path))?.nlink())
     }
 
     fn link(&self, path: &str) -> io::Result<String> {

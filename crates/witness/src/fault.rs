@@ -1,0 +1,390 @@
+//! Why a promise does not hold: data, and a sentence that names the task, the file or the value.
+
+use std::fmt;
+
+use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::ids::GroupId;
+use quell_types::partition::Mask;
+use quell_types::units::{Bytes, Nanos, Share};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the witness says of one promise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "verdict", content = "because")]
+pub enum Verdict {
+    /// All that can be seen agrees with the promise.
+    Holds,
+    /// The promise does not hold.
+    Broken(Fault),
+    /// The witness cannot tell, for this reason (a sentence without its end).
+    Unseen(String),
+}
+
+/// Why a promise does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+#[schemars(rename = "WitnessedFault")]
+pub enum Fault {
+    /// The group that has CPUs to itself has no process.
+    NoProcess {
+        /// The group.
+        group: GroupId,
+    },
+    /// A thread of another program may run on a CPU that the group has to itself.
+    Stranger {
+        /// Number of the thread.
+        tid: u32,
+        /// Number of its process.
+        pid: u32,
+        /// The thread's command name.
+        comm: String,
+        /// The CPU. Where it ran on one of the group's CPUs, that one.
+        cpu: CpuId,
+        /// Whether it ran there since the last look.
+        ran: bool,
+        /// How many more such threads were seen.
+        others: u32,
+    },
+    /// A thread that the group matches is not in the group's cgroup.
+    Outside {
+        /// Number of the thread.
+        tid: u32,
+        /// Number of its process.
+        pid: u32,
+        /// The thread's command name.
+        comm: String,
+        /// Path of the cgroup where it is, from the root of the hierarchy.
+        cgroup: String,
+        /// Directory of a cgroup of that hierarchy where it should be.
+        home: String,
+    },
+    /// A thread of the group may run where it should not, or not where it should.
+    Elsewhere {
+        /// Number of the thread.
+        tid: u32,
+        /// Number of its process.
+        pid: u32,
+        /// The thread's command name.
+        comm: String,
+        /// CPUs on which it may run.
+        may: CpuSet,
+        /// CPUs that it should have.
+        wanted: CpuSet,
+    },
+    /// A limit on the group's cgroup, or on a cgroup above it, leaves less than was promised.
+    Limited {
+        /// Path of the file with the limit.
+        file: String,
+        /// Its content.
+        value: String,
+        /// What the group can get below this limit.
+        gets: Amount,
+        /// What it should be able to get.
+        wanted: Amount,
+    },
+    /// Threads of the group wait for one CPU while another of the group's CPUs idles.
+    Stacked {
+        /// The CPU for which they wait.
+        cpu: CpuId,
+        /// How many threads run and wait there.
+        threads: u32,
+        /// A CPU of the group that idled meanwhile.
+        idle: CpuId,
+    },
+    /// Others than the group used its CPUs, by the kernel's account of CPUs and cgroups.
+    Used {
+        /// The group's CPUs.
+        cpus: CpuSet,
+        /// CPU time that neither the group, nor the kernel's threads, nor Quell used there.
+        others: Nanos,
+        /// The time between the two looks.
+        span: Nanos,
+    },
+    /// The group has used more CPU time than it may.
+    Exceeded {
+        /// CPU time that it used.
+        drawn: Nanos,
+        /// CPU time that it may use meanwhile, the tolerance included.
+        allowed: Nanos,
+        /// The time in which it did.
+        span: Nanos,
+    },
+    /// The limit of the group's memory is gone, or higher than promised.
+    Unlimited {
+        /// Path of the file with the limit.
+        file: String,
+        /// Its content.
+        value: String,
+        /// The limit that was promised.
+        promised: Bytes,
+    },
+    /// The group has more memory than promised.
+    Overfull {
+        /// What is charged to its cgroups.
+        has: Bytes,
+        /// The limit that was promised.
+        promised: Bytes,
+    },
+    /// The group's class does not have the promised ways.
+    Remasked {
+        /// Name of the resctrl group in which tasks of the group are. Empty: the default group.
+        class: String,
+        /// Level of the cache.
+        level: u32,
+        /// Number of the cache.
+        cache: u32,
+        /// The ways that the class has.
+        has: Mask,
+        /// The ways that were promised.
+        promised: Mask,
+    },
+    /// Another class fills ways that the group has to itself.
+    Filled {
+        /// Name of the resctrl group. Empty: the default group.
+        class: String,
+        /// Level of the cache.
+        level: u32,
+        /// Number of the cache.
+        cache: u32,
+        /// Those of the group's ways that this class fills.
+        mask: Mask,
+    },
+}
+
+/// An amount of what a limit limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Amount {
+    /// CPU time; 100 % is one CPU.
+    CpuTime(Share),
+    /// Memory.
+    Memory(Bytes),
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CpuTime(share) => write!(f, "{share} of a CPU"),
+            Self::Memory(bytes) => write!(f, "{bytes} of memory"),
+        }
+    }
+}
+
+/// A resctrl group in a sentence.
+fn class_named(class: &str) -> String {
+    match class {
+        "" => "the default resctrl group".to_owned(),
+        name => format!("resctrl group {name}"),
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoProcess { group } => write!(f, "group {group} has no process"),
+            Self::Stranger {
+                tid,
+                pid,
+                comm,
+                cpu,
+                ran,
+                others,
+            } => {
+                let did = if *ran { "ran" } else { "may run" };
+                write!(f, "{} {did} on CPU {cpu}", thread(*tid, *pid, comm))?;
+                match others {
+                    0 => Ok(()),
+                    n => write!(f, ", and so may {n} more threads of other programs"),
+                }
+            }
+            Self::Outside {
+                tid,
+                pid,
+                comm,
+                cgroup,
+                home,
+            } => write!(
+                f,
+                "{} belongs to the group, but is in cgroup {cgroup}, not in {home}",
+                thread(*tid, *pid, comm)
+            ),
+            Self::Elsewhere {
+                tid,
+                pid,
+                comm,
+                may,
+                wanted,
+            } => write!(
+                f,
+                "{} of the group may run on CPUs {may}, where it should have {wanted}",
+                thread(*tid, *pid, comm)
+            ),
+            Self::Stacked { cpu, threads, idle } => write!(
+                f,
+                "{threads} threads of the group share CPU {cpu} while its CPU {idle} idles"
+            ),
+            Self::Used { cpus, others, span } => write!(
+                f,
+                "other programs used {} ms of CPUs {cpus} in {} ms",
+                millis(*others),
+                millis(*span)
+            ),
+            Self::Limited { .. }
+            | Self::Exceeded { .. }
+            | Self::Unlimited { .. }
+            | Self::Overfull { .. } => self.fmt_amounts(f),
+            Self::Remasked { .. } | Self::Filled { .. } => self.fmt_ways(f),
+        }
+    }
+}
+
+impl Fault {
+    /// The sentence of a fault of limits and amounts.
+    fn fmt_amounts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limited {
+                file,
+                value,
+                gets,
+                wanted,
+            } => write!(
+                f,
+                "{file} reads '{value}': the group gets at most {gets}, where it should get {wanted}"
+            ),
+            Self::Exceeded {
+                drawn,
+                allowed,
+                span,
+            } => write!(
+                f,
+                "the group used {} ms of CPU time in {} ms, where it may use {} ms",
+                millis(*drawn),
+                millis(*span),
+                millis(*allowed)
+            ),
+            Self::Unlimited {
+                file,
+                value,
+                promised,
+            } => write!(f, "{file} reads '{value}', where {promised} was promised"),
+            Self::Overfull { has, promised } => {
+                write!(
+                    f,
+                    "the group has {has} of memory, where it may have {promised}"
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The sentence of a fault of ways.
+    fn fmt_ways(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Remasked {
+                class,
+                level,
+                cache,
+                has,
+                promised,
+            } => write!(
+                f,
+                "tasks of the group are in {}, which has ways {has} of L{level} {cache}, \
+                 where {promised} was promised",
+                class_named(class)
+            ),
+            Self::Filled {
+                class,
+                level,
+                cache,
+                mask,
+            } => write!(
+                f,
+                "{} fills ways {mask} of L{level} {cache}, which the group has to itself",
+                class_named(class)
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A thread in a sentence.
+fn thread(tid: u32, pid: u32, comm: &str) -> String {
+    match tid == pid {
+        true => format!("process {pid} ({comm})"),
+        false => format!("thread {tid} ({comm}) of process {pid}"),
+    }
+}
+
+fn millis(time: Nanos) -> u64 {
+    time.0 / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_names_task_file_and_value() {
+        let stranger = |tid, ran, others| Fault::Stranger {
+            tid,
+            pid: 7,
+            comm: "hog".to_owned(),
+            cpu: 3,
+            ran,
+            others,
+        };
+        assert_eq!(
+            stranger(7, true, 0).to_string(),
+            "process 7 (hog) ran on CPU 3"
+        );
+        assert_eq!(
+            stranger(8, false, 2).to_string(),
+            "thread 8 (hog) of process 7 may run on CPU 3, and so may 2 more threads of other programs"
+        );
+        let limited = Fault::Limited {
+            file: "/sys/fs/cgroup/a/cpu.max".to_owned(),
+            value: "20000 100000".to_owned(),
+            gets: Amount::CpuTime(Share::percent(20)),
+            wanted: Amount::CpuTime(Share::percent(100)),
+        };
+        assert_eq!(
+            limited.to_string(),
+            "/sys/fs/cgroup/a/cpu.max reads '20000 100000': the group gets at most 20% of a CPU, \
+             where it should get 100% of a CPU"
+        );
+        let filled = Fault::Filled {
+            class: String::new(),
+            level: 3,
+            cache: 0,
+            mask: Mask(0xc),
+        };
+        assert_eq!(
+            filled.to_string(),
+            "the default resctrl group fills ways 0xc of L3 0, which the group has to itself"
+        );
+    }
+
+    #[test]
+    fn a_verdict_reads_back() {
+        let all = [
+            Verdict::Holds,
+            Verdict::Unseen("why".to_owned()),
+            Verdict::Broken(Fault::Used {
+                cpus: CpuSet::one(1),
+                others: Nanos(123_456_789),
+                span: Nanos(1_000_000_001),
+            }),
+            Verdict::Broken(Fault::Overfull {
+                has: Bytes(1_234_567),
+                promised: Bytes(1 << 20),
+            }),
+        ];
+        for verdict in all {
+            let text = serde_json::to_string(&verdict).unwrap();
+            assert_eq!(serde_json::from_str::<Verdict>(&text).unwrap(), verdict);
+        }
+        let schema = schemars::schema_for!(Verdict).to_value().to_string();
+        assert!(schema.contains("WitnessedFault") && schema.contains("stranger"));
+    }
+}
