@@ -9,10 +9,11 @@ use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::Level;
 use quell_types::units::{LINE_BYTES, Nanos};
 
-use crate::events::{ColouredPages, Event, Paged, Phase, TargetVerdict};
+use crate::events::{ColouredPages, Event, Paged, Phase};
 use crate::owners::FrameOwners;
 use crate::quanta::Turns;
 use crate::standing::{Standing, Worth};
+use crate::target::TargetVerdict;
 use crate::windows::Kept;
 
 /// The span of recent figures.

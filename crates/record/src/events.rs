@@ -9,16 +9,18 @@ use quell_types::cpuset::CpuId;
 use quell_types::ids::{GroupId, PromiseId, StepId};
 use quell_types::mechanism::Level;
 use quell_types::refusal::Refusal;
-use quell_types::units::{Bytes, Lines, Nanos, Share};
+use quell_types::units::{Lines, Nanos};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::about::About;
+pub use crate::declared::Declared;
 use crate::owners::FrameOwners;
 pub use crate::pages::{ColouredPages, Paged};
 use crate::quanta::Turns;
 use crate::result::CompareResult;
 use crate::standing::Cause;
+use crate::target::TargetVerdict;
 use crate::ways::Change;
 use crate::windows::Kept;
 
@@ -300,61 +302,6 @@ impl Phase {
             Self::End => "end",
             Self::Other(text) => text,
         }
-    }
-}
-
-/// How the units of a group did against their target, from two seconds after the first on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct TargetVerdict {
-    /// Number of units.
-    pub units: u64,
-    /// How many of them were late.
-    pub late: u64,
-    /// The share of units that may be late.
-    pub allowed: Share,
-    /// The longest time that a unit took, in nanoseconds.
-    pub longest_ns: u64,
-}
-
-impl TargetVerdict {
-    /// Whether no more units were late than may be.
-    #[must_use]
-    pub fn is_met(&self) -> bool {
-        Share::ratio(self.late, self.units) <= self.allowed
-    }
-}
-
-/// What a unit of work asks of the machine, as its program declares. It is not checked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Declared {
-    /// Bytes that a unit moves to and from memory.
-    #[serde(default, skip_serializing_if = "crate::pages::is_zero")]
-    pub bytes_per_unit: u64,
-    /// Bytes that it uses again and again.
-    #[serde(default, skip_serializing_if = "crate::pages::is_zero")]
-    pub working_set: u64,
-}
-
-impl std::ops::AddAssign for Declared {
-    fn add_assign(&mut self, other: Self) {
-        self.bytes_per_unit = self.bytes_per_unit.saturating_add(other.bytes_per_unit);
-        self.working_set = self.working_set.saturating_add(other.working_set);
-    }
-}
-
-impl std::fmt::Display for Declared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let said = [
-            (self.bytes_per_unit, "a unit moves"),
-            (self.working_set, "its working set is"),
-        ];
-        let said: Vec<String> = said
-            .into_iter()
-            .filter(|(bytes, _)| *bytes > 0)
-            .map(|(bytes, what)| format!("{what} {}", Bytes(bytes)))
-            .collect();
-        f.write_str(&said.join(", "))
     }
 }
 

@@ -95,9 +95,9 @@ impl Host {
         self.collect(name)
     }
 
-    /// Makes cgroups for a group that is changed in place, in hierarchies that lack its own: to give
-    /// it CPUs, to see its pressure and to freeze it. On a machine with both versions a unit has
-    /// its cgroup in one hierarchy, and no folder in those of the controllers.
+    /// Makes cgroups for a group that is changed in place, in hierarchies that lack its own: to
+    /// give it CPUs, to see its pressure and to freeze it. On a machine with both versions a unit
+    /// has its cgroup in one hierarchy, and no folder in those of the controllers.
     pub fn complete(&mut self, name: &str, controllers: &[Controller]) -> Result<()> {
         let group_cgroups = &self.groups.one(name)?.cgroups;
         if group_cgroups.places.is_empty() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::Arc;
 
 use quell_kernel::cgroup::{self, Cgroups, Controller, Hierarchy, Version};
 use quell_kernel::cpu_accounting::Ledger;
@@ -17,7 +18,11 @@ use quell_kernel::{
 };
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
+use quell_types::ids::PromiseId;
+use quell_types::partition::Mask;
 use quell_types::task::{TaskId, TaskMatch};
+use quell_types::units::{Bytes, Nanos, Share};
+use quell_witness::{Claim, Party, What, Witness};
 
 use crate::fuzz::texts::text;
 
@@ -100,8 +105,43 @@ pub fn kernel_file(input: &[u8]) -> Result<bool, String> {
         machine(&files, &says);
         cgroups(&files, &says);
         divided(&files);
+        witnessed(files);
     }
     Ok(true)
+}
+
+/// The witness says something of each claim, whatever it reads.
+fn witnessed(files: Everywhere) {
+    let cpus: CpuSet = "1".parse().unwrap();
+    let all = [
+        What::Alone { cpus: cpus.clone() },
+        What::CpuTime {
+            share: Share::percent(50),
+            period: Nanos::millis(100),
+        },
+        What::Memory { most: Bytes(1) },
+        What::Ways {
+            level: 3,
+            mask: Mask(3),
+            shared_with: Vec::new(),
+        },
+    ];
+    let claims = (1..).map(PromiseId).zip(all).map(|(id, what)| Claim {
+        id,
+        group: "a".to_owned(),
+        what,
+    });
+    let party = Party {
+        name: "a".to_owned(),
+        homes: vec!["/sys/fs/cgroup/a".to_owned()],
+        cpus,
+        ..Party::default()
+    };
+    let claims = claims.collect();
+    let mut witness = Witness::new(Arc::new(files), claims, vec![party], BTreeSet::new());
+    for second in [1, 2] {
+        assert_eq!(witness.look(Nanos::secs(second)).len(), 4);
+    }
 }
 
 fn processes(files: &Everywhere) {

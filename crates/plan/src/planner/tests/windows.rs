@@ -175,3 +175,28 @@ fn groups_that_the_dispatcher_cannot_switch_are_refused() {
         "{capped}"
     );
 }
+
+/// The CPUs that a group is confined to. `None`: it is not.
+fn confined(plan: &Plan, group: &str) -> Option<String> {
+    let steps = plan.steps.iter();
+    let mut own = steps.filter(|step| step.group.as_deref() == Some(group));
+    own.find_map(|step| match &step.set {
+        Setting::Confine { cpus, .. } => Some(cpus.to_string()),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_group_of_any_cpus_is_kept_off_a_partition() {
+    let groups = |cpus: &str| {
+        format!(
+            "[group.a]\nrole = 'critical'\ncommand = ['a']\n{cpus}\n\
+             [group.b]\nrole = 'best-effort'\ncommand = ['b']\ncpus = 'any'\n"
+        )
+    };
+    let plan = planned(&groups("cpus = 1"), &machine(4, 1));
+    assert_eq!(confined(&plan, "b").as_deref(), Some("0-2"));
+    // Where no group has CPUs of its own, no task is moved.
+    let plan = planned(&groups("cpus = 'any'"), &machine(4, 1));
+    assert_eq!(confined(&plan, "b"), None);
+}
