@@ -64,8 +64,8 @@ clean() {
     echo "L3:0=$(cat $R/info/L3/cbm_mask)" >"$R/schemata"
 }
 
-# The list fills most of its part.
-fits() { list "$1" 1792KiB; stream .; filled rt 1600000; filled . 3500000; }
+# The list fills most of its part, and has gone through all of it.
+fits() { list "$1" 1792KiB; stream .; filled rt 1600000; filled . 3500000; sleep 2; }
 right() { class rt 000f; class . ff00; fits rt; stays right 3; }
 # The class is that of a CPU, and the program is in the root's.
 right_cpu() {

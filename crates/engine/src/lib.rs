@@ -29,6 +29,7 @@ pub mod sink;
 mod together;
 pub mod turns;
 mod ways;
+mod witness;
 
 #[cfg(test)]
 mod fake;

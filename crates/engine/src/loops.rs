@@ -8,6 +8,7 @@ use crate::adapt::Adapt;
 use crate::memory::Memory;
 use crate::sink::Sink;
 use crate::ways::Ways;
+use crate::witness::Witness;
 
 /// A slow controller. An error of any function ends the run, and everything is undone.
 pub(crate) trait Loop {
@@ -41,6 +42,9 @@ pub(crate) trait Loop {
 pub(crate) fn begin(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<Box<dyn Loop>>, String> {
     let now = backend.now();
     let mut loops: Vec<Box<dyn Loop>> = Vec::new();
+    if backend.can_look() {
+        loops.push(Box::new(Witness::begin(now)));
+    }
     if let Some(memory) = Memory::begin(backend, plan)? {
         loops.push(Box::new(memory));
     }

@@ -170,6 +170,23 @@ pub fn threads(files: &dyn Files, pid: u32) -> Result<Vec<u32>> {
     Ok(names.iter().filter_map(|n| n.parse().ok()).collect())
 }
 
+/// The children of a process. None where the kernel does not list them (`CONFIG_PROC_CHILDREN`).
+///
+/// # Errors
+/// [`Error::File`].
+pub fn children(files: &dyn Files, pid: u32) -> Result<Vec<u32>> {
+    let mut all = Vec::new();
+    for tid in threads(files, pid)? {
+        let list = files.optional(&format!("/proc/{pid}/task/{tid}/children"))?;
+        let list = list.unwrap_or_default();
+        all.extend(
+            list.split_whitespace()
+                .filter_map(|n| n.parse::<u32>().ok()),
+        );
+    }
+    Ok(all)
+}
+
 /// The process that a thread belongs to. `None` when the thread has ended.
 ///
 /// # Errors

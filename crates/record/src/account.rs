@@ -136,9 +136,12 @@ impl Account {
         match event {
             Event::Phase { name: Phase::Hold } => self.begin(at),
             Event::Phase { name: Phase::Undo } => self.ended = Some(at),
-            Event::Promise { id, level, .. } => {
+            Event::Promise { id, .. } | Event::Witnessed { id, .. } => {
+                let Some(now) = self.standing.worth(*id).map(|worth| worth.now) else {
+                    return;
+                };
                 let (since, before) = self.lost.entry(*id).or_default();
-                match (*level, *since) {
+                match (now, *since) {
                     (Level::None, None) => *since = Some(at),
                     (Level::None, Some(_)) | (_, None) => {}
                     (_, Some(from)) => {

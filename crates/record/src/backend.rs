@@ -10,10 +10,11 @@ use quell_plan::inventory::Inventory;
 use quell_plan::{Plan, Pressured, Step};
 use quell_policy::workload::Workload;
 use quell_types::cpuset::{CpuId, CpuSet};
-use quell_types::ids::GroupId;
+use quell_types::ids::{GroupId, PromiseId};
 use quell_types::options::OnDrift;
 use quell_types::partition::Mask;
 use quell_types::units::{Bytes, Lines, Nanos};
+use quell_types::witness::Verdict;
 
 use crate::demand::{Drawn, WorkingSet};
 use crate::events::{CpuTimes, Decision, Declared, Event};
@@ -231,6 +232,15 @@ pub trait Backend {
     /// The memory that a subject works on. `None` on a machine that cannot determine it.
     fn working_set(&mut self, _subject: SubjectId) -> Result<Option<WorkingSet>, BackendError> {
         Ok(None)
+    }
+    /// Whether [`Self::look`] sees anything on this machine.
+    fn can_look(&self) -> bool {
+        false
+    }
+    /// Looks at the machine as a stranger would, with nothing of what holds the promises: what is
+    /// seen of each promise that can be looked at.
+    fn look(&mut self) -> Vec<(PromiseId, Verdict)> {
+        Vec::new()
     }
     /// What is on record of the end, before anything is undone.
     fn last(&mut self) -> Vec<Event> {

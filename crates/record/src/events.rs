@@ -10,6 +10,7 @@ use quell_types::ids::{GroupId, PromiseId, StepId};
 use quell_types::mechanism::Level;
 use quell_types::refusal::Refusal;
 use quell_types::units::{Lines, Nanos};
+use quell_types::witness::Verdict;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -244,6 +245,14 @@ pub enum Event {
         level: Level,
         /// Why the level has changed.
         because: Cause,
+    },
+    /// What an independent look at the machine says of a promise from now on.
+    Witnessed {
+        /// Number of the promise within the plan.
+        id: PromiseId,
+        /// Whether the promise holds, as far as that is seen.
+        #[serde(flatten)]
+        verdict: Verdict,
     },
     /// Something a person should know: a value that another program changed, a sample that failed.
     Finding {

@@ -8,6 +8,7 @@ use quell_plan::{Held, Plan};
 use quell_types::cpuset::CpuId;
 use quell_types::mechanism::Level;
 use quell_types::units::{Bytes, Share};
+use quell_types::witness::{Fault, Verdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -126,6 +127,18 @@ pub enum Cause {
         /// Why, in a sentence.
         why: String,
     },
+    /// An independent look at the machine found that the promise does not hold.
+    Broken {
+        /// What was found.
+        fault: Fault,
+    },
+    /// An independent look at the machine cannot see whether the promise holds.
+    Unseen {
+        /// Why not, in a sentence without its end.
+        why: String,
+    },
+    /// An independent look at the machine agrees with the promise again.
+    Agreed,
 }
 
 impl fmt::Display for Cause {
@@ -187,7 +200,9 @@ impl fmt::Display for Cause {
                 f,
                 "{late} of {units} units were late, more than the {allowed} that its target allows"
             ),
-            Self::Revoked { why } => f.write_str(why),
+            Self::Revoked { why } | Self::Unseen { why } => f.write_str(why),
+            Self::Broken { fault } => write!(f, "{fault}"),
+            Self::Agreed => f.write_str("what is seen agrees with it again"),
         }
     }
 }
@@ -201,6 +216,13 @@ pub struct Worth {
     pub now: Level,
     /// The level at the worst moment since the plan is held.
     pub least: Level,
+    /// The level by what holds the promise, and why it is not the planned one. Absent: it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub said: Option<(Level, Cause)>,
+    /// What an independent look at the machine says. Absent: nothing yet, or there is no look at
+    /// what was promised.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub witnessed: Option<Verdict>,
     /// The cause of the last change, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub because: Option<Cause>,
@@ -210,6 +232,27 @@ pub struct Worth {
 }
 
 impl Worth {
+    /// The level and its cause, by what holds the promise and what is seen of it. What is seen can
+    /// only lower it.
+    fn level(&self) -> (Level, Option<Cause>) {
+        let (said, why) = match &self.said {
+            Some((level, why)) => (*level, Some(why.clone())),
+            None => (self.planned, None),
+        };
+        match &self.witnessed {
+            Some(Verdict::Broken(fault)) if said > Level::None => {
+                let fault = fault.clone();
+                (Level::None, Some(Cause::Broken { fault }))
+            }
+            Some(Verdict::Unseen(why)) if said > Level::Estimated => {
+                let why = why.clone();
+                (Level::Estimated, Some(Cause::Unseen { why }))
+            }
+            Some(Verdict::Holds) if why.is_none() => (said, Some(Cause::Agreed)),
+            _ => (said, why),
+        }
+    }
+
     /// Whether the plan promised something that nothing held at some moment.
     #[must_use]
     pub fn was_lost(&self) -> bool {
@@ -223,7 +266,8 @@ impl Worth {
     }
 }
 
-/// What each promise of a plan is worth, by the [`Event::Promise`] events so far.
+/// What each promise of a plan is worth, by the events [`Event::Promise`] and
+/// [`Event::Witnessed`] so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing(Vec<Worth>);
 
@@ -235,6 +279,8 @@ impl Standing {
             planned: held.level,
             now: held.level,
             least: held.level,
+            said: None,
+            witnessed: None,
             because: None,
             least_because: None,
         };
@@ -243,19 +289,28 @@ impl Standing {
 
     /// Applies an event. Returns whether a promise is worth something else now.
     pub fn take(&mut self, event: &Event) -> bool {
-        let Event::Promise { id, level, because } = event else {
+        let (Event::Promise { id, .. } | Event::Witnessed { id, .. }) = event else {
             return false;
         };
         let place = (id.0 as usize).checked_sub(1);
         let Some(worth) = place.and_then(|place| self.0.get_mut(place)) else {
             return false;
         };
-        let changed = worth.now != *level;
-        worth.now = *level;
-        worth.because = Some(because.clone());
-        if *level < worth.least {
-            worth.least = *level;
-            worth.least_because = Some(because.clone());
+        match event {
+            Event::Promise { level, because, .. } => worth.said = Some((*level, because.clone())),
+            Event::Witnessed { verdict, .. } => worth.witnessed = Some(verdict.clone()),
+            _ => {}
+        }
+        let (level, because) = worth.level();
+        let changed = worth.now != level;
+        // A first look that agrees has changed nothing.
+        if changed || matches!(event, Event::Promise { .. }) {
+            worth.because.clone_from(&because);
+        }
+        worth.now = level;
+        if level < worth.least {
+            worth.least = level;
+            worth.least_because = because;
         }
         changed
     }
@@ -358,6 +413,36 @@ mod tests {
         assert_eq!(standing.over(&plan), plan);
         let worth = standing.worth(PromiseId(1)).unwrap();
         assert_eq!((worth.now, worth.least), (Level::Regulated, Level::None));
+    }
+
+    #[test]
+    fn what_is_seen_lowers_a_promise_and_raises_none() {
+        let plan = plan(&[Level::Enforced]);
+        let mut standing = Standing::of(&plan);
+        let seen = |verdict: Verdict| Event::Witnessed {
+            id: PromiseId(1),
+            verdict,
+        };
+        let group = || "g".to_owned();
+        let broken = || Verdict::Broken(Fault::NoProcess { group: group() });
+        let now = |standing: &Standing| standing.worth(PromiseId(1)).unwrap().now;
+        assert!(!standing.take(&seen(Verdict::Holds)));
+        assert!(standing.take(&seen(Verdict::Unseen("dark".to_owned()))));
+        assert_eq!(now(&standing), Level::Estimated);
+        assert!(standing.take(&seen(broken())) && standing.was_lost());
+        // What holds it says that all is well: what is seen counts.
+        assert!(!standing.take(&told(1, Level::Enforced)));
+        assert_eq!(now(&standing), Level::None);
+        let why = standing.over(&plan).promises[0].weakest.clone();
+        assert_eq!(why.as_deref(), Some("group g has no process"));
+        assert!(standing.take(&seen(Verdict::Holds)));
+        assert_eq!(now(&standing), Level::Enforced);
+        // And the other way round.
+        assert!(standing.take(&told(1, Level::None)));
+        assert!(!standing.take(&seen(Verdict::Holds)));
+        assert!(standing.was_lost() && !standing.holds());
+        let text = serde_json::to_string(&standing).unwrap();
+        assert_eq!(serde_json::from_str::<Standing>(&text).unwrap(), standing);
     }
 
     #[test]

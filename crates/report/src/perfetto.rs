@@ -199,6 +199,7 @@ fn instant(event: &Event) -> Option<(String, Value)> {
         | Event::Cell { .. }
         | Event::Units { .. }
         | Event::Target { .. }
+        | Event::Witnessed { .. }
         | Event::Waited { .. }
         | Event::Own { .. }
         | Event::Throttle { .. }

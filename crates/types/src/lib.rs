@@ -23,3 +23,4 @@ pub mod task;
 pub mod text;
 pub mod units;
 pub mod windows;
+pub mod witness;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::units::Nanos;
 
-use crate::fault::Fault;
+use quell_types::witness::Fault;
 
 /// CPU time of a thread between two looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

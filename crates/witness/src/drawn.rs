@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use quell_types::units::{Nanos, Share};
 
-use crate::fault::Fault;
+use quell_types::witness::Fault;
 
 /// Looks that the sliding window spans.
 const LOOKS: usize = 10;

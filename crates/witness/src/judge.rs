@@ -9,10 +9,10 @@ use quell_types::units::{Bytes, Nanos, Share};
 
 use crate::claim::{Claim, What};
 use crate::drawn::Sample;
-use crate::fault::{Fault, Verdict};
 use crate::limits::Dir;
 use crate::tasks::Scan;
 use crate::{Witness, alone, limits, ways};
+use quell_types::witness::{Fault, Verdict};
 
 /// The most processes of a group whose cgroups are read.
 const PROCESSES: usize = 8;

@@ -29,7 +29,6 @@ mod alone;
 mod claim;
 mod cpus;
 mod drawn;
-mod fault;
 mod homes;
 mod judge;
 mod limits;
@@ -45,7 +44,7 @@ use quell_types::ids::PromiseId;
 use quell_types::units::Nanos;
 
 pub use claim::{Claim, Party, What};
-pub use fault::{Amount, Fault, Verdict};
+pub use quell_types::witness::{Amount, Fault, Verdict};
 
 use cpus::CpuTimes;
 use drawn::Series;

@@ -5,8 +5,8 @@ use quell_kernel::memory::{self, Memory};
 use quell_kernel::root::Files;
 use quell_types::units::{Bytes, Share};
 
-use crate::fault::{Amount, Fault};
 use crate::homes::chain;
+use quell_types::witness::{Amount, Fault};
 
 /// From here on a limit of v1 limits nothing.
 const V1_UNLIMITED: u64 = 1 << 62;

@@ -12,9 +12,9 @@ use quell_types::cpuset::CpuSet;
 
 use crate::alone::{Spent, Thread, is_placed, meet};
 use crate::claim::Party;
-use crate::fault::Fault;
 use crate::homes::Homes;
 use crate::matches::Matches;
+use quell_types::witness::Fault;
 
 /// The most threads that are read further in one look. Further strangers are not counted.
 const MOST: usize = 256;

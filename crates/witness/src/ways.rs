@@ -10,7 +10,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::partition::Mask;
 
 use crate::alone::{Thread, meet};
-use crate::fault::Fault;
+use quell_types::witness::Fault;
 
 /// A control group of resctrl: a class of tasks that fill the same ways.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

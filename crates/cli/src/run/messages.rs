@@ -1,5 +1,6 @@
 //! What a person is told while a plan is held, and what goes into the record.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 
 use quell_engine::folder::Folder;
@@ -13,8 +14,9 @@ use quell_record::events::{CpuTimes, Decision, Event, Phase};
 use quell_record::quanta::Quantum;
 use quell_report::{Ends, closing, holding_line, status_line};
 use quell_types::cpuset::CpuId;
-use quell_types::ids::GroupId;
+use quell_types::ids::{GroupId, PromiseId};
 use quell_types::units::Nanos;
+use quell_types::witness::Verdict;
 
 use super::found::spelled;
 use super::live::{Live, say};
@@ -35,6 +37,8 @@ pub struct Messages<'p> {
     early: Vec<String>,
     late: Vec<String>,
     account: Account,
+    /// Promises of which it was said that they are not seen to hold.
+    doubted: BTreeSet<PromiseId>,
     /// The line for the moment when all steps are applied.
     holding_line: String,
     live: Live,
@@ -89,6 +93,7 @@ impl<'p> Messages<'p> {
             holding: false,
             undoing: false,
             early: Vec::new(),
+            doubted: BTreeSet::new(),
             late: Vec::new(),
             account: Account::new(plan, neighbours.map(|(name, _)| name)),
             holding_line: holding_line(plan, &critical(policy, subjects), ends(until)),
@@ -115,6 +120,23 @@ impl<'p> Messages<'p> {
         let late = self.late.iter().filter(|l| *l != failure);
         let lines = std::iter::once(failure).chain(late.map(String::as_str));
         lines.collect::<Vec<_>>().join("\nquell: ")
+    }
+
+    /// What is seen of a promise. That it holds is said where something else was said before.
+    fn witnessed(&mut self, id: PromiseId, verdict: &Verdict) {
+        let Some(held) = self.plan.promise(id) else {
+            return;
+        };
+        let said = match verdict {
+            Verdict::Holds if !self.doubted.remove(&id) => return,
+            Verdict::Holds => "is seen to hold again".to_owned(),
+            Verdict::Broken(fault) => format!("does not hold: {fault}"),
+            Verdict::Unseen(why) => format!("cannot be seen to hold: {why}"),
+        };
+        if *verdict != Verdict::Holds {
+            self.doubted.insert(id);
+        }
+        self.say(&format!("group {}: {}: {said}", held.group, held.promise));
     }
 
     pub fn end(&mut self, held: &Held, with_command: bool) -> Exit {
@@ -174,6 +196,7 @@ impl Sink for Messages<'_> {
                     self.say(&text);
                 }
             }
+            Event::Witnessed { id, verdict } => self.witnessed(*id, verdict),
             Event::Declared { group, declared } if !self.quiet => {
                 self.say(&format!("{group} says: {declared}"));
             }

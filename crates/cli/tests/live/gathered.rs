@@ -9,21 +9,21 @@ use quell_types::cpuset::CpuSet;
 use rustix::process::Signal;
 
 /// A program that computes for ever.
-fn busy() -> Program {
+pub(super) fn busy() -> Program {
     Program::start(&["sh", "-c", "while :; do :; done"])
 }
 
 /// The CPUs that a process may use.
-fn allowed(pid: u32) -> CpuSet {
+pub(super) fn allowed(pid: u32) -> CpuSet {
     let list = status_of(pid, "Cpus_allowed_list").unwrap();
     list.trim().parse().unwrap()
 }
 
 /// A cgroup that nobody but the test has. It is removed at the end, once it is empty.
-struct Folder(PathBuf);
+pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
-    fn new(mount: &str, name: &str) -> Self {
+    pub(super) fn new(mount: &str, name: &str) -> Self {
         let path = Path::new(mount).join(name);
         fs::create_dir(&path).unwrap();
         // What a v1 cpuset needs before it takes tasks.
@@ -35,7 +35,7 @@ impl Folder {
         Self(path)
     }
 
-    fn take(&self, pid: u32) {
+    pub(super) fn take(&self, pid: u32) {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 

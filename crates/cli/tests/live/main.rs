@@ -24,3 +24,4 @@ mod programs;
 mod speaks;
 mod stages;
 mod units;
+mod witnessed;

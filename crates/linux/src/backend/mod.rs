@@ -3,6 +3,7 @@
 
 mod curve;
 mod hoard;
+mod look;
 mod programs;
 mod watch;
 
@@ -21,9 +22,10 @@ use quell_record::backend::{
 use quell_record::events::{CpuTimes, Event};
 use quell_record::standing::Standing;
 use quell_types::cpuset::CpuId;
-use quell_types::ids::REST;
+use quell_types::ids::{PromiseId, REST};
 use quell_types::options::OnDrift;
 use quell_types::units::Nanos;
+use quell_types::witness::Verdict;
 
 use crate::colours::Declared;
 use crate::colours::hoard::Hoard;
@@ -42,6 +44,7 @@ pub struct Linux {
     host: Host,
     enforcers: Enforcers,
     programs: Programs,
+    looks: look::Looks,
     /// Page frames that are held outside of a plan.
     hoard: Option<Hoard>,
     signals: OwnedFd,
@@ -66,6 +69,7 @@ impl Linux {
             host,
             enforcers: Enforcers::new(),
             programs: Programs::new(),
+            looks: look::Looks::default(),
             hoard: None,
             signals,
             on_drift: OnDrift::default(),
@@ -113,6 +117,7 @@ impl Linux {
             enforcer.release(&mut self.host);
         }
         self.hoard = None;
+        self.looks = look::Looks::default();
         self.host.groups = Groups::default();
         self.host.plan = None;
     }
@@ -204,6 +209,14 @@ impl Backend for Linux {
 
     fn own(&mut self) -> Answer<Option<Own>> {
         Ok(Some(self_usage::own(&self.host.files)?))
+    }
+
+    fn can_look(&self) -> bool {
+        true
+    }
+
+    fn look(&mut self) -> Vec<(PromiseId, Verdict)> {
+        self.seen(rt::now())
     }
 
     fn last(&mut self) -> Vec<Event> {

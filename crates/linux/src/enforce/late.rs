@@ -10,7 +10,7 @@ use quell_record::backend::Observation;
 use quell_types::task::TaskMatch;
 
 use super::{cores, cpumax, io, nodes, weight};
-use crate::group_cgroups::GroupCgroups;
+use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::{Host, finding};
 
 /// The controllers that a group is gathered with.
@@ -45,10 +45,14 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
     for cgroup in &named {
         late.adopt(&mut writer, cgroups, cgroup, &GATHERED)?;
     }
-    let known = &group.cgroups.places;
-    late.places
-        .retain(|place| known.iter().all(|p| p.dir != place.dir));
-    group.cgroups.places.extend(late.places.iter().cloned());
+    let known = group.cgroups.places.clone();
+    let is_new = |place: &CgroupDir| known.iter().all(|p| p.dir != place.dir);
+    late.places.retain(is_new);
+    group.cgroups.places.append(&mut late.places);
+    host.complete(name, &GATHERED)?;
+    let (mut writer, cgroups, group) = host.of(name)?;
+    let places = group.cgroups.places.iter();
+    late.places = places.filter(|place| is_new(place)).cloned().collect();
     let mut without = Vec::new();
     let mut notes = Vec::new();
     for step in steps {

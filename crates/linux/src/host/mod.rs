@@ -1,6 +1,7 @@
 //! What every mechanism works on: the machine's files, the session that records changes, the plan,
 //! and the groups.
 
+mod claims;
 mod groups;
 mod worth;
 
@@ -27,6 +28,7 @@ use crate::probe::{self, Before};
 use crate::resident::KeeperCommand;
 use crate::session::{Session, WatchdogCommand};
 
+pub use claims::{claims, parties};
 pub use groups::{BOUND, Bound, Group, Groups};
 pub use worth::{finding, limits};
 

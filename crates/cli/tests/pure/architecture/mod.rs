@@ -87,7 +87,7 @@ const CRATES: [(&str, &[&str]); 20] = [
     (
         "workload",
         &[
-            "client", "control", "kernel", "plan", "policy", "record", "types",
+            "client", "control", "kernel", "plan", "policy", "record", "types", "witness",
         ],
     ),
     ("lab", &["kernel", "model", "policy", "types"]),

@@ -1,11 +1,12 @@
-//! Why a promise does not hold: data, and a sentence that names the task, the file or the value.
+//! What a witness says of a promise, and why one does not hold: data, and a sentence that names the
+//! task, the file or the value.
 
 use std::fmt;
 
-use quell_types::cpuset::{CpuId, CpuSet};
-use quell_types::ids::GroupId;
-use quell_types::partition::Mask;
-use quell_types::units::{Bytes, Nanos, Share};
+use crate::cpuset::{CpuId, CpuSet};
+use crate::ids::GroupId;
+use crate::partition::Mask;
+use crate::units::{Bytes, Nanos, Share};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,7 @@ pub enum Verdict {
 }
 
 /// Why a promise does not hold.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 #[schemars(rename = "WitnessedFault")]
 pub enum Fault {
@@ -153,7 +154,9 @@ pub enum Fault {
 }
 
 /// An amount of what a limit limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Amount {
     /// CPU time; 100 % is one CPU.

@@ -1,0 +1,97 @@
+//! What is untrue while a plan is held is said, by a look that shares nothing with what holds it:
+//! named at once, in the summary, and by the exit status.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use super::gathered::{Folder, allowed, busy};
+use crate::common::{Done, Machine, Program, Running, eventually, machine, quell, send, status};
+use quell_kernel::cgroup::{Cgroups, Controller};
+use rustix::process::Signal;
+
+/// A run that protects a program by a CPU of its own.
+fn protected(critical: &Program) -> Running {
+    let pid = format!("pid={}", critical.pid());
+    let run = Running::start(quell().args(["run", "--critical", &pid]));
+    eventually("it has its CPU", || allowed(critical.pid()).len() == 1);
+    run
+}
+
+/// Whether the run that is active holds all that it promised, as another program is told.
+fn holds() -> bool {
+    status()[0]["holds"] == true
+}
+
+/// Waits until the promise is known to be broken, and ends the run.
+fn broken(run: Running, names: &[&str]) -> Done {
+    eventually("it is known that the promise is broken", || !holds());
+    // What comes back does not take back what was.
+    std::thread::sleep(Duration::from_millis(200));
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 3, "{done:?}");
+    for name in ["does not hold: ", "; lost"].iter().chain(names) {
+        assert!(done.err.contains(name), "'{name}' is not in {done:?}");
+    }
+    done
+}
+
+/// The directory of a group of Quell's, in the hierarchy of a controller.
+fn of_group(machine: &Machine, controller: Controller, pid: u32) -> String {
+    let cgroups = Cgroups::discover(&machine.kernel).unwrap();
+    let hierarchy = cgroups.of(controller).unwrap();
+    hierarchy.dir_of(&machine.kernel, pid).unwrap().unwrap()
+}
+
+#[test]
+fn a_stranger_on_the_critical_cpu_is_named() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let cgroups = Cgroups::discover(&machine.kernel).unwrap();
+    let mount = cgroups.of(Controller::Cpuset).unwrap().mount.clone();
+    let critical = busy();
+    machine.remember();
+    let run = protected(&critical);
+    std::thread::sleep(Duration::from_millis(1600));
+    assert!(holds(), "before the stranger comes");
+    // A cgroup that another program makes while the plan is held, with all CPUs.
+    let folder = Folder::new(&mount, "strange-of-a-test");
+    let stranger = busy();
+    folder.take(stranger.pid());
+    broken(run, &[&format!("process {} (sh)", stranger.pid())]);
+    drop((stranger, folder));
+    machine.unchanged("after the run");
+}
+
+#[test]
+fn a_critical_program_that_is_gone_is_said_to_be() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let critical = busy();
+    machine.remember();
+    let run = protected(&critical);
+    send(critical.pid(), Signal::KILL);
+    broken(run, &["has no process"]);
+    machine.unchanged("after the run");
+}
+
+#[test]
+fn a_quota_that_is_set_above_the_group_is_named() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let critical = busy();
+    machine.remember();
+    let run = protected(&critical);
+    let dir = of_group(&machine, Controller::Cpu, critical.pid());
+    let [file, value] = match Path::new(&dir).join("cpu.max").exists() {
+        true => ["cpu.max", "20000 100000"],
+        false => ["cpu.cfs_quota_us", "20000"],
+    };
+    fs::write(Path::new(&dir).join(file), value).unwrap();
+    broken(run, &[file, "20000"]);
+    machine.unchanged("after the run");
+}
