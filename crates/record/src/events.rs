@@ -10,7 +10,7 @@ use quell_types::ids::{GroupId, PromiseId, StepId};
 use quell_types::mechanism::Level;
 use quell_types::refusal::Refusal;
 use quell_types::units::{Lines, Nanos};
-use quell_types::witness::Verdict;
+use quell_types::witness;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -252,7 +252,7 @@ pub enum Event {
         id: PromiseId,
         /// Whether the promise holds, as far as that is seen.
         #[serde(flatten)]
-        verdict: Verdict,
+        verdict: witness::Verdict,
     },
     /// Something a person should know: a value that another program changed, a sample that failed.
     Finding {

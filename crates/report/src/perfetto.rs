@@ -193,8 +193,7 @@ fn counts(event: &Event) -> Vec<(String, Value)> {
 /// What an event says as an instant: its text and its arguments.
 fn instant(event: &Event) -> Option<(String, Value)> {
     Some(match event {
-        // Stages and counters are written on their own. The rest are sums of what other tracks show
-        // in detail.
+        // Stages and counters are written on their own. The rest are sums of other tracks.
         Event::Phase { .. }
         | Event::Cell { .. }
         | Event::Units { .. }

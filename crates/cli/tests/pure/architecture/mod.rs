@@ -87,7 +87,7 @@ const CRATES: [(&str, &[&str]); 20] = [
     (
         "workload",
         &[
-            "client", "control", "kernel", "plan", "policy", "record", "types", "witness",
+            "client", "control", "kernel", "plan", "policy", "record", "types",
         ],
     ),
     ("lab", &["kernel", "model", "policy", "types"]),
@@ -96,7 +96,7 @@ const CRATES: [(&str, &[&str]); 20] = [
     (
         "linux",
         &[
-            "client", "control", "kernel", "plan", "policy", "record", "types",
+            "client", "control", "kernel", "plan", "policy", "record", "types", "witness",
         ],
     ),
     (
