@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use quell_kernel::rt;
@@ -359,18 +360,27 @@ fn bomb() {
         rlim_cur: 60,
         rlim_max: 60,
     };
-    // SAFETY: the limit is read, and the others have no memory to touch.
-    unsafe {
+    // SAFETY: the limit is read, and the others have no memory to touch. The fresh mapping is large
+    // enough for the number, and is never unmapped.
+    let refused = unsafe {
         assert_eq!(libc::setrlimit(libc::RLIMIT_NPROC, &raw const limit), 0);
         // It does not hold for root.
         assert_eq!(libc::setuid(65_534), 0);
-    }
-    let (mut refused, mut is_child) = (0_u32, false);
+        let (access, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+        );
+        let shared = libc::mmap(std::ptr::null_mut(), 4096, access, flags, -1, 0);
+        assert_ne!(shared, libc::MAP_FAILED);
+        &*shared.cast::<AtomicU32>()
+    };
+    let mut is_child = false;
     while Instant::now() < end {
-        // SAFETY: a child touches nothing but its own stack, and leaves by `_exit`.
+        // SAFETY: a child touches nothing but its own stack and the shared number, and leaves by
+        // `_exit`.
         match unsafe { libc::fork() } {
             0 => is_child = true,
-            -1 => refused += 1,
+            -1 => drop(refused.fetch_add(1, Ordering::Relaxed)),
             _ => {}
         }
     }
@@ -378,7 +388,7 @@ fn bomb() {
         // SAFETY: it ends.
         unsafe { libc::_exit(0) };
     }
-    println!("made refused {refused}");
+    println!("made refused {}", refused.load(Ordering::Relaxed));
 }
 
 /// Makes system calls for 8 s that no freezer interrupts: each fills 300 MiB with pages. Prints how
