@@ -1,6 +1,6 @@
 //! What an independent look at the machine says of each promise, on record where it changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use quell_record::backend::Backend;
 use quell_record::events::Event;
@@ -21,7 +21,7 @@ pub(crate) struct Witness {
     next: Nanos,
     said: BTreeMap<PromiseId, Verdict>,
     /// Promises that the last look found broken.
-    doubted: BTreeMap<PromiseId, Verdict>,
+    doubted: BTreeSet<PromiseId>,
 }
 
 impl Witness {
@@ -29,7 +29,7 @@ impl Witness {
         Self {
             next: now.plus(EVERY),
             said: BTreeMap::new(),
-            doubted: BTreeMap::new(),
+            doubted: BTreeSet::new(),
         }
     }
 
@@ -40,8 +40,8 @@ impl Witness {
         let mut news = Vec::new();
         for (id, verdict) in seen {
             if matches!(verdict, Verdict::Broken(_)) {
-                self.doubted.insert(id, verdict.clone());
-                if !doubted.contains_key(&id) {
+                self.doubted.insert(id);
+                if !doubted.contains(&id) {
                     continue;
                 }
             }

@@ -104,6 +104,9 @@ impl Witness {
     /// of the claims. Of several faults of a promise, the first in the order of [`Fault`] is
     /// reported. It never fails: what cannot be seen is [`Verdict::Unseen`] with the reason.
     pub fn look(&mut self, now: Nanos) -> Vec<(PromiseId, Verdict)> {
+        if self.claims.is_empty() {
+            return Vec::new();
+        }
         let files = Arc::clone(&self.files);
         if self.looks.is_multiple_of(MOUNTS) {
             self.homes = Homes::new(&*files, &self.parties);

@@ -168,6 +168,13 @@ pub fn run(args: &[&str]) -> Done {
     Running::start(quell().args(args)).wait()
 }
 
+/// `quell profile`, with its files in a folder.
+pub fn profile(dir: &Path, args: &[&str]) -> Done {
+    let mut command = quell();
+    command.arg("profile").args(args).current_dir(dir);
+    Running::start(command.env("QUELL_STATE_DIR", dir)).wait()
+}
+
 pub fn send(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();

@@ -2,22 +2,10 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{Done, Running, machine, quell};
+use crate::common::{Running, machine, profile, quell};
 use serde_json::{Value, json};
-
-/// Profiles with its files in `dir`.
-fn profile(dir: &Path, args: &[&str]) -> Done {
-    let mut command = quell();
-    command
-        .arg("profile")
-        .args(args)
-        .current_dir(dir)
-        .env("QUELL_STATE_DIR", dir);
-    Running::start(&mut command).wait()
-}
 
 fn figure(profile: &Value, pointer: &str) -> f64 {
     let found = profile.pointer(pointer).and_then(Value::as_f64);

@@ -1,21 +1,9 @@
 //! `quell profile` on the simulated machine, where what is found is known.
 
 use std::fs;
-use std::path::Path;
 
-use crate::common::{Done, Running, quell};
+use crate::common::{profile, quell};
 use serde_json::Value;
-
-/// Profiles with its files in `dir`.
-fn profile(dir: &Path, args: &[&str]) -> Done {
-    let mut command = quell();
-    command
-        .arg("profile")
-        .args(args)
-        .current_dir(dir)
-        .env("QUELL_STATE_DIR", dir);
-    Running::start(&mut command).wait()
-}
 
 fn figure(profile: &Value, pointer: &str) -> f64 {
     let found = profile.pointer(pointer).and_then(Value::as_f64);

@@ -5,15 +5,9 @@ use std::path::Path;
 use crate::common::{Done, Running, quell};
 use serde_json::Value;
 
-/// Profiles with its files in `dir`.
+/// A short profile, with its files in `dir`.
 fn profile(dir: &Path, args: &[&str]) -> Done {
-    let mut command = quell();
-    command
-        .args(["profile", "--for", "100ms"])
-        .args(args)
-        .current_dir(dir)
-        .env("QUELL_STATE_DIR", dir);
-    Running::start(&mut command).wait()
+    crate::common::profile(dir, &[&["--for", "100ms"], args].concat())
 }
 
 /// The only sweep of a profile.

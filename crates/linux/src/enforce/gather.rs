@@ -16,7 +16,7 @@ use quell_types::task::TaskMatch;
 use super::nesting::not_ours;
 use super::{Applied, Enforcer, late, threaded};
 use crate::group_cgroups::{CgroupDir, GroupCgroups, Layout};
-use crate::host::{BOUND, Group, Host, finding};
+use crate::host::{BOUND, Group, Host, finding, moves};
 
 /// Gathers the tasks of groups.
 pub(crate) struct Gather;
@@ -65,9 +65,7 @@ fn gather(
     let cpus = host.all_cpus()?;
     let mut notes = Vec::new();
     let in_place: Vec<TaskMatch> = matching.iter().filter(|m| m.in_place()).cloned().collect();
-    // A group may have both kinds: cgroups that are changed in place, and processes that are moved.
-    let moves = in_place.len() < matching.len() || matching.is_empty();
-    let group_cgroups = if moves {
+    let group_cgroups = if moves(matching) {
         host.make_cgroups(name, &controllers, layout)?
     } else {
         GroupCgroups {

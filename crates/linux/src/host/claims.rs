@@ -2,7 +2,6 @@
 
 use quell_plan::{GroupPlan, Held, Plan, Promise, Setting, Step};
 use quell_types::ids::PromiseId;
-use quell_types::task::TaskMatch;
 use quell_witness::{Claim, Party, What};
 
 use super::Groups;
@@ -56,21 +55,12 @@ fn what(plan: &Plan, held: &Held) -> Option<What> {
 
 /// The groups of a plan, with the cgroups that they have now.
 pub fn parties(plan: &Plan, groups: &Groups) -> Vec<Party> {
-    let matching = |name: &str| -> Vec<TaskMatch> {
-        let steps = plan.steps.iter();
-        let mut own = steps.filter(|step| step.group.as_deref() == Some(name));
-        let found = own.find_map(|step| match &step.set {
-            Setting::Gather { matching, .. } => Some(matching.clone()),
-            _ => None,
-        });
-        found.unwrap_or_default()
-    };
     let party = |group: &GroupPlan| {
         let gathered = groups.of.get(&group.name)?;
         let places = gathered.cgroups.places.iter();
         Some(Party {
             name: group.name.clone(),
-            matching: matching(&group.name),
+            matching: gathered.matching.clone(),
             homes: places.map(|place| place.dir.clone()).collect(),
             cpus: group.cpus.clone(),
         })

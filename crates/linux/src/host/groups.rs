@@ -66,6 +66,12 @@ fn ungathered(name: &str) -> Error {
     Error::refused(format!("group {name} was not gathered before this step"))
 }
 
+/// Whether a group has processes that are moved into cgroups of ours: those that it starts or that
+/// match by themselves. It may have cgroups that are changed in place as well.
+pub fn moves(matching: &[TaskMatch]) -> bool {
+    matching.is_empty() || matching.iter().any(|table| !table.in_place())
+}
+
 impl Host {
     /// Adds controllers to a gathered group. They are enabled for its cgroups, or it gets cgroups
     /// in further hierarchies. Controllers that this machine does not have are left out.
@@ -73,7 +79,7 @@ impl Host {
         let group = self.groups.one(name)?;
         let in_place = group.matching.iter().filter(|m| m.in_place());
         let in_place: Vec<TaskMatch> = in_place.cloned().collect();
-        if in_place.len() < group.matching.len() || group.matching.is_empty() {
+        if moves(&group.matching) {
             let more = self.make_cgroups(name, controllers, group.layout)?;
             let places = &mut self.groups.one_mut(name)?.cgroups.places;
             for place in more.places {

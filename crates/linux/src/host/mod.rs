@@ -29,7 +29,7 @@ use crate::resident::KeeperCommand;
 use crate::session::{Session, WatchdogCommand};
 
 pub use claims::{claims, parties};
-pub use groups::{BOUND, Bound, Group, Groups};
+pub use groups::{BOUND, Bound, Group, Groups, moves};
 pub use worth::{finding, limits};
 
 /// What the backend needs from the rest of the program.
