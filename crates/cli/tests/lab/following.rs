@@ -169,7 +169,8 @@ fn ways(class: &str) -> u64 {
 fn works(size: usize, seconds: u64) {
     const CACHE_MISSES: u64 = 3;
     const LOOK: Duration = Duration::from_millis(20);
-    // Settled: a trial has failed, or few are left, and ways have been filled since.
+    // Settled: a trial that began in this stage has failed, or few are left, and ways have been
+    // filled since. (A trial of the stage before may fail by what is missed now.)
     const FILLED: Duration = Duration::from_millis(500);
     const AFTER: Duration = Duration::from_millis(2500);
     let memory = Memory::new(size);
@@ -198,7 +199,7 @@ fn works(size: usize, seconds: u64) {
         }
         let since = match *series.as_slice() {
             [.., (at, ways)] if ways <= FEW && ways > 0 => at,
-            [.., (_, before), (at, ways)] if ways == before + 1 => at,
+            [.., (_, before), (_, tried), (at, ways)] if tried < before && ways == before => at,
             _ => continue,
         };
         if now > since + FILLED && settled.is_none() {
