@@ -72,6 +72,20 @@ impl On {
         Board::of(profile).map(Some).map_err(failed)
     }
 
+    /// The machine, with what was measured on it before, as far as that is kept.
+    pub fn found(&self, seed: u64) -> Result<Inventory> {
+        match self {
+            Self::Linux => Ok(machine::linux()?.1),
+            Self::Sim(profile) => {
+                let profile = read(profile.as_deref().unwrap_or(Board::USUAL))?;
+                let board = Board::of(profile).map_err(failed)?;
+                let mut sim = Sim::new(board, seed).map_err(failed)?;
+                sim.inventory(Probe::Fast).map_err(failed)
+            }
+            Self::Coarse(_) | Self::Lab(_) => Ok(self.measured(seed, NonZeroUsize::MIN)?.1),
+        }
+    }
+
     /// The machine, its rates measured; of a simulated one, `jobs` that are alike and draw what is
     /// random from `seed`.
     pub fn measured(&self, seed: u64, jobs: NonZeroUsize) -> Result<(Target, Inventory)> {

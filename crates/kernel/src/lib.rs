@@ -27,6 +27,7 @@ pub mod memory;
 pub mod msr;
 pub mod node_memory;
 pub mod oom;
+pub mod page_cache;
 pub mod pagemap;
 pub mod paging;
 pub mod perf;

@@ -60,6 +60,17 @@ pub enum Cause {
     },
     /// The windows have a dispatcher again.
     Dispatched,
+    /// Windows began more than a guard late, or not at all.
+    LateWindows {
+        /// How many began late.
+        late: u64,
+        /// Switches that were passed over.
+        skipped: u64,
+        /// Switches in the same time, those that were passed over included.
+        of: u64,
+    },
+    /// All windows begin in time again.
+    Punctual,
     /// A braked group's cgroup was changed, so that its brakes stop it no longer.
     Loose {
         /// What was changed, in a sentence.
@@ -160,6 +171,11 @@ impl fmt::Display for Cause {
                 write!(f, "the windows are no longer switched: {why}")
             }
             Self::Dispatched => f.write_str("the windows are switched again"),
+            Self::LateWindows { late, skipped, of } => write!(
+                f,
+                "of {of} windows, {late} began more than a guard late and {skipped} were passed over"
+            ),
+            Self::Punctual => f.write_str("the windows begin in time again"),
             Self::KeeperEnded { how } => {
                 write!(
                     f,

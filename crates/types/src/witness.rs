@@ -151,6 +151,93 @@ pub enum Fault {
         /// Those of the group's ways that this class fills.
         mask: Mask,
     },
+    /// By its registers a CPU fills other ways than it should.
+    CpuFills {
+        /// The CPU.
+        cpu: CpuId,
+        /// Level of the cache.
+        level: u32,
+        /// The ways that it fills. Where it is not the group's: those of the group's ways.
+        has: Mask,
+        /// The ways that were promised to the group.
+        promised: Mask,
+        /// Whether it is a CPU of the group.
+        own: bool,
+    },
+    /// A group of the windows has used more CPU time than its windows give it.
+    Overrun {
+        /// The group.
+        group: GroupId,
+        /// CPU time that it used.
+        drawn: Nanos,
+        /// CPU time that its windows give it meanwhile, the tolerance included.
+        allowed: Nanos,
+        /// The time in which it did.
+        span: Nanos,
+    },
+    /// The group has moved more to and from memory than it may.
+    Drew {
+        /// Bytes that it moved.
+        bytes: Bytes,
+        /// Bytes that it may move meanwhile, the tolerance included.
+        allowed: Bytes,
+        /// The time in which it did.
+        span: Nanos,
+    },
+    /// A file of the kernel does not say what was promised.
+    Reads {
+        /// Path of the file.
+        file: String,
+        /// Its content.
+        value: String,
+        /// What was promised, in words.
+        promised: String,
+    },
+    /// Memory of a process of the group is not locked.
+    Unlocked {
+        /// Number of the process.
+        pid: u32,
+        /// Its memory that is there.
+        resident: Bytes,
+        /// Its memory that is locked.
+        locked: Bytes,
+    },
+    /// A file is not in memory as a whole.
+    Uncached {
+        /// Path of the file.
+        file: String,
+        /// How much of it is not in memory.
+        missing: Bytes,
+    },
+    /// Anonymous memory of a process of the group lies in pages of another size.
+    Paged {
+        /// Number of the process.
+        pid: u32,
+        /// Its anonymous memory in mappings that could have large pages.
+        anonymous: Bytes,
+        /// How much of that lies in large pages.
+        large: Bytes,
+        /// Whether it should lie in large pages.
+        wanted: bool,
+    },
+    /// Pages of a process of the group do not have its colours.
+    Misplaced {
+        /// Number of the process that has most of them.
+        pid: u32,
+        /// How many of the pages that were looked at.
+        pages: u64,
+        /// How many were looked at.
+        of: u64,
+    },
+    /// The group has waited longer for memory than promised.
+    Stalled {
+        /// How long some task of it waited.
+        waited: Nanos,
+        /// The time in which it did.
+        span: Nanos,
+        /// The share of the time that was promised.
+        most: Share,
+    },
 }
 
 /// An amount of what a limit limits.
@@ -237,7 +324,8 @@ impl fmt::Display for Fault {
             | Self::Exceeded { .. }
             | Self::Unlimited { .. }
             | Self::Overfull { .. } => self.fmt_amounts(f),
-            Self::Remasked { .. } | Self::Filled { .. } => self.fmt_ways(f),
+            Self::Remasked { .. } | Self::Filled { .. } | Self::CpuFills { .. } => self.fmt_ways(f),
+            _ => self.fmt_rest(f),
         }
     }
 }
@@ -305,6 +393,86 @@ impl Fault {
                 f,
                 "{} fills ways {mask} of L{level} {cache}, which the group has to itself",
                 class_named(class)
+            ),
+            Self::CpuFills {
+                cpu,
+                level,
+                has,
+                promised,
+                own,
+            } => match own {
+                true => write!(
+                    f,
+                    "CPU {cpu} of the group fills ways {has} of L{level}, \
+                     where {promised} was promised"
+                ),
+                false => write!(
+                    f,
+                    "CPU {cpu} fills ways {has} of L{level}, which the group has to itself"
+                ),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// The sentence of a fault of windows, traffic and memory.
+    fn fmt_rest(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Overrun {
+                group,
+                drawn,
+                allowed,
+                span,
+            } => write!(
+                f,
+                "group {group} used {} ms of CPU time in {} ms, where its windows give it {} ms",
+                millis(*drawn),
+                millis(*span),
+                millis(*allowed)
+            ),
+            Self::Drew {
+                bytes,
+                allowed,
+                span,
+            } => write!(
+                f,
+                "the group moved {bytes} in {} ms, where it may move {allowed}",
+                millis(*span)
+            ),
+            Self::Reads {
+                file,
+                value,
+                promised,
+            } => write!(f, "{file} reads '{value}', where {promised} was promised"),
+            Self::Unlocked {
+                pid,
+                resident,
+                locked,
+            } => write!(
+                f,
+                "{locked} of the {resident} that process {pid} has in memory are locked"
+            ),
+            Self::Uncached { file, missing } => write!(f, "{missing} of {file} are not in memory"),
+            Self::Paged {
+                pid,
+                anonymous,
+                large,
+                wanted,
+            } => write!(
+                f,
+                "{large} of {anonymous} of process {pid} lie in large pages, where {} should",
+                if *wanted { "all" } else { "none" }
+            ),
+            Self::Misplaced { pid, pages, of } => write!(
+                f,
+                "{pages} of {of} pages that were looked at do not have the group's colours, \
+                 most of them of process {pid}"
+            ),
+            Self::Stalled { waited, span, most } => write!(
+                f,
+                "the group waited for memory for {} ms of {} ms, more than {most} of the time",
+                millis(*waited),
+                millis(*span)
             ),
             _ => Ok(()),
         }

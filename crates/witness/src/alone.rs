@@ -65,11 +65,12 @@ impl Thread {
 }
 
 /// The thread of another program that breaks the promise most: one that ran there, then the one
-/// that used most CPU time, then the one with the lowest number.
-pub(crate) fn stranger(cpus: &CpuSet, group: usize, threads: &[Thread]) -> Option<Fault> {
-    let strangers = threads
-        .iter()
-        .filter(|t| !t.exempt && !t.groups.contains(&group) && meet(&t.cpus, cpus));
+/// that used most CPU time, then the one with the lowest number. `groups` are those that may.
+pub(crate) fn stranger(cpus: &CpuSet, groups: &[usize], threads: &[Thread]) -> Option<Fault> {
+    let strangers = threads.iter().filter(|t| {
+        let may = t.groups.iter().any(|group| groups.contains(group));
+        !t.exempt && !may && meet(&t.cpus, cpus)
+    });
     let others = strangers.clone().count().saturating_sub(1);
     let rank = |t: &&Thread| {
         let used = t.spent.unwrap_or_default().ran;

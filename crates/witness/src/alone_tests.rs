@@ -39,9 +39,9 @@ fn told(fault: Option<Fault>) -> String {
 #[test]
 fn a_thread_that_may_run_there_is_a_stranger() {
     let threads = [own(1, "2-3"), thread(2, "0-1"), thread(3, "0-2")];
-    let fault = stranger(&cpus("2-3"), 0, &threads);
+    let fault = stranger(&cpus("2-3"), &[0], &threads);
     assert_eq!(told(fault), "process 3 (t3) may run on CPU 2");
-    assert_eq!(stranger(&cpus("2-3"), 0, &threads[..2]), None);
+    assert_eq!(stranger(&cpus("2-3"), &[0], &threads[..2]), None);
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn one_that_ran_there_is_named_first() {
         on(3, 5, thread(3, "0-3")),
         on(3, 0, thread(4, "0-3")),
     ];
-    let fault = stranger(&cpus("2-3"), 0, &threads);
+    let fault = stranger(&cpus("2-3"), &[0], &threads);
     let expected = "process 3 (t3) ran on CPU 3, and so may 3 more threads of other programs";
     assert_eq!(told(fault), expected);
     // Found running at the first look, without a time to compare with.
@@ -61,7 +61,7 @@ fn one_that_ran_there_is_named_first() {
         running: true,
         ..thread(9, "2")
     };
-    let fault = stranger(&cpus("2-3"), 0, &[running]);
+    let fault = stranger(&cpus("2-3"), &[0], &[running]);
     assert_eq!(told(fault), "process 9 (t9) ran on CPU 2");
 }
 
@@ -71,12 +71,12 @@ fn threads_of_another_group_are_strangers_too() {
         groups: vec![1],
         ..thread(5, "any".replace("any", "0-3").as_str())
     };
-    assert!(stranger(&cpus("1"), 0, std::slice::from_ref(&other)).is_some());
+    assert!(stranger(&cpus("1"), &[0], std::slice::from_ref(&other)).is_some());
     let both = Thread {
         groups: vec![0, 1],
         ..other
     };
-    assert_eq!(stranger(&cpus("1"), 0, &[both]), None);
+    assert_eq!(stranger(&cpus("1"), &[0], &[both]), None);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn the_kernels_threads_are_no_strangers() {
         exempt: true,
         ..thread(5, "0-3")
     };
-    assert_eq!(stranger(&cpus("1"), 0, &[kernel]), None);
+    assert_eq!(stranger(&cpus("1"), &[0], &[kernel]), None);
 }
 
 #[test]
@@ -252,7 +252,7 @@ proptest! {
             !t.exempt && !t.groups.contains(&0) && !t.cpus.intersection(&on).is_empty()
         };
         let strangers: Vec<&Thread> = threads.iter().filter(wrong).collect();
-        match stranger(&on, 0, &threads) {
+        match stranger(&on, &[0], &threads) {
             None => prop_assert!(strangers.is_empty()),
             Some(Fault::Stranger { tid, cpu, others, .. }) => {
                 prop_assert!(strangers.iter().any(|t| t.tid == tid));
@@ -262,7 +262,7 @@ proptest! {
             other => prop_assert!(false, "{:?}", other),
         }
         let kept: Vec<Thread> = threads.iter().filter(|t| !wrong(t)).cloned().collect();
-        prop_assert_eq!(stranger(&on, 0, &kept), None);
+        prop_assert_eq!(stranger(&on, &[0], &kept), None);
     }
 
     /// The order of the threads decides nothing.
@@ -278,7 +278,7 @@ proptest! {
         let uses = uses(&busy);
         let judge = |threads: &[Thread]| {
             let stacked = stacked(&on, 0, threads, &uses, Nanos(8));
-            (stranger(&on, 0, threads), elsewhere(&on, &party, 0, threads), stacked)
+            (stranger(&on, &[0], threads), elsewhere(&on, &party, 0, threads), stacked)
         };
         prop_assert_eq!(judge(&threads), judge(&shuffled));
     }

@@ -2,9 +2,12 @@
 
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::{GroupId, PromiseId};
-use quell_types::partition::Mask;
+use quell_types::partition::{Colouring, Mask};
 use quell_types::task::TaskMatch;
-use quell_types::units::{Bytes, Nanos, Share};
+use quell_types::units::{Bytes, Nanos, Rate, Share};
+
+pub use crate::disks::Disks;
+pub use crate::traffic::Counted;
 
 /// One promise of a plan, as a statement about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +18,21 @@ pub struct Claim {
     pub group: GroupId,
     /// The statement.
     pub what: What,
+}
+
+impl Claim {
+    /// Whether each thread of the machine, or of the group, has to be known.
+    pub(crate) const fn is_about_tasks(&self) -> bool {
+        matches!(
+            self.what,
+            What::Alone { .. }
+                | What::Windows { .. }
+                | What::Ways { .. }
+                | What::Colours { .. }
+                | What::Locked
+                | What::Pages { .. }
+        )
+    }
 }
 
 /// The statement of a [`Claim`].
@@ -29,8 +47,26 @@ pub enum What {
     CpuTime {
         /// 100 % is one CPU.
         share: Share,
-        /// The period of the kernel's quota, in which a group may draw its share at once.
+        /// The period of what limits it, in which a group may draw its share at once.
         period: Nanos,
+        /// As much more as what limits it may let through, of the share.
+        tolerance: Share,
+    },
+    /// Groups run on these CPUs in turn, each in its windows of a frame, and nobody else does.
+    Windows {
+        /// The kernel's numbers of the CPUs.
+        cpus: CpuSet,
+        /// After how long the windows begin again.
+        frame: Nanos,
+        /// The groups, with the time of their windows in each frame.
+        groups: Vec<(GroupId, Nanos)>,
+    },
+    /// The group's tasks move at most so much to and from memory, by counters of the witness's own.
+    Traffic {
+        /// Bytes per second.
+        most: Rate,
+        /// What counts it on each CPU of the group.
+        counted: Vec<Counted>,
     },
     /// The group has at most this memory.
     Memory {
@@ -46,8 +82,50 @@ pub enum What {
         /// Groups whose tasks may fill them, too.
         shared_with: Vec<GroupId>,
     },
-    /// The witness has no way to see whether this holds.
-    Invisible,
+    /// Only CPUs of the group, and of groups that share with it, fill these ways, by the
+    /// processor's registers.
+    WayRegisters {
+        /// The level of the caches.
+        level: u32,
+        /// The ways.
+        mask: Mask,
+        /// Groups whose CPUs may fill them, too.
+        shared_with: Vec<GroupId>,
+    },
+    /// Private pages of the group have these colours.
+    Colours {
+        /// How pages have colours.
+        colouring: Colouring,
+        /// The group's.
+        colours: CpuSet,
+    },
+    /// The kernel keeps so much memory of the group's cgroups.
+    Kept {
+        /// In bytes.
+        size: Bytes,
+    },
+    /// All memory of the group's processes is locked.
+    Locked,
+    /// These files are in memory.
+    Cached {
+        /// Their paths.
+        files: Vec<String>,
+    },
+    /// The group's anonymous memory lies in large pages, or in small ones.
+    Pages {
+        /// Whether in large ones.
+        large: bool,
+    },
+    /// The group waits for memory at most this share of the time.
+    Stall {
+        /// Time waited ÷ all time.
+        most: Share,
+    },
+    /// What the kernel's files say of the group's disks.
+    Disks(Disks),
+    /// The witness has no way to see whether this holds, for this reason (a sentence without its
+    /// end).
+    Invisible(&'static str),
 }
 
 /// A group as the policy names it.

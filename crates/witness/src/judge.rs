@@ -1,21 +1,48 @@
 //! From what was seen to the verdict on each claim.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
 
+use quell_kernel::topology;
 use quell_types::cpuset::CpuSet;
-use quell_types::ids::{GroupId, PromiseId};
-use quell_types::partition::Mask;
-use quell_types::units::{Bytes, Nanos, Share};
+use quell_types::ids::GroupId;
+use quell_types::partition::{Colouring, Mask};
+use quell_types::units::{Bytes, Nanos, Rate, Share};
 
-use crate::claim::{Claim, What};
-use crate::drawn::Sample;
+use crate::claim::{Claim, Counted, What};
+use crate::colours::Sampled;
 use crate::limits::Dir;
+use crate::memory::Waiting;
+use crate::series::{Allowed, Series};
 use crate::tasks::Scan;
-use crate::{Witness, alone, limits, ways};
+use crate::traffic::Traffic;
+use crate::{Witness, alone, disks, limits, memory, registers, ways};
 use quell_types::witness::{Fault, Verdict};
 
-/// The most processes of a group whose cgroups are read.
+/// The most processes of a group of which more is read in one look.
 const PROCESSES: usize = 8;
+/// Looks that have to find a process before its memory is judged: it may not have been treated yet.
+const KNOWN: u32 = 2;
+/// As many times as a look at mappings took, the next one waits.
+const PAUSE: u64 = 100;
+/// As much more as a dispatcher may leave a group beyond its windows.
+const LATE: Share = Share::percent(5);
+
+/// What is remembered of a promise between two looks.
+#[derive(Debug, Default)]
+pub(crate) struct Memories {
+    suspicion: Suspicion,
+    /// What groups used, each in its place of the claim.
+    used: Vec<Series>,
+    /// The open counters, or why there are none.
+    traffic: Option<Result<Traffic, String>>,
+    sampled: Sampled,
+    waiting: Waiting,
+    /// The group's processes, and how many looks have found them.
+    known: BTreeMap<u32, u32>,
+    /// When mappings are read again, and what they showed.
+    mappings: (Nanos, Option<Fault>),
+}
 
 /// What was counted at the last look of the CPUs of a claim.
 #[derive(Debug, Default)]
@@ -26,15 +53,22 @@ pub(crate) struct Suspicion {
     exempt: Option<HashMap<u32, u64>>,
 }
 
-fn broken_or_holds(fault: Option<Fault>) -> Verdict {
-    fault.map_or(Verdict::Holds, Verdict::Broken)
+/// What a look found, or why it could not see.
+type Seen = Result<Option<Fault>, String>;
+
+fn verdict(seen: Seen) -> Verdict {
+    match seen {
+        Ok(None) => Verdict::Holds,
+        Ok(Some(fault)) => Verdict::Broken(fault),
+        Err(why) => Verdict::Unseen(why),
+    }
 }
 
 impl Witness {
     /// Judges one claim.
     pub(crate) fn verdict(&mut self, claim: &Claim, scan: &Scan, now: Nanos) -> Verdict {
-        if claim.what == What::Invisible {
-            return Verdict::Unseen("nothing outside of Quell shows whether it holds".to_owned());
+        if let What::Invisible(why) = claim.what {
+            return Verdict::Unseen(why.to_owned());
         }
         let Some(group) = self.party(&claim.group) else {
             return Verdict::Unseen(format!("group {} is not known", claim.group));
@@ -46,19 +80,9 @@ impl Witness {
                 claim.group
             ));
         }
-        let judged = match &claim.what {
-            What::Alone { cpus } => self.alone(claim.id, group, cpus, scan),
-            What::CpuTime { share, period } => {
-                self.cpu_time(claim.id, group, now, |series| series.judge(*share, *period))
-            }
-            What::Memory { most } => self.memory(group, *most),
-            What::Ways {
-                level,
-                mask,
-                shared_with,
-            } => self.ways(group, *level, *mask, shared_with, scan),
-            What::Invisible => Verdict::Holds,
-        };
+        let mut kept = self.memories.remove(&claim.id).unwrap_or_default();
+        let judged = self.judged(claim, group, scan, now, &mut kept);
+        self.memories.insert(claim.id, kept);
         let worse = matches!(
             judged,
             Verdict::Broken(Fault::NoProcess { .. } | Fault::Stranger { .. })
@@ -73,17 +97,91 @@ impl Witness {
         }
     }
 
+    fn judged(
+        &self,
+        claim: &Claim,
+        group: usize,
+        scan: &Scan,
+        now: Nanos,
+        kept: &mut Memories,
+    ) -> Verdict {
+        let files = &*self.files;
+        match &claim.what {
+            What::Alone { cpus } => self.alone(group, cpus, scan, &mut kept.suspicion),
+            What::CpuTime {
+                share,
+                period,
+                tolerance,
+            } => {
+                let allowed = Allowed::cpu_time(*share, *period, *tolerance);
+                verdict(self.cpu_time(group, now, allowed, &mut kept.used))
+            }
+            What::Windows {
+                cpus,
+                frame,
+                groups,
+            } => self.windows(cpus, *frame, groups, scan, now, &mut kept.used),
+            What::Memory { most } => self.memory(group, *most),
+            What::Traffic { most, counted } => {
+                verdict(self.traffic(group, *most, counted, now, &mut kept.traffic))
+            }
+            What::Ways {
+                level,
+                mask,
+                shared_with,
+            } => self.ways(group, *level, *mask, shared_with, scan),
+            What::WayRegisters {
+                level,
+                mask,
+                shared_with,
+            } => verdict(self.registers(group, *level, *mask, shared_with)),
+            What::Colours { colouring, colours } => {
+                let pids = known(group, scan, &mut kept.known);
+                verdict(self.colours(&pids, colouring, colours, &mut kept.sampled))
+            }
+            What::Kept { size } => verdict(memory::kept(files, &self.home_dirs(group), *size)),
+            What::Locked => {
+                let pids = known(group, scan, &mut kept.known);
+                verdict(Ok(memory::locked(files, &pids)))
+            }
+            What::Cached { files: paths } => verdict(memory::cached(files, paths)),
+            What::Pages { large } => {
+                if now >= kept.mappings.0 {
+                    let begun = Instant::now();
+                    let pids = known(group, scan, &mut kept.known);
+                    let fault = memory::paged(files, &pids, *large);
+                    let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    kept.mappings = (now.plus(Nanos(took.saturating_mul(PAUSE))), fault);
+                }
+                verdict(Ok(kept.mappings.1.clone()))
+            }
+            What::Stall { most } => match memory::waited(files, &self.home_dirs(group)) {
+                None => Verdict::Unseen(self.uncounted(group, "how long it waits for memory")),
+                Some(waited) => verdict(Ok(kept.waiting.judge(now, waited, *most))),
+            },
+            What::Disks(wanted) => verdict(disks::judged(files, &self.home_dirs(group), wanted)),
+            What::Invisible(why) => Verdict::Unseen((*why).to_owned()),
+        }
+    }
+
     /// Why the witness may have missed something that breaks a claim.
     fn blindness(&self, claim: &Claim, group: usize, scan: &Scan) -> Option<String> {
         if let Some(why) = self.tasks.matches.wrong(group) {
             return Some(why.to_owned());
         }
-        let about_tasks = matches!(claim.what, What::Alone { .. } | What::Ways { .. });
         let matched = !self.parties[group].matching.is_empty();
-        scan.blind.clone().filter(|_| about_tasks || matched)
+        scan.blind
+            .clone()
+            .filter(|_| claim.is_about_tasks() || matched)
     }
 
-    fn alone(&mut self, id: PromiseId, group: usize, cpus: &CpuSet, scan: &Scan) -> Verdict {
+    fn alone(
+        &self,
+        group: usize,
+        cpus: &CpuSet,
+        scan: &Scan,
+        suspicion: &mut Suspicion,
+    ) -> Verdict {
         let party = &self.parties[group];
         let threads = &scan.threads;
         if !threads.iter().any(|t| t.groups.contains(&group)) {
@@ -95,7 +193,7 @@ impl Witness {
                 }),
             };
         }
-        let on_tasks = alone::stranger(cpus, group, threads)
+        let on_tasks = alone::stranger(cpus, &[group], threads)
             .or_else(|| alone::elsewhere(cpus, &party.cpus, group, threads));
         let fault = on_tasks
             .or_else(|| self.limited(group, cpus, scan))
@@ -103,7 +201,7 @@ impl Witness {
                 let (uses, span) = self.times.between()?;
                 alone::stacked(cpus, group, threads, uses, span)
             })
-            .or_else(|| self.used(id, group, cpus));
+            .or_else(|| self.used(group, cpus, suspicion));
         match (fault, self.times.missing(cpus)) {
             (Some(fault), _) => Verdict::Broken(fault),
             (None, Some(cpu)) => {
@@ -172,12 +270,11 @@ impl Witness {
     /// something is suspicious. So the first look that finds it says nothing yet. Without an
     /// account of the group's cgroups nothing can be said: children may have lived and died between
     /// two looks.
-    fn used(&mut self, id: PromiseId, group: usize, cpus: &CpuSet) -> Option<Fault> {
+    fn used(&self, group: usize, cpus: &CpuSet, suspicion: &mut Suspicion) -> Option<Fault> {
         let files = &*self.files;
         let (uses, span) = self.times.between()?;
         let usage = self.homes.usage(files, group);
-        let before = self.suspicions.remove(&id).unwrap_or_default();
-        let suspicion = self.suspicions.entry(id).or_default();
+        let before = std::mem::take(suspicion);
         suspicion.group = usage;
         let own = usage?.since(before.group?);
         alone::used(cpus, uses, own, Nanos(0), span)?;
@@ -194,33 +291,132 @@ impl Witness {
         alone::used(cpus, uses, own, kernel?, span)
     }
 
-    fn cpu_time(
-        &mut self,
-        id: PromiseId,
+    /// Why something of a group is not known.
+    fn uncounted(&self, group: usize, what: &str) -> String {
+        format!(
+            "no cgroup of group {} counts {what}",
+            self.parties[group].name
+        )
+    }
+
+    fn cpu_time(&self, group: usize, now: Nanos, allowed: Allowed, kept: &mut Vec<Series>) -> Seen {
+        let over = self.over(group, now, allowed, 0, kept)?;
+        Ok(over.map(|over| Fault::Exceeded {
+            drawn: Nanos(over.used),
+            allowed: Nanos(over.allowed),
+            span: over.span,
+        }))
+    }
+
+    /// What a group used beyond what is allowed. Its account has a place among those of a claim.
+    fn over(
+        &self,
         group: usize,
         now: Nanos,
-        judge: impl FnOnce(&mut crate::drawn::Series) -> Option<Fault>,
-    ) -> Verdict {
+        allowed: Allowed,
+        place: usize,
+        kept: &mut Vec<Series>,
+    ) -> Result<Option<crate::series::Over>, String> {
         let Some(used) = self.homes.usage(&*self.files, group) else {
-            return Verdict::Unseen(format!(
-                "no cgroup of group {} counts its CPU time",
-                self.parties[group].name
-            ));
+            return Err(self.uncounted(group, "its CPU time"));
         };
-        let series = self.drawn.entry(id).or_default();
-        series.add(Sample { at: now, used });
-        broken_or_holds(judge(series))
+        if kept.len() <= place {
+            kept.resize_with(place + 1, Series::default);
+        }
+        let series = &mut kept[place];
+        series.add(now, used.0);
+        Ok(series.judge(allowed))
+    }
+
+    /// Whether groups that take turns use no more than their windows, and nobody else may run
+    /// there.
+    fn windows(
+        &self,
+        cpus: &CpuSet,
+        frame: Nanos,
+        groups: &[(GroupId, Nanos)],
+        scan: &Scan,
+        now: Nanos,
+        kept: &mut Vec<Series>,
+    ) -> Verdict {
+        let known = groups.iter().filter_map(|(name, _)| self.party(name));
+        let known: Vec<usize> = known.collect();
+        if let Some(fault) = alone::stranger(cpus, &known, &scan.threads) {
+            return Verdict::Broken(fault);
+        }
+        let mut unseen = None;
+        for (place, (name, time)) in groups.iter().enumerate() {
+            let Some(group) = self.party(name) else {
+                continue;
+            };
+            // A group may have further CPUs, which it uses in its windows only, too.
+            let on = self.parties[group].cpus.len().max(cpus.len()) as u64;
+            let share = Share::ratio(time.0.saturating_mul(on), frame.0.max(1));
+            let allowed = Allowed::cpu_time(share, frame, LATE);
+            match self.over(group, now, allowed, place, kept) {
+                Ok(None) => {}
+                Ok(Some(over)) => {
+                    return Verdict::Broken(Fault::Overrun {
+                        group: name.clone(),
+                        drawn: Nanos(over.used),
+                        allowed: Nanos(over.allowed),
+                        span: over.span,
+                    });
+                }
+                Err(why) => unseen = Some(why),
+            }
+        }
+        unseen.map_or(Verdict::Holds, Verdict::Unseen)
+    }
+
+    fn traffic(
+        &self,
+        group: usize,
+        most: Rate,
+        counted: &[Counted],
+        now: Nanos,
+        kept: &mut Option<Result<Traffic, String>>,
+    ) -> Seen {
+        let open = || {
+            let homes = self.home_dirs(group).into_iter();
+            let opened = homes.map(|home| Traffic::open(&home.dir, counted));
+            let none = Err(self.uncounted(group, "events"));
+            opened.fold(none, |found, next| found.or(next))
+        };
+        let traffic = kept.get_or_insert_with(open).as_mut();
+        traffic.map_err(|why| why.clone())?.judge(now, most)
+    }
+
+    fn registers(&self, group: usize, level: u32, mask: Mask, shared_with: &[GroupId]) -> Seen {
+        let online = topology::online(&*self.files).map_err(|e| e.to_string())?;
+        let fills = registers::fills(&*self.files, &online, level).map_err(|e| e.to_string())?;
+        let own = &self.parties[group].cpus;
+        if fills.is_empty() || own.is_empty() {
+            return Err("the processor's registers cannot be read".to_owned());
+        }
+        let others = shared_with.iter().filter_map(|name| self.party(name));
+        let shared = others.flat_map(|other| self.parties[other].cpus.iter());
+        let shared: CpuSet = shared.collect();
+        Ok(registers::judged(level, mask, own, &shared, &fills))
+    }
+
+    fn colours(
+        &self,
+        pids: &[u32],
+        colouring: &Colouring,
+        colours: &CpuSet,
+        kept: &mut Sampled,
+    ) -> Seen {
+        kept.look(&*self.files, pids, colouring, colours)?;
+        Ok(kept.judge())
     }
 
     fn memory(&self, group: usize, most: Bytes) -> Verdict {
         let charged = limits::charged(&*self.files, &self.home_dirs(group));
         if charged.is_empty() {
-            return Verdict::Unseen(format!(
-                "no cgroup of group {} counts its memory",
-                self.parties[group].name
-            ));
+            return Verdict::Unseen(self.uncounted(group, "its memory"));
         }
-        broken_or_holds(limits::at_most(most, &charged))
+        verdict(Ok(limits::at_most(most, &charged)))
     }
 
     fn ways(
@@ -259,6 +455,19 @@ impl Witness {
             None => Verdict::Holds,
         }
     }
+}
+
+/// The first processes of a group that enough looks have found.
+fn known(group: usize, scan: &Scan, known: &mut BTreeMap<u32, u32>) -> Vec<u32> {
+    let own = scan.threads.iter().filter(|t| t.groups.contains(&group));
+    let mut now = BTreeMap::new();
+    for thread in own.filter(|t| !t.exempt) {
+        let looks = known.get(&thread.pid).copied().unwrap_or(0);
+        now.insert(thread.pid, looks.saturating_add(1));
+    }
+    *known = now;
+    let old = known.iter().filter(|(_, looks)| **looks > KNOWN);
+    old.map(|(pid, _)| *pid).take(PROCESSES).collect()
 }
 
 #[cfg(test)]

@@ -15,25 +15,34 @@
 //! | `homes.rs` | the cgroups of each group, and their account of CPU time |
 //! | `alone.rs` | CPUs that a group has to itself |
 //! | `limits.rs` | limits on a group and above it, memory |
-//! | `drawn.rs` | CPU time drawn, against a limit |
-//! | `ways.rs` | ways of caches |
+//! | `series.rs` | what was used from look to look, against a limit |
+//! | `traffic.rs` | what is moved to and from memory |
+//! | `ways.rs`, `registers.rs` | ways of caches |
+//! | `colours.rs` | colours of pages |
+//! | `memory.rs` | memory that is kept, locked, or waited for |
+//! | `disks.rs` | settings of disks |
 //! | `judge.rs` | which of these a claim needs, and the verdict |
 //!
 //! What it cannot see: threads that lived and died between two looks (their time is seen, where a
-//! group's cgroup has an account), use of a CPU by interrupts, ways that were divided by registers.
+//! group's cgroup has an account), and use of a CPU by interrupts.
 //!
 //! A look takes 5 ms of CPU time next to 1,000 processes (`benches/look.rs`, by
 //! `cargo bench -p quell-witness --bench look`; two CPUs of a virtual machine).
 
 mod alone;
 mod claim;
+mod colours;
 mod cpus;
-mod drawn;
+mod disks;
 mod homes;
 mod judge;
 mod limits;
 mod matches;
+mod memory;
+mod registers;
+mod series;
 mod tasks;
+mod traffic;
 mod ways;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,13 +52,12 @@ use quell_kernel::root::Files;
 use quell_types::ids::PromiseId;
 use quell_types::units::Nanos;
 
-pub use claim::{Claim, Party, What};
+pub use claim::{Claim, Counted, Disks, Party, What};
 pub use quell_types::witness::{Amount, Fault, Verdict};
 
 use cpus::CpuTimes;
-use drawn::Series;
 use homes::Homes;
-use judge::Suspicion;
+use judge::Memories;
 use tasks::{Exclusive, Scan, Tasks, View};
 
 /// Looks between two readings of the mounts.
@@ -64,10 +72,8 @@ pub struct Witness {
     homes: Homes,
     tasks: Tasks,
     times: CpuTimes,
-    /// CPU time drawn, by promise.
-    drawn: BTreeMap<PromiseId, Series>,
-    /// The accounts that [`Fault::Used`] needs, by promise.
-    suspicions: BTreeMap<PromiseId, Suspicion>,
+    /// What is remembered of each promise.
+    memories: BTreeMap<PromiseId, Memories>,
     looks: u64,
 }
 
@@ -85,8 +91,7 @@ impl Witness {
             homes: Homes::default(),
             tasks: Tasks::new(&*files, &parties),
             times: CpuTimes::default(),
-            drawn: BTreeMap::new(),
-            suspicions: BTreeMap::new(),
+            memories: BTreeMap::new(),
             looks: 0,
             files,
             claims: claims.into(),
@@ -114,9 +119,8 @@ impl Witness {
         self.looks += 1;
         self.times.look(&*files, now);
         let exclusive = self.exclusive();
-        let about_tasks =
-            |claim: &Claim| matches!(claim.what, What::Alone { .. } | What::Ways { .. });
-        let scan = match self.tasks.matches.any() || self.claims.iter().any(about_tasks) {
+        let about_tasks = self.claims.iter().any(Claim::is_about_tasks);
+        let scan = match self.tasks.matches.any() || about_tasks {
             true => self.tasks.look(&View {
                 files: &*files,
                 parties: &self.parties,
@@ -142,8 +146,18 @@ impl Witness {
     fn exclusive(&self) -> Vec<Exclusive> {
         let of = |claim: &Claim| match &claim.what {
             What::Alone { cpus } => Some(Exclusive {
-                group: self.party(&claim.group)?,
+                groups: vec![self.party(&claim.group)?],
+                spread: true,
                 sampled: self.times.any_idle(cpus),
+                cpus: cpus.clone(),
+            }),
+            What::Windows { cpus, groups, .. } => Some(Exclusive {
+                groups: groups
+                    .iter()
+                    .filter_map(|(name, _)| self.party(name))
+                    .collect(),
+                spread: false,
+                sampled: false,
                 cpus: cpus.clone(),
             }),
             _ => None,

@@ -23,14 +23,23 @@ const SAMPLED: usize = 64;
 /// Age in seconds below which a task may not have been gathered yet.
 const YOUNG: u64 = 1;
 
-/// A claim that CPUs are a group's alone.
+/// A claim that CPUs are a group's alone, or are those of several groups that take turns.
 #[derive(Clone, Debug)]
 pub(crate) struct Exclusive {
-    /// The group's place in the list of parties.
-    pub group: usize,
+    /// Places of the groups in the list of parties.
+    pub groups: Vec<usize>,
     pub cpus: CpuSet,
-    /// Whether the time of the group's threads is needed.
+    /// Whether it is looked whether the groups' threads share a CPU.
+    pub spread: bool,
+    /// Whether the time of the groups' threads is needed.
     pub sampled: bool,
+}
+
+impl Exclusive {
+    /// The group of a thread that is in these groups, as far as the claim is about it.
+    pub fn group(&self, groups: &[usize]) -> Option<usize> {
+        self.groups.iter().copied().find(|g| groups.contains(g))
+    }
 }
 
 /// What a look needs to know beforehand.
@@ -210,9 +219,9 @@ impl Tasks {
         let wrong = view
             .exclusive
             .iter()
-            .any(|claim| match groups.contains(&claim.group) {
-                true => !is_placed(&found.cpus, &claim.cpus, &view.parties[claim.group].cpus),
-                false => meet(&found.cpus, &claim.cpus),
+            .any(|claim| match claim.group(&groups) {
+                Some(group) => !is_placed(&found.cpus, &claim.cpus, &view.parties[group].cpus),
+                None => meet(&found.cpus, &claim.cpus),
             });
         let mut thread = Thread {
             tid: found.tid,
@@ -324,8 +333,8 @@ impl Tasks {
 
     /// Reads the time of the groups' own threads, where a claim needs it.
     fn sample(&mut self, view: &View<'_>, scan: &mut Scan) {
-        for claim in view.exclusive {
-            let own = |t: &&mut Thread| !t.exempt && t.groups.contains(&claim.group);
+        for claim in view.exclusive.iter().filter(|claim| claim.spread) {
+            let own = |t: &&mut Thread| !t.exempt && claim.group(&t.groups).is_some();
             let count = scan.threads.iter_mut().filter(own).count();
             if claim.cpus.len() < 2 || count > MOST || (count > SAMPLED && !claim.sampled) {
                 continue;
@@ -364,7 +373,7 @@ impl Tasks {
 fn is_strange(view: &View<'_>, thread: &Thread) -> bool {
     view.exclusive
         .iter()
-        .filter(|claim| !thread.groups.contains(&claim.group))
+        .filter(|claim| claim.group(&thread.groups).is_none())
         .any(|claim| meet(&thread.cpus, &claim.cpus))
 }
 

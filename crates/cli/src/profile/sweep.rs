@@ -13,7 +13,6 @@ use quell_types::stats::{Better, Interval};
 use quell_types::units::{Bytes, LINE_BYTES, Nanos, Share};
 
 use crate::exit::{Result, failed, usage};
-use crate::machine;
 use crate::target::On;
 
 use super::args::Profile as Args;
@@ -55,12 +54,7 @@ pub fn check(args: &Args, subject: &Subject) -> Result<()> {
     if divided.is_empty() {
         return Ok(());
     }
-    let machine = match args.on {
-        On::Linux => machine::linux()?.1,
-        On::Sim(_) | On::Coarse(_) | On::Lab(_) => {
-            args.on.measured(args.seed, NonZeroUsize::MIN)?.1
-        }
-    };
+    let machine = args.on.found(args.seed)?;
     for swept in divided {
         of_machine(swept, subject, &machine, &cpus(args))?;
     }

@@ -95,3 +95,60 @@ fn a_quota_that_is_set_above_the_group_is_named() {
     broken(run, &[file, "20000"]);
     machine.unchanged("after the run");
 }
+
+/// A run that limits a program to a tenth of a CPU's time, by the quota or by a brake.
+fn limited(machine: &Machine, hog: &Program, how: &str) -> Running {
+    let text = format!(
+        "quell = 1\non-drift = \"report\"\n{how}\
+         match = [{{ pid = {} }}]\ncpus = \"any\"\n",
+        hog.pid()
+    );
+    let run = Running::start(quell().args(["run", &machine.file("limit.toml", &text)]));
+    eventually("it is held, and seen to be", || {
+        std::thread::sleep(Duration::from_millis(1600));
+        holds()
+    });
+    run
+}
+
+#[test]
+fn a_quota_that_is_lifted_is_told_by_what_is_used() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let hog = busy();
+    machine.remember();
+    let how = "[group.batch]\nrole = \"best-effort\"\nlimit.cpu-time = \"10%\"\n";
+    let run = limited(&machine, &hog, how);
+    let dir = of_group(&machine, Controller::Cpu, hog.pid());
+    let (file, value) = match Path::new(&dir).join("cpu.max").exists() {
+        true => ("cpu.max", "max"),
+        false => ("cpu.cfs_quota_us", "-1"),
+    };
+    fs::write(Path::new(&dir).join(file), value).unwrap();
+    broken(run, &["the group used", "of CPU time in"]);
+    machine.unchanged("after the run");
+}
+
+#[test]
+fn a_brake_that_sleeps_is_told_by_what_is_used() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let hog = busy();
+    machine.remember();
+    let how = "[mechanisms]\nbandwidth = \"regulator\"\n[group.batch]\nrole = \"best-effort\"\n\
+         limit.bandwidth = \"5%\"\n";
+    let run = limited(&machine, &hog, how);
+    // Brakes are in the cgroup next to the one of the group's tasks.
+    let dir = of_group(&machine, Controller::Cpu, hog.pid());
+    let stop = Path::new(&dir).parent().unwrap().join("stop/cgroup.procs");
+    let brakes = fs::read_to_string(stop).unwrap();
+    let brakes: Vec<u32> = brakes.lines().map(|pid| pid.parse().unwrap()).collect();
+    assert!(!brakes.is_empty());
+    for pid in &brakes {
+        send(*pid, Signal::STOP);
+    }
+    broken(run, &["the group used", "of CPU time in"]);
+    machine.unchanged("after the run");
+}

@@ -231,7 +231,9 @@ fn witnessed(machine: &mut Machine, shape: &Shape) -> [Seen; 2] {
     let policy = policy(machine, shape, &command("control"), &command("batch"));
     let longest = Duration::from_nanos(shape.length()) * 2 + Duration::from_secs(60);
     let done = Running::start(quell().args(["run", &policy])).within(longest);
-    assert_eq!(done.code, 0, "{done:?}");
+    // A host that takes the CPU away makes windows late. Then that is the exit status.
+    let late = done.err.contains("began more than a guard late");
+    assert_eq!(done.code, if late { 3 } else { 0 }, "{done:?}");
     machine.unchanged("after the run");
     [("control", 0), ("batch", 1)].map(|(name, place)| {
         let dispatched = done.err.lines().find(|l| {

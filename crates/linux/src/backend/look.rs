@@ -28,7 +28,9 @@ impl Linux {
         let known = self.looks.witness.take().filter(|(of, _)| *of == parties);
         let (parties, mut witness) = known.unwrap_or_else(|| {
             let files = Arc::new(Kernel::at("/"));
-            let witness = Witness::new(files, claims(plan), parties.clone(), BTreeSet::new());
+            let counting = |cpu| self.host.counting(cpu).cloned();
+            let claims = claims(plan, &counting);
+            let witness = Witness::new(files, claims, parties.clone(), BTreeSet::new());
             (parties, witness)
         });
         witness.ignore(self.own_processes());

@@ -85,10 +85,44 @@ impl Stats {
         }
     }
 
-    /// Number of windows that began more than a guard late, on each CPU by itself.
+    /// What was in time and what was not, so far.
     #[must_use]
-    pub fn late(&self) -> u64 {
-        self.late.load(Ordering::Relaxed)
+    pub fn counts(&self) -> Counts {
+        let get = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        Counts {
+            switches: get(&self.switches),
+            skipped: get(&self.skipped),
+            late: get(&self.late),
+        }
+    }
+}
+
+/// Switches of a frame in some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Switches that were made.
+    pub switches: u64,
+    /// Switches that were passed over.
+    pub skipped: u64,
+    /// Windows that began more than a guard late, on each CPU by itself.
+    pub late: u64,
+}
+
+impl Counts {
+    /// What came after `before`.
+    #[must_use]
+    pub const fn since(self, before: Self) -> Self {
+        Self {
+            switches: self.switches.saturating_sub(before.switches),
+            skipped: self.skipped.saturating_sub(before.skipped),
+            late: self.late.saturating_sub(before.late),
+        }
+    }
+
+    /// Whether a group had less than its windows.
+    #[must_use]
+    pub const fn is_unpunctual(self) -> bool {
+        self.late + self.skipped > 0
     }
 }
 
@@ -401,7 +435,7 @@ mod tests {
         }
         assert!(in_time < guard, "{in_time}");
         assert!(begins(true, false) >= guard && begins(false, true) >= guard);
-        assert!(common.stats.late() >= 2);
+        assert!(common.stats.counts().late >= 2);
     }
 
     #[test]

@@ -138,7 +138,7 @@ impl Enforcers {
     /// Reports what brakes and dispatchers did since the last time, ahead of all else in `seen`.
     pub fn account(&mut self, host: &Host, seen: &mut Observation) {
         self.brakes.account(seen);
-        self.windows.account(seen);
+        self.windows.account(host, seen);
         self.scheduler.account(host, seen);
     }
 

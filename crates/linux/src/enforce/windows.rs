@@ -16,11 +16,12 @@ use quell_record::standing::Cause;
 use quell_types::journal::Stopped;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::OnLate;
+use quell_types::units::Nanos;
 
 use super::freezer::Freezer;
 use super::{Applied, Enforcer, dispatching};
 use crate::brake::Grants;
-use crate::dispatcher::windows::{Common, Follower, Stats, WayMasks};
+use crate::dispatcher::windows::{Common, Counts, Follower, Stats, WayMasks};
 use crate::dispatcher::{self, Dispatcher, Duty, Gate};
 use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::{Host, finding};
@@ -46,7 +47,14 @@ struct Held {
     grants: Vec<Option<Arc<Grants>>>,
     /// Whether the run was asked to end because a window was late.
     stopped: bool,
+    /// When it was last looked whether windows were late, and the counts then.
+    looked: (Nanos, Counts),
+    /// Whether they were.
+    late: bool,
 }
+
+/// How often it is looked whether windows were late.
+const LOOK: Nanos = Nanos::secs(1);
 
 impl Enforcer for Windows {
     fn apply(&mut self, host: &mut Host, _: &str, set: &Setting) -> Applied {
@@ -66,6 +74,8 @@ impl Enforcer for Windows {
             masks: Arc::clone(&self.masks),
             grants: self.grants.clone(),
             stopped: false,
+            looked: (rt::now(), Counts::default()),
+            late: false,
         };
         held.start(host)?;
         self.held = Some(held);
@@ -85,6 +95,11 @@ impl Enforcer for Windows {
         } else if held.dispatchers.is_empty() && held.start(host).is_ok() {
             seen.extend(worth(host, Level::Enforced, &Cause::Dispatched));
         }
+        if now >= held.looked.0.plus(LOOK)
+            && let Some((level, because)) = held.punctuality(now)
+        {
+            seen.extend(worth(host, level, &because));
+        }
         let dispatchers = held.dispatchers.iter();
         host.brakes.extend(dispatchers.filter_map(Dispatcher::pid));
     }
@@ -100,13 +115,16 @@ impl Enforcer for Windows {
 
 impl Windows {
     /// Reports how exactly windows were kept so far, ahead of all else in `seen`.
-    pub fn account(&mut self, seen: &mut Observation) {
+    pub fn account(&mut self, host: &Host, seen: &mut Observation) {
         let Some(held) = &mut self.held else {
             return;
         };
         let kept = held.stats.kept(&held.frame);
         seen.insert(0, Seen::Event(Event::Windows { kept }));
-        let late = held.stats.late();
+        if let Some((level, because)) = held.punctuality(rt::now()) {
+            seen.extend(worth(host, level, &because));
+        }
+        let late = held.stats.counts().late;
         if late > 0 && held.frame.on_late == OnLate::Stop && !held.stopped {
             held.stopped = true;
             let mechanism = Mechanism::Windows;
@@ -144,6 +162,32 @@ fn worth(host: &Host, most: Level, because: &Cause) -> Vec<Seen> {
 }
 
 impl Held {
+    /// What the windows are worth, where that has changed since it was asked last: nothing while
+    /// some begin late or not at all, as their groups have less than was promised.
+    fn punctuality(&mut self, now: Nanos) -> Option<(Level, Cause)> {
+        if self.dispatchers.is_empty() {
+            return None;
+        }
+        let counts = self.stats.counts();
+        let (_, before) = std::mem::replace(&mut self.looked, (now, counts));
+        let new = counts.since(before);
+        let late = new.is_unpunctual();
+        let was = std::mem::replace(&mut self.late, late);
+        match (was, late) {
+            (false, true) => {
+                let Counts {
+                    switches,
+                    skipped,
+                    late,
+                } = new;
+                let of = switches + skipped;
+                Some((Level::None, Cause::LateWindows { late, skipped, of }))
+            }
+            (true, false) => Some((Level::Enforced, Cause::Punctual)),
+            _ => None,
+        }
+    }
+
     /// Starts a dispatcher for each CPU. That the groups are frozen from now on is recorded first.
     fn start(&mut self, host: &mut Host) -> Result<()> {
         let groups = self.frame.groups();

@@ -207,9 +207,12 @@ impl Picture {
                     task.pid
                 ));
             }
-            if affinity_before != affinity {
+            // A worker of the kernel is bound only once it has begun, and a task may end meanwhile.
+            if let (Some(before), Some(now)) = (affinity_before, affinity)
+                && before != now
+            {
                 found.push(format!(
-                    "{comm} ({}) ran on {affinity_before:?}, now {affinity:?}",
+                    "{comm} ({}) ran on {before:?}, now {now:?}",
                     task.pid
                 ));
             }

@@ -18,6 +18,7 @@ mod deaths;
 mod in_place;
 mod interference;
 mod lab;
+mod lies;
 mod locked;
 mod memory;
 mod model;

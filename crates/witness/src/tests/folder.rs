@@ -249,6 +249,7 @@ fn a_matched_process_outside_of_its_cgroup_is_named() {
     let what = What::CpuTime {
         share,
         period: Nanos::millis(100),
+        tolerance: Share::percent(5),
     };
     machine.used("/own", 1);
     let mut limit = machine.witness_of(what, parties());
@@ -370,7 +371,7 @@ fn what_cannot_be_seen_is_said() {
     let own = || vec![party("own", "", &["/sys/fs/cgroup/own"], "2-3")];
     let most = Bytes(1 << 20);
     assert!(of(What::Memory { most }, own()).contains("no cgroup of group own counts its memory"));
-    assert!(of(What::Invisible, own()).starts_with("unseen: "));
+    assert!(of(What::Invisible("why"), own()).starts_with("unseen: "));
     let nameless = vec![party("own", "", &[], "")];
     assert!(of(alone("2"), nameless).contains("nothing says which tasks"));
     assert!(of(alone("2"), Vec::new()).contains("group own is not known"));
@@ -400,6 +401,7 @@ fn a_lifted_limit_of_cpu_time_is_seen() {
     let what = What::CpuTime {
         share: Share::percent(20),
         period: Nanos::millis(100),
+        tolerance: Share::percent(5),
     };
     let mut witness = machine.witness(what);
     assert!(said(&look(&mut witness, seconds(0))).contains("counts its CPU time"));
@@ -410,4 +412,93 @@ fn a_lifted_limit_of_cpu_time_is_seen() {
     machine.used("/own", 2_400);
     let expected = "the group used 1000 ms of CPU time in 1000 ms, where it may use 310 ms";
     assert_eq!(said(&look(&mut witness, seconds(8))), expected);
+}
+
+#[test]
+fn a_group_beyond_its_windows_breaks_those_of_all() {
+    let machine = Machine::new();
+    machine.task(&Task {
+        tid: 20,
+        pid: 20,
+        comm: "batch",
+        may: "2-3",
+        cgroup: "/batch",
+        ..TASK
+    });
+    machine.members("/batch", &[20]);
+    let parties = vec![
+        party("own", "", &["/sys/fs/cgroup/own"], "2-3"),
+        party("batch", "", &["/sys/fs/cgroup/batch"], "2-3"),
+    ];
+    // 4 and 6 of each 10 ms on two CPUs: 800 and 1,200 ms of a second.
+    let times = [("own", 4), ("batch", 6)];
+    let groups = times.map(|(name, ms)| (name.to_owned(), Nanos::millis(ms)));
+    let what = What::Windows {
+        cpus: "2-3".parse().unwrap(),
+        frame: Nanos::millis(10),
+        groups: groups.to_vec(),
+    };
+    let mut witness = machine.witness_of(what, parties);
+    for n in 0..5 {
+        machine.used("/own", 800 * n);
+        machine.used("/batch", 1_200 * n);
+        assert_eq!(look(&mut witness, seconds(n)), Verdict::Holds, "{n}");
+    }
+    // A window that did not end.
+    machine.used("/own", 4_000);
+    machine.used("/batch", 6_800);
+    let expected =
+        "group batch used 2000 ms of CPU time in 1000 ms, where its windows give it 1272 ms";
+    assert_eq!(said(&look(&mut witness, seconds(5))), expected);
+    // Somebody else in the windows.
+    machine.task(&Task {
+        tid: 30,
+        pid: 30,
+        comm: "hog",
+        ..TASK
+    });
+    let told = said(&look(&mut witness, seconds(6)));
+    assert!(told.starts_with("process 30 (hog) "), "{told}");
+}
+
+#[test]
+fn memory_is_judged_once_a_process_is_known() {
+    let machine = Machine::new();
+    let status = |locked: u64| {
+        let text = format!("Cpus_allowed_list:\t2-3\nVmLck:\t{locked} kB\nVmRSS:\t90000 kB\n");
+        machine.put("proc/10/status", &text);
+    };
+    status(0);
+    let mut witness = machine.witness(What::Locked);
+    let mut told = |n| said(&look(&mut witness, seconds(n)));
+    assert_eq!([0, 1].map(&mut told), ["holds", "holds"]);
+    assert!(told(2).contains("process 10 has in memory are locked"));
+    status(90_000);
+    assert_eq!(told(3), "holds");
+}
+
+#[test]
+fn what_the_files_of_disks_and_pressure_say_is_read() {
+    let machine = Machine::new();
+    let mut witness = machine.witness(What::Disks(Disks::Most(vec![("wbps", 1_000)])));
+    assert!(said(&look(&mut witness, seconds(0))).contains("has the io controller"));
+    machine.put(
+        "sys/fs/cgroup/own/io.max",
+        "8:0 rbps=max wbps=2000 riops=max wiops=max\n",
+    );
+    let told = said(&look(&mut witness, seconds(1)));
+    assert!(told.ends_with("where wbps=1000 was promised"), "{told}");
+    let most = Share::percent(10);
+    let mut witness = machine.witness(What::Stall { most });
+    assert!(said(&look(&mut witness, seconds(0))).contains("counts how long it waits"));
+    for n in 0..=10 {
+        let text = format!(
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\n",
+            500_000 * n
+        );
+        machine.put("sys/fs/cgroup/own/memory.pressure", &text);
+        let told = said(&look(&mut witness, seconds(n)));
+        let late = told.contains("waited for memory for");
+        assert_eq!(late, n == 10, "{n}: {told}");
+    }
 }

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use quell_kernel::fake::{Fake, Flavour, Spec};
 use quell_kernel::root::{Files, Kernel};
 
+use quell_types::ids::PromiseId;
+
 use super::*;
-use crate::Party;
+use crate::{Disks, Party};
 
 mod folder;
 mod live;

@@ -19,10 +19,10 @@ use quell_kernel::{
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::PromiseId;
-use quell_types::partition::Mask;
+use quell_types::partition::{Colouring, Mask};
 use quell_types::task::{TaskId, TaskMatch};
 use quell_types::units::{Bytes, Nanos, Share};
-use quell_witness::{Claim, Party, What, Witness};
+use quell_witness::{Claim, Disks, Party, What, Witness};
 
 use crate::fuzz::texts::text;
 
@@ -118,6 +118,12 @@ fn witnessed(files: Everywhere) {
         What::CpuTime {
             share: Share::percent(50),
             period: Nanos::millis(100),
+            tolerance: Share::percent(5),
+        },
+        What::Windows {
+            cpus: cpus.clone(),
+            frame: Nanos::millis(10),
+            groups: vec![("a".to_owned(), Nanos::millis(4))],
         },
         What::Memory { most: Bytes(1) },
         What::Ways {
@@ -125,7 +131,24 @@ fn witnessed(files: Everywhere) {
             mask: Mask(3),
             shared_with: Vec::new(),
         },
+        What::WayRegisters {
+            level: 3,
+            mask: Mask(3),
+            shared_with: Vec::new(),
+        },
+        What::Colours {
+            colouring: Colouring::of_pages([0x1000], 0),
+            colours: cpus.clone(),
+        },
+        What::Kept { size: Bytes(1) },
+        What::Locked,
+        What::Pages { large: true },
+        What::Stall {
+            most: Share::percent(10),
+        },
+        What::Disks(Disks::Weight(100)),
     ];
+    let count = all.len();
     let claims = (1..).map(PromiseId).zip(all).map(|(id, what)| Claim {
         id,
         group: "a".to_owned(),
@@ -139,8 +162,8 @@ fn witnessed(files: Everywhere) {
     };
     let claims = claims.collect();
     let mut witness = Witness::new(Arc::new(files), claims, vec![party], BTreeSet::new());
-    for second in [1, 2] {
-        assert_eq!(witness.look(Nanos::secs(second)).len(), 4);
+    for second in 1..=4 {
+        assert_eq!(witness.look(Nanos::secs(second)).len(), count);
     }
 }
 

@@ -1,24 +1,21 @@
-//! What a limited group drew of CPU time, by the kernel's own account.
+//! An amount that the kernel counts, such as CPU time or bytes, against a limit: judged over the
+//! last looks and over all the time.
 
 use std::collections::VecDeque;
 
 use quell_types::units::{Nanos, Share};
 
-use quell_types::witness::Fault;
-
 /// Looks that the sliding window spans.
 const LOOKS: usize = 10;
 
-/// The account of a group at one moment.
+/// What was counted at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sample {
-    /// The caller's clock.
-    pub at: Nanos,
-    /// CPU time used so far.
-    pub used: Nanos,
+struct Sample {
+    at: Nanos,
+    used: u64,
 }
 
-/// The accounts of a group, from look to look.
+/// The counts, from look to look.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Series {
     /// Where the long span begins.
@@ -29,28 +26,58 @@ pub(crate) struct Series {
     broken: bool,
 }
 
-/// CPU time that a group may use in a span, with the tolerance: 5 %, and one period's time. A quota
-/// may be drawn twice around the border of two periods, on as many CPUs as the share has.
-fn allowed(share: Share, period: Nanos, span: Nanos) -> Nanos {
-    let part = |time: u64, share: u64| {
-        let product = u128::from(time) * u128::from(share);
-        u64::try_from(product / u128::from(Share::WHOLE.0)).unwrap_or(u64::MAX)
-    };
-    let steady = part(span.0, share.0);
-    let once = part(period.0, share.0.max(Share::WHOLE.0));
-    let sum = steady.saturating_add(steady / 20);
-    Nanos(sum.saturating_add(once))
+/// More than a limit allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Over {
+    pub used: u64,
+    pub allowed: u64,
+    pub span: Nanos,
+}
+
+/// What a limit allows, with its tolerance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allowed {
+    /// Per second.
+    pub rate: u64,
+    /// As much more, of the rate.
+    pub tolerance: Share,
+    /// What may be used at once on top of that.
+    pub once: u64,
+}
+
+impl Allowed {
+    /// CPU time of a share. A quota may be drawn twice around the border of two periods, on as many
+    /// CPUs as the share has.
+    pub fn cpu_time(share: Share, period: Nanos, tolerance: Share) -> Self {
+        let part = |time: u64, share: u64| {
+            let product = u128::from(time) * u128::from(share);
+            u64::try_from(product / u128::from(Share::WHOLE.0)).unwrap_or(u64::MAX)
+        };
+        Self {
+            rate: part(1_000_000_000, share.0),
+            tolerance,
+            once: part(period.0, share.0.max(Share::WHOLE.0)),
+        }
+    }
+
+    /// In a span, without what may be used at once.
+    fn steady(&self, span: Nanos) -> u64 {
+        let rate = u128::from(self.rate) * u128::from(Share::WHOLE.0 + self.tolerance.0);
+        let product = rate * u128::from(span.0) / u128::from(Share::WHOLE.0);
+        u64::try_from(product / 1_000_000_000).unwrap_or(u64::MAX)
+    }
 }
 
 impl Series {
-    /// Takes the account of a look. One at the same time as the last is left out. An account that
+    /// Takes what was counted at a look. One at the same time as the last is left out. A count that
     /// went back begins anew: the cgroup was made again.
-    pub fn add(&mut self, sample: Sample) {
+    pub fn add(&mut self, at: Nanos, used: u64) {
         match self.last.back() {
-            Some(before) if sample.at <= before.at => return,
-            Some(before) if sample.used < before.used => *self = Self::default(),
+            Some(before) if at <= before.at => return,
+            Some(before) if used < before.used => *self = Self::default(),
             _ => {}
         }
+        let sample = Sample { at, used };
         self.first.get_or_insert(sample);
         if self.last.len() > LOOKS {
             self.last.pop_front();
@@ -59,14 +86,14 @@ impl Series {
     }
 
     /// Judges the last 1 to 10 looks and the whole time since the first one. After a breach the
-    /// time begins anew, as soon as a look finds the group within its share.
-    pub fn judge(&mut self, share: Share, period: Nanos) -> Option<Fault> {
+    /// time begins anew, as soon as a look finds the group within its limit.
+    pub fn judge(&mut self, allowed: Allowed) -> Option<Over> {
         let newest = *self.last.back()?;
         if self.broken {
             let before = self.last.iter().rev().nth(1);
             let within = before.is_none_or(|before| {
                 let span = newest.at.since(before.at);
-                newest.used.since(before.used) <= allowed(share, Nanos(0), span)
+                newest.used - before.used <= allowed.steady(span)
             });
             if within {
                 self.first = Some(newest);
@@ -74,18 +101,18 @@ impl Series {
             }
         }
         let since = |before: &Sample| {
-            let (span, drawn) = (newest.at.since(before.at), newest.used.since(before.used));
-            let allowed = allowed(share, period, span);
-            (drawn > allowed).then_some(Fault::Exceeded {
-                drawn,
+            let (span, used) = (newest.at.since(before.at), newest.used - before.used);
+            let allowed = allowed.steady(span).saturating_add(allowed.once);
+            (used > allowed).then_some(Over {
+                used,
                 allowed,
                 span,
             })
         };
         let looks = self.last.iter().rev().skip(1).chain(self.first.as_ref());
-        let fault = looks.into_iter().find_map(since);
-        self.broken = fault.is_some();
-        fault
+        let over = looks.into_iter().find_map(since);
+        self.broken = over.is_some();
+        over
     }
 }
 
@@ -95,8 +122,10 @@ mod tests {
 
     use super::*;
 
-    const SHARE: Share = Share::percent(20);
-    const PERIOD: Nanos = Nanos::millis(100);
+    /// A fifth of a CPU, by a quota of 100 ms.
+    fn allowed() -> Allowed {
+        Allowed::cpu_time(Share::percent(20), Nanos::millis(100), Share::percent(5))
+    }
 
     /// Looks once a second at a group that used these milliseconds of CPU time in each.
     fn looks(used: &[u64]) -> Vec<bool> {
@@ -104,11 +133,8 @@ mod tests {
         let mut sum = 0;
         let each = used.iter().enumerate().map(|(n, ms)| {
             sum += ms;
-            series.add(Sample {
-                at: Nanos::secs(n as u64),
-                used: Nanos::millis(sum),
-            });
-            series.judge(SHARE, PERIOD).is_some()
+            series.add(Nanos::secs(n as u64), sum * 1_000_000);
+            series.judge(allowed()).is_some()
         });
         each.collect()
     }
@@ -143,31 +169,25 @@ mod tests {
     }
 
     #[test]
-    fn the_fault_has_the_figures() {
+    fn what_is_over_has_the_figures() {
         let mut series = Series::default();
         for (at, used) in [(0, 0), (1, 1_000)] {
-            series.add(Sample {
-                at: Nanos::secs(at),
-                used: Nanos::millis(used),
-            });
+            series.add(Nanos::secs(at), used * 1_000_000);
         }
-        let expected = Fault::Exceeded {
-            drawn: Nanos::secs(1),
-            allowed: Nanos::millis(310),
+        let expected = Over {
+            used: 1_000_000_000,
+            allowed: 310_000_000,
             span: Nanos::secs(1),
         };
-        assert_eq!(series.judge(SHARE, PERIOD), Some(expected));
+        assert_eq!(series.judge(allowed()), Some(expected));
     }
 
     #[test]
     fn an_account_that_begins_anew_is_no_breach() {
         let mut series = Series::default();
         for (at, used) in [(0, 5_000), (1, 10), (2, 20)] {
-            series.add(Sample {
-                at: Nanos::secs(at),
-                used: Nanos::millis(used),
-            });
-            assert_eq!(series.judge(SHARE, PERIOD), None);
+            series.add(Nanos::secs(at), used * 1_000_000);
+            assert_eq!(series.judge(allowed()), None);
         }
     }
 
@@ -183,12 +203,8 @@ mod tests {
             let mut at = 0;
             for step in steps {
                 let used: u64 = draws.iter().take(at).sum();
-                let sample = Sample {
-                    at: Nanos::millis(at as u64 * 100 + offset),
-                    used: Nanos::millis(used),
-                };
-                series.add(sample);
-                prop_assert_eq!(series.judge(SHARE, PERIOD), None);
+                series.add(Nanos::millis(at as u64 * 100 + offset), used * 1_000_000);
+                prop_assert_eq!(series.judge(allowed()), None);
                 at += step;
             }
         }

@@ -1,0 +1,268 @@
+//! Memory that is promised to a group: kept, locked, in pages of one size, files in memory, and how
+//! long the group waits for it.
+
+use std::collections::VecDeque;
+
+use quell_kernel::root::{Access, Files};
+use quell_kernel::{page_cache, paging, psi, vm};
+use quell_types::units::{Bytes, Nanos, Share};
+use quell_types::witness::Fault;
+
+use crate::homes::chain;
+use crate::limits::Dir;
+
+/// Memory of a process that may be unlocked beside what the kernel never locks.
+const UNLOCKED: Bytes = Bytes(1 << 20);
+/// As much more of its memory, as one part of so many.
+const UNLOCKED_PART: u64 = 100;
+/// Mappings from this size on can have large pages.
+const LARGE: u64 = 4 << 20;
+/// Looks that the window of waiting spans.
+const LOOKS: usize = 10;
+
+/// What the kernel protects of a cgroup: the least of it and of those above, the root left out.
+/// `None` where it has no such files (cgroup v1).
+fn protected(files: &dyn Files, of: &Dir) -> Option<(Bytes, String, String)> {
+    let chain = chain(&of.mount, &of.dir);
+    let below_the_root = chain.into_iter().filter(|dir| *dir != of.mount);
+    let each = below_the_root.map(|dir| {
+        let value = |name: &str| {
+            let file = format!("{dir}/{name}");
+            let text = files.read(&file).ok()?.trim().to_owned();
+            let amount = match text.as_str() {
+                "max" => u64::MAX,
+                text => text.parse().ok()?,
+            };
+            Some((Bytes(amount), file, text))
+        };
+        let all = ["memory.low", "memory.min"].into_iter().filter_map(value);
+        all.max_by_key(|(amount, ..)| *amount)
+    });
+    let each: Option<Vec<_>> = each.collect();
+    each?.into_iter().min_by_key(|(amount, ..)| *amount)
+}
+
+/// Whether the kernel keeps so much memory of these cgroups.
+///
+/// # Errors
+/// Why that cannot be seen.
+pub(crate) fn kept(files: &dyn Files, homes: &[Dir], size: Bytes) -> Result<Option<Fault>, String> {
+    let each = homes.iter().filter_map(|home| protected(files, home));
+    let all: Vec<_> = each.collect();
+    let Some((_, file, value)) = all.iter().min_by_key(|(amount, ..)| *amount) else {
+        return Err("no cgroup of the group protects memory".to_owned());
+    };
+    let sum = all
+        .iter()
+        .fold(0_u64, |sum, (a, ..)| sum.saturating_add(a.0));
+    // The kernel rounds to pages.
+    let enough = sum >= size.0 - size.0 / 100;
+    Ok((!enough).then(|| Fault::Reads {
+        file: file.clone(),
+        value: value.clone(),
+        promised: size.to_string(),
+    }))
+}
+
+/// The first of these processes whose memory is not locked.
+pub(crate) fn locked(files: &dyn Files, pids: &[u32]) -> Option<Fault> {
+    pids.iter().find_map(|pid| {
+        let text = files.read(&format!("/proc/{pid}/status")).ok()?;
+        let [locked, resident] = ["VmLck:", "VmRSS:"].map(|key| vm::amount(&text, key));
+        unlocked(*pid, locked?, resident?)
+    })
+}
+
+fn unlocked(pid: u32, locked: Bytes, resident: Bytes) -> Option<Fault> {
+    let allowed = UNLOCKED.0 + resident.0 / UNLOCKED_PART;
+    (resident.0 > locked.0.saturating_add(allowed)).then_some(Fault::Unlocked {
+        pid,
+        resident,
+        locked,
+    })
+}
+
+/// The first of these files that is not in memory as a whole.
+///
+/// # Errors
+/// Why that cannot be seen.
+pub(crate) fn cached(files: &dyn Files, paths: &[String]) -> Result<Option<Fault>, String> {
+    for path in paths {
+        let unseen = |e: std::io::Error| format!("{path}: {e}");
+        let Some(file) = files.open(path, Access::Read).map_err(unseen)? else {
+            return Err(format!("{path} cannot be opened here"));
+        };
+        let missing = page_cache::missing(&file).map_err(unseen)?;
+        if missing > Bytes(0) {
+            let file = path.clone();
+            return Ok(Some(Fault::Uncached { file, missing }));
+        }
+    }
+    Ok(None)
+}
+
+/// The first of these processes whose anonymous memory lies in pages of another size. Half of it is
+/// enough: the kernel has large pages only for whole blocks.
+pub(crate) fn paged(files: &dyn Files, pids: &[u32], large: bool) -> Option<Fault> {
+    pids.iter().find_map(|pid| {
+        let all = paging::mappings_of(files, *pid).ok()?;
+        let wide = |m: &&paging::Mapping| {
+            let size = m.range.end.saturating_sub(m.range.start);
+            m.anonymous && !m.never_huge && size >= LARGE
+        };
+        let sum = all.iter().filter(wide).fold((0, 0), |(had, huge), m| {
+            (had + m.resident.0, huge + m.huge.0)
+        });
+        let (anonymous, in_large) = (Bytes(sum.0), Bytes(sum.1));
+        let wrong = match large {
+            true => anonymous.0 >= LARGE && in_large.0 < anonymous.0 / 2,
+            false => all.iter().any(|m| m.anonymous && m.huge > Bytes(0)),
+        };
+        wrong.then_some(Fault::Paged {
+            pid: *pid,
+            anonymous,
+            large: in_large,
+            wanted: large,
+        })
+    })
+}
+
+/// How long a group has waited for memory, from look to look.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting(VecDeque<(Nanos, Nanos)>);
+
+impl Waiting {
+    /// Takes what the kernel says now, and judges the last looks. Before there are enough of them
+    /// nothing is said.
+    pub fn judge(&mut self, now: Nanos, waited: Nanos, most: Share) -> Option<Fault> {
+        self.0.push_back((now, waited));
+        if self.0.len() > LOOKS {
+            self.0.pop_front();
+        } else {
+            return None;
+        }
+        let (first, before) = *self.0.front()?;
+        let (span, waited) = (now.since(first), waited.since(before));
+        let share = Share::ratio(waited.0, span.0.max(1));
+        (share > most).then_some(Fault::Stalled { waited, span, most })
+    }
+}
+
+/// How long some task of these cgroups has waited for memory so far, at the cgroup that waited
+/// longest. `None` where the kernel does not count it.
+pub(crate) fn waited(files: &dyn Files, homes: &[Dir]) -> Option<Nanos> {
+    let of = |home: &Dir| {
+        let path = psi::Resource::Memory.of(&home.dir);
+        let text = files.read(&path).ok()?;
+        psi::totals(&path, &text).ok().map(|totals| totals.some)
+    };
+    homes.iter().filter_map(of).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use quell_kernel::root::Kernel;
+
+    use super::*;
+
+    fn put(root: &std::path::Path, path: &str, text: &str) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn protection_is_that_of_the_weakest_above() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        put(dir.path(), "m/a/memory.low", "0\n");
+        put(dir.path(), "m/a/memory.min", "209715200\n");
+        put(dir.path(), "m/a/b/memory.low", "max\n");
+        put(dir.path(), "m/a/b/memory.min", "0\n");
+        let home = Dir {
+            mount: "/m".to_owned(),
+            dir: "/m/a/b".to_owned(),
+        };
+        let homes = [home];
+        assert_eq!(kept(&kernel, &homes, Bytes(200 << 20)), Ok(None));
+        let fault = kept(&kernel, &homes, Bytes(300 << 20)).unwrap().unwrap();
+        assert_eq!(
+            fault.to_string(),
+            "/m/a/memory.min reads '209715200', where 300MiB was promised"
+        );
+        put(dir.path(), "m/a/memory.min", "max\n");
+        assert_eq!(kept(&kernel, &homes, Bytes(300 << 20)), Ok(None));
+        let v1 = Dir {
+            mount: "/m".to_owned(),
+            dir: "/m/c".to_owned(),
+        };
+        assert!(kept(&kernel, &[v1], Bytes(1 << 20)).is_err());
+    }
+
+    #[test]
+    fn what_is_resident_has_to_be_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        let status = |locked: u64| {
+            let text = format!("Name:\tx\nVmLck:\t{locked} kB\nVmRSS:\t  20480 kB\n");
+            put(dir.path(), "proc/7/status", &text);
+        };
+        status(20_000);
+        assert_eq!(locked(&kernel, &[7]), None);
+        status(10_000);
+        let fault = locked(&kernel, &[6, 7]).unwrap();
+        assert_eq!(
+            fault.to_string(),
+            "10000KiB of the 20MiB that process 7 has in memory are locked"
+        );
+    }
+
+    #[test]
+    fn a_file_with_a_hole_is_not_in_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        let file = std::fs::File::create(dir.path().join("f")).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let fault = cached(&kernel, &["/f".to_owned()]).unwrap().unwrap();
+        assert_eq!(fault.to_string(), "1MiB of /f are not in memory");
+        std::fs::write(dir.path().join("f"), [1; 5000]).unwrap();
+        assert_eq!(cached(&kernel, &["/f".to_owned()]), Ok(None));
+        assert!(cached(&kernel, &["/g".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn waiting_is_judged_over_ten_looks() {
+        let mut waiting = Waiting::default();
+        let tenth = Share::percent(10);
+        let mut at = |look: u64, ms: u64| {
+            let (now, waited) = (Nanos::secs(look), Nanos::millis(ms));
+            waiting.judge(now, waited, tenth).is_some()
+        };
+        for look in 0..15 {
+            assert!(!at(look, look * 100), "{look}");
+        }
+        assert!(at(15, 1_700));
+    }
+
+    #[test]
+    fn large_pages_are_counted_where_they_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        let map = |huge: u64| {
+            let text = format!(
+                "7f0000000000-7f0000800000 rw-p 00000000 00:00 0\nRss: 8192 kB\nAnonHugePages: {huge} kB\nVmFlags: rd wr mr mw me ac\n"
+            );
+            put(dir.path(), "proc/7/smaps", &text);
+        };
+        map(8192);
+        assert_eq!(paged(&kernel, &[7], true), None);
+        assert!(paged(&kernel, &[7], false).is_some());
+        map(0);
+        let fault = paged(&kernel, &[7], true).unwrap().to_string();
+        assert_eq!(
+            fault,
+            "0B of 8MiB of process 7 lie in large pages, where all should"
+        );
+        assert_eq!(paged(&kernel, &[7], false), None);
+    }
+}
