@@ -12,6 +12,7 @@ pub mod events;
 pub mod measurement;
 pub mod owners;
 mod pages;
+pub mod preview;
 pub mod published;
 pub mod quanta;
 pub mod result;

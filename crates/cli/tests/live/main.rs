@@ -20,6 +20,7 @@ mod look;
 mod memory;
 mod pages;
 mod paging;
+mod planned;
 mod programs;
 mod speaks;
 mod stages;

@@ -1,0 +1,108 @@
+//! What `quell plan` says of this machine is what `quell run` does.
+
+use quell_kernel::cgroup::{Cgroups, Controller};
+use rustix::process::Signal;
+
+use super::gathered::{Folder, allowed, busy};
+use crate::common::{Program, Running, eventually, machine, quell, run};
+
+#[test]
+fn plan_and_run_refuse_alike() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let program = Program::start(&["sleep", "600"]);
+    let gone = {
+        let mut short = Program::start(&["true"]);
+        short.0.wait().unwrap();
+        short.pid().to_string()
+    };
+    machine.remember();
+    let pid = program.pid().to_string();
+    let of = |tables: &str, name: &str| {
+        let text = format!("quell = 1\n[group.a]\nrole = 'critical'\n{tables}\n");
+        machine.file(name, &text)
+    };
+    let mixed = of("match = [{ unit = 'x.service', comm = 'sleep' }]", "m.toml");
+    let user = of("match = [{ user = 'no-such-user' }]", "u.toml");
+    let missing = of("match = [{ comm = 'no-such-program' }]", "c.toml");
+    let (is, was) = (format!("pid={pid}"), format!("pid={gone}"));
+    let cases: [(&[&str], &[&str]); 7] = [
+        (&["--critical", "comm=no-such"], &["comm=no-such", "--wait"]),
+        (&["--critical", &was], &[&was]),
+        (&["--critical", &is, "--best-effort", &was], &[&gone]),
+        (
+            &["--critical", &is, "--best-effort", &is],
+            &["two groups", &pid, "sleep"],
+        ),
+        (&[&mixed], &["group a", "in place"]),
+        (&[&user], &["no-such-user"]),
+        (&[&missing], &["comm=no-such-program"]),
+    ];
+    for (args, names) in cases {
+        for command in ["plan", "run"] {
+            let all = [&[command], args].concat();
+            run(&all).fails(2, &[names, &["nothing was changed"]].concat());
+        }
+    }
+    machine.unchanged("refused");
+    // For another machine nothing is looked for.
+    let there = ["plan", &missing, "--on", "sim"];
+    assert_eq!(run(&there).code, 0);
+}
+
+#[test]
+fn the_processes_are_shown_before_anything_is_done() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let cgroups = Cgroups::discover(&machine.kernel).unwrap();
+    let cpuset = cgroups.of(Controller::Cpuset).unwrap();
+    let unit = Folder::new(&cpuset.mount, "shown-of-a-test.service");
+    let (of_unit, alone, other) = (busy(), busy(), busy());
+    unit.take(of_unit.pid());
+    machine.remember();
+    let policy = format!(
+        "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 1\n\
+        match = [{{ unit = 'shown-of-a-test.service' }}, {{ pid = {} }}]\n\
+        [group.b]\nrole = 'best-effort'\nmatch = [{{ pid = {} }}]\n\
+        [group.c]\nrole = 'best-effort'\ncommand = ['sleep', '600']\n",
+        alone.pid(),
+        other.pid()
+    );
+    let policy = machine.file("p.toml", &policy);
+    let row = |text: &str, first: &str, what: &str| {
+        let mut lines = text.lines().map(str::trim_start);
+        let said = lines.any(|line| line.starts_with(first) && line.ends_with(what));
+        assert!(said, "{first} … {what}: {text}");
+    };
+    let all_said = |text: &str| {
+        row(text, &format!("{} ", of_unit.pid()), "changed in place");
+        row(
+            text,
+            &format!("{} ", alone.pid()),
+            "moved into quell.slice/a",
+        );
+        row(
+            text,
+            &format!("{} ", other.pid()),
+            "moved into quell.slice/b",
+        );
+        row(text, "- ", "started in quell.slice/c");
+    };
+    let planned = run(&["plan", &policy]);
+    assert_eq!(planned.code, 0, "{planned:?}");
+    all_said(&planned.out);
+    let json = run(&["plan", &policy, "--json"]).json();
+    let processes = json["processes"].as_array().unwrap();
+    let of = |pid: u32| processes.iter().find(|p| p["pid"] == pid).unwrap();
+    assert_eq!(of(of_unit.pid())["fate"], "in-place");
+    assert_eq!(of(of_unit.pid())["cgroup"], "/shown-of-a-test.service");
+    assert_eq!(of(other.pid())["fate"], "gathered");
+    machine.unchanged("planned");
+    let held = Running::start(quell().args(["run", &policy]));
+    eventually("it has its CPU", || allowed(alone.pid()).len() == 1);
+    held.signal(Signal::TERM);
+    all_said(&held.wait().err);
+    machine.unchanged("after the run");
+}
