@@ -10,6 +10,7 @@ pub mod demand;
 pub mod demo;
 pub mod events;
 pub mod measurement;
+pub mod now;
 pub mod owners;
 mod pages;
 pub mod preview;

@@ -24,5 +24,6 @@ mod planned;
 mod programs;
 mod speaks;
 mod stages;
+mod told;
 mod units;
 mod witnessed;
