@@ -40,6 +40,7 @@ mod units;
 mod unsettle;
 pub mod watchdog;
 pub mod ways;
+mod without;
 mod work;
 pub mod writer;
 

@@ -4,7 +4,7 @@ use quell_kernel::cgroup::{Cgroups, Controller};
 use rustix::process::Signal;
 
 use super::gathered::{Folder, allowed, busy};
-use crate::common::{Program, Running, eventually, machine, quell, run};
+use crate::common::{Program, Running, eventually, machine, quell, run, send, watchdog_of};
 
 #[test]
 fn plan_and_run_refuse_alike() {
@@ -105,4 +105,43 @@ fn the_processes_are_shown_before_anything_is_done() {
     held.signal(Signal::TERM);
     all_said(&held.wait().err);
     machine.unchanged("after the run");
+}
+
+/// The CPUs and promises of a plan that protects a process.
+fn planned(pid: u32) -> [serde_json::Value; 2] {
+    let plan = run(&["plan", "--critical", &format!("pid={pid}"), "--json"]).json();
+    [plan["groups"].clone(), plan["promises"].clone()]
+}
+
+#[test]
+fn a_plan_is_for_the_machine_without_quell() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let critical = busy();
+    machine.remember();
+    let pid = format!("pid={}", critical.pid());
+    let before = planned(critical.pid());
+    let held = Running::start(quell().args(["run", "--critical", &pid]));
+    eventually("it has its CPU", || allowed(critical.pid()).len() == 1);
+    assert_eq!(planned(critical.pid()), before, "during the run");
+    let said = run(&["plan", "--critical", &pid]).err;
+    assert!(said.contains(&format!("process {}", held.pid())), "{said}");
+    // Nobody is left to revert it.
+    let watchdog = watchdog_of(held.pid()).unwrap();
+    send(watchdog, Signal::STOP);
+    held.signal(Signal::KILL);
+    send(watchdog, Signal::KILL);
+    held.wait();
+    assert_eq!(allowed(critical.pid()).len(), 1, "nothing was reverted");
+    assert_eq!(planned(critical.pid()), before, "after both were killed");
+    let said = run(&["plan", "--critical", &pid]).err;
+    assert!(said.contains("quell restore"), "{said}");
+    let told = run(&["status"]);
+    assert_eq!(told.code, 3, "{told:?}");
+    let lost = |line: &str| line.trim_start().starts_with("LOST");
+    assert!(told.out.lines().any(lost), "{told:?}");
+    assert!(!told.out.lines().any(|l| l.contains(" holds")), "{told:?}");
+    assert_eq!(run(&["restore"]).code, 0);
+    machine.unchanged("restored");
 }
