@@ -30,6 +30,7 @@ use crate::change::JournaledWriter;
 use crate::fault;
 use crate::group_cgroups::{self, CgroupDir, GroupCgroups};
 use crate::host::Host;
+use crate::placement;
 
 /// The most passes over newborn tasks of the root cgroup.
 const ROUNDS: u32 = 20;
@@ -470,7 +471,7 @@ fn movable(
                 continue;
             };
             any = true;
-            if let Some(entry) = group_cgroups::custom_affinity_than(files, top, stat.id) {
+            if let Some(entry) = placement::custom_affinity(files, top, stat.id) {
                 if let Undo::Affinity { old, .. } = &entry {
                     batch
                         .custom
