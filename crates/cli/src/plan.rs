@@ -10,7 +10,7 @@ use quell_plan::inventory::Inventory;
 use quell_plan::planner::Solos;
 use quell_policy::Policy;
 use quell_policy::lab::Guest;
-use quell_record::preview::{Preview, Process};
+use quell_record::preview::{Met, Preview};
 use quell_types::refusal::{Cause, Refusal, Remedy};
 use quell_types::text::place_of;
 
@@ -153,10 +153,10 @@ fn helps(remedy: &Remedy, options: bool) -> String {
     }
 }
 
-/// A plan as `quell plan` prints it, with the processes that it meets and what to do next.
+/// A plan as `quell plan` prints it, with what it meets and what to do next.
 fn printed(
     plan: &Planned,
-    processes: &[Process],
+    met: &Met,
     path: Option<&Path>,
     steps: bool,
     style: quell_report::Style,
@@ -165,7 +165,7 @@ fn printed(
         true => quell_report::plan_steps_text(plan, style),
         false => quell_report::plan_text(plan, style),
     };
-    let text = text + &quell_report::processes_text(processes, style);
+    let text = text + &quell_report::preview_text(met, style);
     let how = if steps { "" } else { ", `--steps` shows how" };
     let run = match path {
         Some(path) => format!("`quell run {}`", path.display()),
@@ -175,7 +175,7 @@ fn printed(
         true => format!("{run} would change nothing."),
         false => format!("Nothing is changed yet. {run} does this{how}."),
     };
-    let blank = if plan.acts.is_empty() || steps || !processes.is_empty() {
+    let blank = if plan.acts.is_empty() || steps || *met != Met::default() {
         "\n"
     } else {
         ""
@@ -243,20 +243,20 @@ pub fn run(args: &Plan) -> Result {
     let solos = crate::kept::solos(&policy, &machine, &args.on, &BTreeMap::new());
     let plan = quell_plan::planner::plan_beside(&policy, &machine, &solos)
         .map_err(|all| refused(&all, args.policy.as_deref(), args.all))?;
-    let processes = match here {
+    let met = match here {
         true => preview::look(&policy, &plan, &preview::commands(&policy))?,
-        false => Vec::new(),
+        false => Met::default(),
     };
     quell_kernel::signals::end_with_the_reader();
     if args.json {
-        let all = Preview { plan, processes };
+        let all = Preview { plan, met };
         println!("{}", serde_json::to_string_pretty(&all).map_err(failed)?);
     } else {
         print!(
             "{}",
             printed(
                 &plan,
-                &processes,
+                &met,
                 args.policy.as_deref(),
                 args.steps,
                 crate::terminal::style()

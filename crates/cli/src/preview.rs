@@ -1,16 +1,22 @@
-//! The processes that a plan meets on this machine, for the table of `plan` and `run`.
+//! What a plan meets on this machine, for the tables of `plan` and `run`: the processes of its
+//! groups, and limits on the critical ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
+use quell_kernel::cgroup_limits::{Limit, limits};
 use quell_kernel::error::Result as Read;
 use quell_kernel::procfs;
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::tasks::{Assigned, Matcher, assign, cgroups_of};
 use quell_plan::{Plan, Setting};
-use quell_policy::{Group, Policy};
+use quell_policy::{Group, Policy, Role};
 use quell_record::backend::{Program, SubjectSpec};
-use quell_record::preview::{Fate, Process};
+use quell_record::preview::{Fate, LimitAbove, Met, Process};
+use quell_types::ids::GroupId;
 use quell_types::task::TaskMatch;
+use quell_types::units::Share;
+use quell_types::witness::Amount;
 
 use crate::exit::{Failure, Result, failed, usage};
 
@@ -53,14 +59,91 @@ pub fn assigned(files: &dyn Files, policy: &Policy) -> Result<Assigned> {
     assign(files, &matchers, &BTreeSet::new()).map_err(refused)
 }
 
-/// The processes of all groups, and what the plan does to each; `launched` are the programs that
-/// the run starts. Empty without root, which cannot see all processes.
-pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Vec<Process>> {
+/// The processes of all groups with what the plan does to each, and limits on critical groups that
+/// it does not lift; `launched` are the programs that the run starts. Empty without root, which
+/// cannot see all processes.
+pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Met> {
     if !quell_kernel::is_root() {
-        return Ok(Vec::new());
+        return Ok(Met::default());
     }
     let files = Kernel::new().map_err(failed)?;
-    let mut assigned = assigned(&files, policy)?;
+    let cgroups = Cgroups::discover(&files).map_err(failed)?;
+    let processes = processes(&files, policy, plan, launched)?;
+    let critical = policy
+        .groups
+        .iter()
+        .filter(|(_, g)| g.role == Role::Critical);
+    let mut limits = Vec::new();
+    for (name, _) in critical {
+        let own = processes.iter().filter(|process| process.group == *name);
+        let dirs = dirs(&files, &cgroups, own).map_err(failed)?;
+        let cpus = plan.groups.iter().find(|group| group.name == *name);
+        let cpus = cpus.map_or(0, |group| group.cpus.len());
+        limits.extend(limits_on(&files, name, cpus, &dirs));
+    }
+    Ok(Met { processes, limits })
+}
+
+/// The cgroups that processes stay in, each with its hierarchy.
+fn dirs<'c, 'p>(
+    files: &dyn Files,
+    cgroups: &'c Cgroups,
+    processes: impl Iterator<Item = &'p Process>,
+) -> Read<BTreeMap<String, &'c Hierarchy>> {
+    let mut all = BTreeMap::new();
+    for process in processes {
+        for hierarchy in &cgroups.hierarchies {
+            let moved = hierarchy.version == Version::V2 || {
+                let moves = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
+                let mut names = moves.iter().map(|c| c.name());
+                names.any(|name| hierarchy.controllers.iter().any(|c| c == name))
+            };
+            let Some(pid) = process
+                .pid
+                .filter(|_| !moved || process.fate != Fate::Gathered)
+            else {
+                continue;
+            };
+            if let Some(dir) = hierarchy.dir_of(files, pid)? {
+                all.insert(dir, hierarchy);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The limits on these cgroups and above them. A quota of as much as the group's CPUs is none.
+fn limits_on(
+    files: &dyn Files,
+    group: &GroupId,
+    cpus: usize,
+    dirs: &BTreeMap<String, &Hierarchy>,
+) -> Vec<LimitAbove> {
+    let found = dirs
+        .iter()
+        .flat_map(|(dir, hierarchy)| limits(files, hierarchy, dir));
+    let each: BTreeMap<String, Limit> = found.map(|limit| (limit.file.clone(), limit)).collect();
+    let enough = Share::percent(100 * cpus as u64);
+    let limits = each.into_values().filter(|limit| match limit.gets {
+        Amount::CpuTime(share) => share < enough,
+        Amount::Memory(_) => true,
+    });
+    let above = |limit: Limit| LimitAbove {
+        group: group.clone(),
+        file: limit.file,
+        value: limit.value,
+        gets: limit.gets,
+    };
+    limits.map(above).collect()
+}
+
+fn processes(
+    files: &Kernel,
+    policy: &Policy,
+    plan: &Plan,
+    launched: &[SubjectSpec],
+) -> Result<Vec<Process>> {
+    let mut assigned = assigned(files, policy)?;
     let mut all = Vec::new();
     for (name, group) in &policy.groups {
         let gathered = plan.steps.iter().any(|step| {
@@ -70,8 +153,8 @@ pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Ve
         all.extend(started.filter_map(|subject| started_by(subject, gathered)));
         for stat in assigned.remove(name).unwrap_or_default() {
             let pid = stat.id.pid;
-            let lies = procfs::memberships(&files, &pid.to_string()).map_err(failed)?;
-            let named = in_place(&files, group, &stat).map_err(failed)?;
+            let lies = procfs::memberships(files, &pid.to_string()).map_err(failed)?;
+            let named = in_place(files, group, &stat).map_err(failed)?;
             let meant = |path: &str| named.iter().any(|cgroup| path.starts_with(cgroup.as_str()));
             // In the hierarchies without a cgroup of its own it is in the root.
             let paths = lies.into_iter().map(|place| place.path);

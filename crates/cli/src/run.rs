@@ -138,9 +138,9 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         (true, false) => Until::All,
         (true, true) => Until::Stop,
     };
-    let processes = preview::look(policy, &plan, subjects)?;
+    let met = preview::look(policy, &plan, subjects)?;
     let mut told = Messages::new(&plan, policy, subjects, until, args.quiet, folder);
-    told.show_plan(&processes);
+    told.show_plan(&met);
     let how = HoldOptions {
         on_drift: policy.on_drift,
     };

@@ -3,6 +3,7 @@
 
 use quell_plan::Plan;
 use quell_types::ids::GroupId;
+use quell_types::witness::Amount;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,33 @@ pub struct Process {
     pub fate: Fate,
 }
 
+/// A limit on a group, which the plan does not lift.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct LimitAbove {
+    /// Name of the group.
+    pub group: GroupId,
+    /// Path of the file, of a cgroup of the group or one above it.
+    pub file: String,
+    /// Its content. In v1 quota and period, as v2 shows them.
+    pub value: String,
+    /// What all processes below that cgroup get together, at most.
+    pub gets: Amount,
+}
+
+/// What a plan meets on the machine that it was made for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Met {
+    /// The processes of all groups. Absent where no process was looked for: for another machine,
+    /// or without root.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub processes: Vec<Process>,
+    /// Limits of CPU time and memory on the critical groups.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub limits: Vec<LimitAbove>,
+}
+
 /// A plan, with what it meets on the machine it was made for: what `quell plan --json` prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -45,8 +73,7 @@ pub struct Preview {
     /// The plan.
     #[serde(flatten)]
     pub plan: Plan,
-    /// The processes of all groups. Absent where no process was looked for: for another machine,
-    /// or without root.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub processes: Vec<Process>,
+    /// What it meets.
+    #[serde(flatten)]
+    pub met: Met,
 }

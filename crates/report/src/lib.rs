@@ -52,7 +52,7 @@ pub use owners::owners_text;
 pub use partitions::colour_lines;
 pub use perfetto::perfetto;
 pub use plan::{plan_steps_text, plan_text};
-pub use preview::processes_text;
+pub use preview::preview_text;
 pub use profile::profile_text;
 pub use published::published_faults;
 pub use status::status_text;

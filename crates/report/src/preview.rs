@@ -1,6 +1,6 @@
-//! The processes that a plan meets, as a table.
+//! The processes that a plan meets, as a table, and the limits on critical groups.
 
-use quell_record::preview::{Fate, Process};
+use quell_record::preview::{Fate, LimitAbove, Met, Process};
 
 use crate::text::{Style, Table, TableCell, Tone, thousands};
 
@@ -30,9 +30,29 @@ fn what(process: &Process) -> String {
     }
 }
 
-/// The processes of all groups: the first of each, and how many more there are. Empty without any.
+/// What a plan meets. Empty where it meets nothing.
 #[must_use]
-pub fn processes_text(processes: &[Process], style: Style) -> String {
+pub fn preview_text(met: &Met, style: Style) -> String {
+    processes(&met.processes, style) + &limits(&met.limits, style)
+}
+
+fn limits(limits: &[LimitAbove], style: Style) -> String {
+    if limits.is_empty() {
+        return String::new();
+    }
+    let mut out = format!("\n{}\n", style.paint(Tone::Title, "Limits that stay"));
+    for limit in limits {
+        let text = format!(
+            "{}: {} is {}: at most {}, whatever the plan promises",
+            limit.group, limit.file, limit.value, limit.gets
+        );
+        out.push_str(&style.wrap("  ", "    ", &text));
+    }
+    out
+}
+
+/// The processes of all groups: the first of each, and how many more there are.
+fn processes(processes: &[Process], style: Style) -> String {
     if processes.is_empty() {
         return String::new();
     }
@@ -72,6 +92,9 @@ pub fn processes_text(processes: &[Process], style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
+    use quell_types::units::Share;
+    use quell_types::witness::Amount;
+
     use super::*;
 
     fn process(group: &str, pid: u32, cgroup: &str, fate: Fate) -> Process {
@@ -100,8 +123,31 @@ Processes
   …                                      b      3 more
   -    x        -                        c      started in quell.slice/c
 ";
-        assert_eq!(processes_text(&all, Style::default()), wanted);
-        assert_eq!(processes_text(&[], Style::default()), "");
+        assert_eq!(processes(&all, Style::default()), wanted);
+        assert_eq!(preview_text(&Met::default(), Style::default()), "");
+    }
+
+    #[test]
+    fn a_limit_is_named_by_its_file_with_what_it_leaves() {
+        let limit = LimitAbove {
+            group: "db".to_owned(),
+            file: "/sys/fs/cgroup/db.service/cpu.max".to_owned(),
+            value: "20000 100000".to_owned(),
+            gets: Amount::CpuTime(Share::percent(20)),
+        };
+        let met = Met {
+            processes: Vec::new(),
+            limits: vec![limit],
+        };
+        let style = Style {
+            width: 200,
+            ..Style::default()
+        };
+        let wanted = "
+Limits that stay
+  db: /sys/fs/cgroup/db.service/cpu.max is 20000 100000: at most 20% of a CPU, whatever the plan promises
+";
+        assert_eq!(preview_text(&met, style), wanted);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use quell_policy::{Policy, Role};
 use quell_record::account::Account;
 use quell_record::backend::{Program, SubjectSpec};
 use quell_record::events::{CpuTimes, Decision, Event, Phase};
-use quell_record::preview::Process;
+use quell_record::preview::Met;
 use quell_record::quanta::Quantum;
 use quell_report::{Ends, closing, holding_line, status_line};
 use quell_types::cpuset::CpuId;
@@ -110,11 +110,11 @@ impl<'p> Messages<'p> {
         say(text);
     }
 
-    pub fn show_plan(&self, processes: &[Process]) {
+    pub fn show_plan(&self, met: &Met) {
         if !self.quiet {
             let style = crate::terminal::error_style();
             let text = quell_report::plan_text(self.plan, style);
-            let text = text + &quell_report::processes_text(processes, style);
+            let text = text + &quell_report::preview_text(met, style);
             let _ = std::io::stderr().write_all(text.as_bytes());
         }
     }

@@ -1,6 +1,8 @@
 //! What `quell plan` says of this machine is what `quell run` does.
 
-use quell_kernel::cgroup::{Cgroups, Controller};
+use std::fs;
+
+use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use rustix::process::Signal;
 
 use super::gathered::{Folder, allowed, busy};
@@ -105,6 +107,55 @@ fn the_processes_are_shown_before_anything_is_done() {
     held.signal(Signal::TERM);
     all_said(&held.wait().err);
     machine.unchanged("after the run");
+}
+
+#[test]
+fn a_limit_on_the_critical_program_is_told_beforehand() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let cgroups = Cgroups::discover(&machine.kernel).unwrap();
+    let cpu = cgroups.of(Controller::Cpu).unwrap();
+    let above = Folder::new(&cpu.mount, "limited-of-a-test.slice");
+    let path = above.0.to_str().unwrap().to_owned();
+    let (file, value) = match cpu.version {
+        Version::V1 => (format!("{path}/cpu.cfs_quota_us"), "20000"),
+        Version::V2 => (format!("{path}/cpu.max"), "20000 100000"),
+    };
+    fs::write(&file, value).unwrap();
+    let unit = Folder::new(&path, "limited-of-a-test.service");
+    let critical = busy();
+    unit.take(critical.pid());
+    machine.remember();
+    let args = [
+        "--critical",
+        "unit=limited-of-a-test.service",
+        "--cpus",
+        "1",
+    ];
+    let wanted = format!("critical: {file} is 20000 100000: at most 20% of a CPU");
+    let plan = run(&[&["plan"], &args[..]].concat());
+    assert_eq!(plan.code, 0, "{plan:?}");
+    // Lines are wrapped.
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&plan.out).contains(&wanted), "{plan:?}");
+    let json = run(&[&["plan", "--json"], &args[..]].concat()).json();
+    assert_eq!(json["limits"][0]["gets"]["cpu-time"], "20%", "{json}");
+    machine.unchanged("planned");
+    let held = Running::start(quell().arg("run").args(args));
+    eventually("it has its CPU", || allowed(critical.pid()).len() == 1);
+    held.signal(Signal::TERM);
+    let done = held.wait();
+    assert!(words(&done.err).contains(&wanted), "{done:?}");
+    machine.unchanged("after the run");
+    // Moved out of it, the program has no quota.
+    let pid = format!("pid={}", critical.pid());
+    let moved = run(&["plan", "--critical", &pid, "--json"]).json();
+    let cpu_time = |limit: &serde_json::Value| limit["gets"].get("cpu-time").is_some();
+    let limits = moved["limits"].as_array().cloned().unwrap_or_default();
+    assert!(!limits.iter().any(cpu_time), "{moved}");
+    // Its cgroup goes before the one above it.
+    drop((critical, unit));
 }
 
 /// The CPUs and promises of a plan that protects a process.
