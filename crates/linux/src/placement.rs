@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use quell_kernel::cgroup::{Hierarchy, effective_cpus};
 use quell_kernel::error::Result;
 use quell_kernel::root::{Files, gone};
-use quell_kernel::{cgroup_tree, procfs};
+use quell_kernel::{cgroup_tree, procfs, topology};
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::{OwnCpus, Undo};
 use quell_types::task::TaskId;
+
+use crate::change::JournaledWriter;
 
 /// The most passes over the threads of a cgroup. A thread that is born while its parent still has
 /// the CPU of its turn is found by the next pass.
@@ -104,6 +106,37 @@ pub(crate) fn process(
     // The last entry is reverted first: a cpuset that a thread enters overwrites its affinity.
     affinities.extend(moves);
     Ok(affinities)
+}
+
+/// Records the affinities of all threads in a cgroup and below it, where a change of its cpuset may
+/// widen them for good.
+///
+/// # Errors
+/// [`quell_kernel::error::Error::File`] and
+/// [`quell_kernel::error::Error::Malformed`].
+pub(crate) fn keep(
+    writer: &mut JournaledWriter<'_>,
+    hierarchy: &Hierarchy,
+    dir: &str,
+) -> Result<()> {
+    if !topology::widens_affinities(writer.files)? {
+        return Ok(());
+    }
+    let mut entries = Vec::new();
+    for dir in cgroup_tree::tree(writer.files, dir) {
+        let Some(usual) = usual(writer.files, hierarchy, &dir) else {
+            continue;
+        };
+        for tid in cgroup_tree::threads_in(writer.files, &dir) {
+            if writer.files.affinity(tid).map_or(true, |own| own == usual) {
+                continue;
+            }
+            // What the kernel binds stays where it is.
+            let stat = procfs::stat(writer.files, tid)?.filter(|s| !s.bound());
+            entries.extend(stat.and_then(|s| custom_affinity(writer.files, &usual, s.id)));
+        }
+    }
+    writer.journal.record_all(&entries)
 }
 
 /// Gives a thread its `old` CPUs back, where it still has the `new` ones.

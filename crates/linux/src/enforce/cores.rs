@@ -149,6 +149,9 @@ pub fn confine(
     let alone = exclusive && places.len() == 1;
     let mut partitions = 0;
     for place in &places {
+        if !place.ours {
+            placement::keep(writer, &place.hierarchy, &place.dir)?;
+        }
         if place.hierarchy.version == Version::V1 && !place.ours {
             let tree = narrow::narrowing(writer.files, &place.dir, What::Cpus, cpus, &[])?;
             narrow::apply(writer, &tree)?;
@@ -203,6 +206,8 @@ fn partition(
         ));
     }
     let mark = writer.journal.mark();
+    // Every other cgroup loses these CPUs.
+    placement::keep(writer, &place.hierarchy, &place.hierarchy.mount)?;
     let tried = (|| -> Result<String> {
         for dir in ancestors(&place.hierarchy.mount, &place.dir) {
             let path = format!("{dir}/cpuset.cpus.exclusive");
