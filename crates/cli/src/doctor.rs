@@ -90,6 +90,7 @@ pub fn run(args: &Doctor) -> Result {
             measured: inventory.measured.clone(),
             // One that does not hold was reported when the machine was read.
             address_map: declared::find(&inventory).unwrap_or(None),
+            ..Before::default()
         };
         let capture = capture::take(before).map_err(failed)?;
         std::fs::write(file, capture.to_string())

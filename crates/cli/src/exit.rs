@@ -16,6 +16,8 @@ pub enum Exit {
     NotHeld,
     /// 4: whether promises hold cannot be told.
     Unseen,
+    /// 5: no run is active.
+    Inactive,
     /// A launched command's status, passed through; also 125-127 as `env` has them.
     Status(i32),
 }
@@ -28,6 +30,7 @@ impl From<Exit> for ExitCode {
             Exit::Usage => 2,
             Exit::NotHeld => 3,
             Exit::Unseen => 4,
+            Exit::Inactive => 5,
             Exit::Status(status) => u8::try_from(status & 0xff).unwrap_or(1),
         })
     }

@@ -189,11 +189,16 @@ pub fn running(
     Ok(pids)
 }
 
-/// Says that another Quell has changed the machine that is being described.
+/// Says that another Quell has changed the machine that is being described, or has left changes.
 pub fn tell_holder() {
-    if let Some(pid) = quell_linux::lock::Lock::holder(Path::new(RUN_ROOT)) {
+    let root = Path::new(RUN_ROOT);
+    if let Some(pid) = quell_linux::lock::Lock::holder(root) {
         eprintln!(
-            "quell: note: another Quell (process {pid}) has changed this machine; what follows describes the changed state"
+            "quell: note: another Quell (process {pid}) is active; its CPUs are counted as free again"
+        );
+    } else if quell_linux::restore::folders(root).is_ok_and(|left| !left.is_empty()) {
+        eprintln!(
+            "quell: note: a run that was killed has left changes; its CPUs are counted as free again; `quell restore` reverts them"
         );
     }
 }

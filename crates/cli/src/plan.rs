@@ -10,14 +10,15 @@ use quell_plan::inventory::Inventory;
 use quell_plan::planner::Solos;
 use quell_policy::Policy;
 use quell_policy::lab::Guest;
+use quell_record::preview::{Met, Preview};
 use quell_types::refusal::{Cause, Refusal, Remedy};
 use quell_types::text::place_of;
 
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::lab_exec::{self, Bundle};
-use crate::machine;
 use crate::named::{BEST_EFFORT, CRITICAL, Named};
 use crate::target::On;
+use crate::{found, guest, machine, preview};
 use std::path::PathBuf;
 
 /// `quell plan`
@@ -152,12 +153,19 @@ fn helps(remedy: &Remedy, options: bool) -> String {
     }
 }
 
-/// A plan as `quell plan` prints it, with what to do next.
-fn printed(plan: &Planned, path: Option<&Path>, steps: bool, style: quell_report::Style) -> String {
+/// A plan as `quell plan` prints it, with what it meets and what to do next.
+fn printed(
+    plan: &Planned,
+    met: &Met,
+    path: Option<&Path>,
+    steps: bool,
+    style: quell_report::Style,
+) -> String {
     let text = match steps {
         true => quell_report::plan_steps_text(plan, style),
         false => quell_report::plan_text(plan, style),
     };
+    let text = text + &quell_report::preview_text(met, style);
     let how = if steps { "" } else { ", `--steps` shows how" };
     let run = match path {
         Some(path) => format!("`quell run {}`", path.display()),
@@ -167,7 +175,7 @@ fn printed(plan: &Planned, path: Option<&Path>, steps: bool, style: quell_report
         true => format!("{run} would change nothing."),
         false => format!("Nothing is changed yet. {run} does this{how}."),
     };
-    let blank = if plan.acts.is_empty() || steps {
+    let blank = if plan.acts.is_empty() || steps || *met != Met::default() {
         "\n"
     } else {
         ""
@@ -200,6 +208,11 @@ pub fn run(args: &Plan) -> Result {
         return lab_exec::call(&Guest::default(), profile.as_ref(), &args.lab, bundle);
     }
     lab_exec::unasked(&args.lab)?;
+    // For a machine of the lab that was booted for the plan no program runs there.
+    let here = args.on == On::Linux && args.machine.is_none() && guest::command_line().is_none();
+    if here {
+        found::critical(&policy, false, true)?;
+    }
     let machine = match &args.machine {
         Some(file) => {
             let mut machine = captured(file)?;
@@ -208,7 +221,7 @@ pub fn run(args: &Plan) -> Result {
         }
         None if args.on != On::Linux => args.on.measured(0, NonZeroUsize::MIN)?.1,
         // A machine that was just booted was never measured.
-        None if args.measure || crate::guest::guest().is_some() => {
+        None if args.measure || guest::guest().is_some() => {
             lacks_no_rights(&policy, args)?;
             let mut machine = machine::measured()?.1;
             machine::measure_rest(&policy, &mut machine)?;
@@ -230,14 +243,20 @@ pub fn run(args: &Plan) -> Result {
     let solos = crate::kept::solos(&policy, &machine, &args.on, &BTreeMap::new());
     let plan = quell_plan::planner::plan_beside(&policy, &machine, &solos)
         .map_err(|all| refused(&all, args.policy.as_deref(), args.all))?;
+    let met = match here {
+        true => preview::look(&policy, &plan, &preview::commands(&policy))?,
+        false => Met::default(),
+    };
     quell_kernel::signals::end_with_the_reader();
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&plan).map_err(failed)?);
+        let all = Preview { plan, met };
+        println!("{}", serde_json::to_string_pretty(&all).map_err(failed)?);
     } else {
         print!(
             "{}",
             printed(
                 &plan,
+                &met,
                 args.policy.as_deref(),
                 args.steps,
                 crate::terminal::style()

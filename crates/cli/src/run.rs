@@ -1,10 +1,8 @@
 //! `quell run`: from a policy file, or from what the options name.
 
-mod found;
 mod live;
 mod messages;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use quell_engine::folder::Folder;
@@ -19,9 +17,9 @@ use quell_types::units::Nanos;
 
 use crate::exit::{Exit, Failure, Result, failed, usage};
 use crate::lab_exec::{self, Bundle};
-use crate::machine;
 use crate::named::Named;
 use crate::target::On;
+use crate::{found, machine, preview};
 use messages::Messages;
 use std::path::PathBuf;
 
@@ -140,8 +138,9 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         (true, false) => Until::All,
         (true, true) => Until::Stop,
     };
+    let met = preview::look(policy, &plan, subjects)?;
     let mut told = Messages::new(&plan, policy, subjects, until, args.quiet, folder);
-    told.show_plan();
+    told.show_plan(&met);
     let how = HoldOptions {
         on_drift: policy.on_drift,
     };
@@ -205,21 +204,9 @@ fn subjects(
     launched: Option<&str>,
     command: &[String],
 ) -> Result<Vec<SubjectSpec>> {
-    let spec = |group: &str, command: &[String]| SubjectSpec {
-        name: group.to_owned(),
-        group: group.to_owned(),
-        program: Program::Command(command.to_vec()),
-        cpus: None,
-        env: BTreeMap::new(),
-        capture: false,
-    };
-    let mut all: Vec<SubjectSpec> = policy
-        .groups
-        .iter()
-        .filter_map(|(name, group)| group.command.as_deref().map(|command| spec(name, command)))
-        .collect();
+    let mut all = preview::commands(policy);
     match launched {
-        Some(group) => all.insert(0, spec(group, command)),
+        Some(group) => all.insert(0, preview::subject(group, command)),
         None if policy
             .groups
             .values()

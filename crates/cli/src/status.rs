@@ -1,5 +1,7 @@
 //! `quell status` and `quell restore`
 
+mod groups;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -13,6 +15,7 @@ use quell_linux::lock::Lock;
 use quell_linux::restore as undo;
 use quell_plan::{Plan, Setting};
 use quell_record::events::Declared;
+use quell_record::now::{GroupNow, PromiseNow};
 use quell_record::standing::Standing;
 use quell_types::ids::GroupId;
 use quell_types::units::Nanos;
@@ -21,6 +24,7 @@ use serde::de::DeserializeOwned;
 
 use crate::exit::{Exit, Result, failed};
 use crate::machine::RUN_ROOT;
+use groups::RunFolder;
 
 /// `quell status`
 #[derive(Debug, clap::Args)]
@@ -49,7 +53,13 @@ struct Run {
     holds: bool,
     state: Word,
     why: String,
-    changes: usize,
+    /// Entries of its undo record. Absent where that cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changes: Option<usize>,
+    groups: Vec<GroupNow>,
+    promises: Vec<PromiseNow>,
+    /// Values that another program has changed.
+    drift: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Plan>,
     throttled: Vec<Cpu>,
@@ -69,9 +79,17 @@ struct Cpu {
 
 /// Tells what is applied and whether it holds.
 pub fn run(args: &Status) -> Result {
+    let dirs = match undo::folders(Path::new(RUN_ROOT)) {
+        Err(Error::File { source, .. }) if source.kind() == ErrorKind::PermissionDenied => {
+            eprintln!("quell: {RUN_ROOT} is for root to see; call it with sudo");
+            return Ok(Exit::Unseen);
+        }
+        dirs => dirs.map_err(failed)?,
+    };
+    let kernel = Kernel::new().map_err(failed)?;
     let mut runs = Vec::new();
-    for dir in undo::folders(Path::new(RUN_ROOT)).map_err(failed)? {
-        runs.push(read(&dir)?);
+    for dir in dirs {
+        runs.push(read(&kernel, &dir, !args.json)?);
     }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&runs).map_err(failed)?);
@@ -80,6 +98,9 @@ pub fn run(args: &Status) -> Result {
     }
     if !args.json {
         runs.iter().for_each(show);
+    }
+    if runs.is_empty() {
+        return Ok(Exit::Inactive);
     }
     let any = |word| runs.iter().any(|run| run.state == word);
     Ok(match (any(Word::Lost), any(Word::Unseen)) {
@@ -97,6 +118,32 @@ fn json<T: DeserializeOwned>(path: &Path) -> std::result::Result<Option<T>, Stri
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(told(&e)),
     }
+}
+
+/// What a run's groups and promises are now.
+#[derive(Default)]
+struct Now {
+    groups: Vec<GroupNow>,
+    promises: Vec<PromiseNow>,
+    drift: Vec<String>,
+}
+
+fn now(kernel: &Kernel, run: &RunFolder<'_>, sample: bool) -> Result<Now> {
+    let members = groups::members(kernel, run.plan).map_err(failed)?;
+    let promises = run.promises();
+    let drift = run.drifted(kernel);
+    let mut all = run.groups(&promises, &members, &drift);
+    if sample && !members.is_empty() {
+        let used = groups::used(kernel, &members);
+        for group in &mut all {
+            group.used = used.get(&group.group).copied();
+        }
+    }
+    Ok(Now {
+        groups: all,
+        promises,
+        drift: drift.into_values().flatten().collect(),
+    })
 }
 
 /// Whether the heartbeat of a run goes on, and why.
@@ -127,9 +174,12 @@ fn beats(lease: &std::result::Result<Lease, Error>) -> (Word, String) {
     (word, why.to_owned())
 }
 
-fn read(dir: &Path) -> Result<Run> {
+/// Reads a run's folder, and what the kernel says of its groups; `sample`: also how much CPU time
+/// they use, which takes a moment.
+fn read(kernel: &Kernel, dir: &Path, sample: bool) -> Result<Run> {
     let lease = Lease::open(&dir.join(lease::FILE));
-    let (mut state, mut why) = beats(&lease);
+    let (beat, said) = beats(&lease);
+    let (mut state, mut why) = (beat, said.clone());
     let mut lose = |because: String, state: &mut Word| {
         if *state == Word::Holds {
             why = because;
@@ -148,6 +198,20 @@ fn read(dir: &Path) -> Result<Run> {
             &mut state,
         );
     }
+    let changes = undo::left_by(dir).ok();
+    let now = match &plan {
+        Some(plan) => {
+            let of = RunFolder {
+                dir,
+                plan,
+                standing: standing.as_ref(),
+                changes: changes.as_deref().unwrap_or_default(),
+                dead: (beat == Word::Lost).then_some(said.as_str()),
+            };
+            now(kernel, &of, sample)?
+        }
+        None => Now::default(),
+    };
     let plan = match (plan, &standing) {
         (Some(plan), Some(standing)) => Some(standing.over(&plan)),
         (plan, _) => plan,
@@ -189,7 +253,10 @@ fn read(dir: &Path) -> Result<Run> {
         holds: state == Word::Holds,
         state,
         why,
-        changes: undo::left_by(dir).map(|all| all.len()).unwrap_or(0),
+        changes: changes.map(|all| all.len()),
+        groups: now.groups,
+        promises: now.promises,
+        drift: now.drift,
         plan,
         throttled,
         declared: declared.unwrap_or_default(),
@@ -202,9 +269,18 @@ fn show(run: &Run) {
         Word::Lost => "DOES NOT HOLD",
         Word::Unseen => "CANNOT BE SEEN",
     };
+    let changes = match run.changes {
+        Some(n) => format!("has {n} entries"),
+        None => "cannot be read".to_owned(),
+    };
     println!(
-        "run {}: {word} ({}); its undo record has {} entries",
-        run.run, run.why, run.changes
+        "run {}: {word} ({}); its undo record {changes}",
+        run.run, run.why
+    );
+    let style = crate::terminal::style();
+    print!(
+        "{}",
+        quell_report::status_text(&run.groups, &run.promises, &run.drift, style)
     );
     for cpu in &run.throttled {
         println!(
@@ -217,12 +293,6 @@ fn show(run: &Run) {
     }
     for (group, declared) in &run.declared {
         println!("  group {group} says: {declared}");
-    }
-    if let Some(plan) = &run.plan {
-        print!(
-            "{}",
-            quell_report::plan_text(plan, crate::terminal::style())
-        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! How output is laid out, and how the command line is written down.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
 
 use quell_report::Style;
@@ -58,4 +58,9 @@ fn style_for(columns: Option<usize>) -> Style {
             .filter(|w| *w > 0)
             .map_or(usual, |w| w.clamp(NARROWEST, usual)),
     }
+}
+
+/// Writes a line. A terminal that is gone is no reason to fail: the run has to revert first.
+pub fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "quell: {text}");
 }

@@ -46,15 +46,17 @@ pub fn tasks(files: &dyn Files, dir: &str) -> Vec<u32> {
 /// The threads of the whole tree. Cgroups that are gone have none.
 #[must_use]
 pub fn threads(files: &dyn Files, dir: &str) -> Vec<u32> {
-    let mut all = Vec::new();
-    for dir in tree(files, dir) {
-        // The first file is of v1, the second of v2.
-        let lists = ["tasks", "cgroup.threads"].map(|name| files.read(&format!("{dir}/{name}")));
-        if let Some(text) = lists.into_iter().find_map(Result::ok) {
-            all.extend(listed(&text));
-        }
-    }
-    all
+    let all = tree(files, dir);
+    all.iter().flat_map(|dir| threads_in(files, dir)).collect()
+}
+
+/// The threads directly in a cgroup. One that is gone has none.
+#[must_use]
+pub fn threads_in(files: &dyn Files, dir: &str) -> Vec<u32> {
+    // The first file is of v1, the second of v2.
+    let lists = ["tasks", "cgroup.threads"].map(|name| files.read(&format!("{dir}/{name}")));
+    let text = lists.into_iter().find_map(Result::ok);
+    listed(&text.unwrap_or_default()).collect()
 }
 
 /// The processes of the whole tree. Cgroups that are gone have none.

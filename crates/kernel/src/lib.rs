@@ -8,6 +8,7 @@ pub mod affinity;
 mod arch;
 pub mod cached_file;
 pub mod cgroup;
+pub mod cgroup_limits;
 pub mod cgroup_tree;
 pub mod cpu_accounting;
 pub mod cpuinfo;

@@ -399,6 +399,19 @@ fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
     })
 }
 
+/// Whether a change of a cpuset may widen the affinity of a thread for good. Kernels before 6.2
+/// forget what a thread has set for itself. CPUs that were isolated at boot (`isolcpus`) are
+/// missing in the affinity that every thread inherits, and no kernel remembers that.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn widens_affinities(files: &dyn Files) -> Result<bool> {
+    let release = files.optional("/proc/sys/kernel/osrelease")?;
+    let number = release.as_deref().and_then(release_number);
+    let isolated = files.cpus(&format!("{CPUS}/isolated"))?;
+    Ok(number.is_some_and(|n| n < (6, 2)) || isolated.is_some_and(|cpus| !cpus.is_empty()))
+}
+
 /// Parses a release: `6.18.44-x` → (6, 18).
 pub fn release_number(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());

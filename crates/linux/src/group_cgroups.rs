@@ -19,12 +19,10 @@ use quell_kernel::error::{Error, Result};
 use quell_kernel::memory::Memory;
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::{Files, gone};
-use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
-use quell_types::task::TaskId;
 
 use crate::change::JournaledWriter;
-use crate::fault;
+use crate::{fault, placement};
 
 /// The parent of Quell's cgroups for groups of the usual weight.
 pub const SLICE: &str = "quell.slice";
@@ -508,12 +506,18 @@ fn enter_if(
             else {
                 continue;
             };
-            let affinity = || custom_affinity(writer.files, &place.hierarchy, &from, stat.id);
             if !leaves(writer.files, &from)? {
                 continue;
             }
-            // A move within a cgroup leaves the affinity as it is.
-            entries.extend(place.ours.then(affinity).flatten());
+            // A move within a cgroup leaves affinities as they are.
+            if place.ours {
+                entries.extend(match place.hierarchy.version {
+                    Version::V1 => {
+                        placement::thread(writer.files, &place.hierarchy, &from, stat.id)
+                    }
+                    Version::V2 => placement::process(writer.files, &place.hierarchy, &from, tid)?,
+                });
+            }
             entries.push(Undo::Move {
                 task: stat.id,
                 from,
@@ -544,37 +548,6 @@ fn enter_if(
         }
     }
     Ok(moving.len())
-}
-
-/// The entry that restores a task's affinity, which a v1 cpuset overwrites when the task enters it.
-/// Kernels since 6.2 remember what the task itself asked for; older ones forget it. It is recorded
-/// for both. It is restored if, after the move back, the task may run wherever its former cgroup
-/// may.
-pub(crate) fn custom_affinity(
-    files: &dyn Files,
-    hierarchy: &Hierarchy,
-    from: &str,
-    task: TaskId,
-) -> Option<Undo> {
-    if !hierarchy.controllers.iter().any(|c| c == "cpuset") {
-        return None;
-    }
-    let usual = effective_cpus(files, hierarchy, from).ok().flatten()?;
-    custom_affinity_than(files, &usual, task)
-}
-
-/// The same, where the CPUs of the task's former cgroup are known.
-pub(crate) fn custom_affinity_than(
-    files: &dyn Files,
-    usual: &CpuSet,
-    task: TaskId,
-) -> Option<Undo> {
-    let own = files.affinity(task.pid).ok()?;
-    (own != *usual).then_some(Undo::Affinity {
-        task,
-        old: own,
-        new: usual.clone(),
-    })
 }
 
 #[cfg(test)]

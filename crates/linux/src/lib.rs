@@ -13,7 +13,7 @@ pub mod colours;
 mod deputy;
 mod disks;
 pub mod dispatcher;
-mod drift;
+pub mod drift;
 pub mod enforce;
 pub mod fault;
 pub mod group_cgroups;
@@ -40,6 +40,7 @@ mod units;
 mod unsettle;
 pub mod watchdog;
 pub mod ways;
+mod without;
 mod work;
 pub mod writer;
 

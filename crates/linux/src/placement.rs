@@ -1,10 +1,16 @@
 //! The CPUs that threads had before Quell moved them, and how they get them back.
 
+use std::collections::BTreeMap;
+
+use quell_kernel::cgroup::{Hierarchy, effective_cpus};
+use quell_kernel::error::Result;
 use quell_kernel::root::{Files, gone};
-use quell_kernel::{cgroup_tree, procfs};
+use quell_kernel::{cgroup_tree, procfs, topology};
 use quell_types::cpuset::CpuSet;
-use quell_types::journal::OwnCpus;
+use quell_types::journal::{OwnCpus, Undo};
 use quell_types::task::TaskId;
+
+use crate::change::JournaledWriter;
 
 /// The most passes over the threads of a cgroup. A thread that is born while its parent still has
 /// the CPU of its turn is found by the next pass.
@@ -21,6 +27,118 @@ pub enum Back {
     Left(String),
 }
 
+/// The CPUs that tasks of a cgroup usually have. `None` where the hierarchy has no cpusets.
+fn usual(files: &dyn Files, hierarchy: &Hierarchy, dir: &str) -> Option<CpuSet> {
+    let cpusets = hierarchy.controllers.iter().any(|c| c == "cpuset");
+    cpusets
+        .then(|| effective_cpus(files, hierarchy, dir).ok().flatten())
+        .flatten()
+}
+
+/// The entry that restores a thread's affinity, which a v1 cpuset overwrites when the thread enters
+/// it. Kernels since 6.2 remember what the thread itself asked for; older ones forget it. It is
+/// recorded for both. It is restored if, after the move back, the thread may run wherever its
+/// former cgroup may.
+pub(crate) fn thread(
+    files: &dyn Files,
+    hierarchy: &Hierarchy,
+    from: &str,
+    task: TaskId,
+) -> Vec<Undo> {
+    let usual = usual(files, hierarchy, from);
+    let entry = usual.and_then(|usual| custom_affinity(files, &usual, task));
+    entry.into_iter().collect()
+}
+
+/// The same, where the CPUs of the thread's former cgroup are known.
+pub(crate) fn custom_affinity(files: &dyn Files, usual: &CpuSet, task: TaskId) -> Option<Undo> {
+    let own = files.affinity(task.pid).ok()?;
+    (own != *usual).then_some(Undo::Affinity {
+        task,
+        old: own,
+        new: usual.clone(),
+    })
+}
+
+/// The entries that restore what the threads of a v2 process have of their own, once the process is
+/// back in `from`: affinities, and cgroups below a "domain threaded" one. The process moves whole.
+///
+/// # Errors
+/// [`quell_kernel::error::Error::File`] and
+/// [`quell_kernel::error::Error::Malformed`].
+pub(crate) fn process(
+    files: &dyn Files,
+    hierarchy: &Hierarchy,
+    from: &str,
+    pid: u32,
+) -> Result<Vec<Undo>> {
+    let kind = files.optional(&format!("{from}/cgroup.type"))?;
+    let threaded = kind.is_some_and(|kind| kind.trim().ends_with("threaded"));
+    let mut all_usual = BTreeMap::new();
+    let (mut affinities, mut moves) = (Vec::new(), Vec::new());
+    for tid in procfs::threads(files, pid)? {
+        let dir = match threaded {
+            true => hierarchy.dir_of(files, tid)?,
+            false => None,
+        };
+        let dir = dir.unwrap_or_else(|| from.to_owned());
+        let usual = all_usual
+            .entry(dir.clone())
+            .or_insert_with(|| usual(files, hierarchy, &dir));
+        let custom = usual
+            .as_ref()
+            .filter(|usual| files.affinity(tid).is_ok_and(|own| own != **usual));
+        if custom.is_none() && dir == from {
+            continue;
+        }
+        let Some(stat) = procfs::thread_stat(files, pid, tid)? else {
+            continue;
+        };
+        affinities.extend(custom.and_then(|usual| custom_affinity(files, usual, stat.id)));
+        if dir != from {
+            moves.push(Undo::Move {
+                task: stat.id,
+                from: dir,
+                to: from.to_owned(),
+            });
+        }
+    }
+    // The last entry is reverted first: a cpuset that a thread enters overwrites its affinity.
+    affinities.extend(moves);
+    Ok(affinities)
+}
+
+/// Records the affinities of all threads in a cgroup and below it, where a change of its cpuset may
+/// widen them for good.
+///
+/// # Errors
+/// [`quell_kernel::error::Error::File`] and
+/// [`quell_kernel::error::Error::Malformed`].
+pub(crate) fn keep(
+    writer: &mut JournaledWriter<'_>,
+    hierarchy: &Hierarchy,
+    dir: &str,
+) -> Result<()> {
+    if !topology::widens_affinities(writer.files)? {
+        return Ok(());
+    }
+    let mut entries = Vec::new();
+    for dir in cgroup_tree::tree(writer.files, dir) {
+        let Some(usual) = usual(writer.files, hierarchy, &dir) else {
+            continue;
+        };
+        for tid in cgroup_tree::threads_in(writer.files, &dir) {
+            if writer.files.affinity(tid).map_or(true, |own| own == usual) {
+                continue;
+            }
+            // What the kernel binds stays where it is.
+            let stat = procfs::stat(writer.files, tid)?.filter(|s| !s.bound());
+            entries.extend(stat.and_then(|s| custom_affinity(writer.files, &usual, s.id)));
+        }
+    }
+    writer.journal.record_all(&entries)
+}
+
 /// Gives a thread its `old` CPUs back, where it still has the `new` ones.
 ///
 /// # Errors
@@ -30,7 +148,7 @@ pub fn put_thread_back(
     task: TaskId,
     old: &CpuSet,
     new: &CpuSet,
-) -> Result<Back, String> {
+) -> std::result::Result<Back, String> {
     if !procfs::alive(files, task) {
         return Ok(Back::Nothing);
     }
@@ -73,7 +191,7 @@ pub fn put_back(
     dir: &str,
     cpus: &CpuSet,
     own: &[OwnCpus],
-) -> Result<bool, String> {
+) -> std::result::Result<bool, String> {
     let mut changed = false;
     for _ in 0..PASSES {
         let threads = cgroup_tree::threads(files, dir);
@@ -94,7 +212,7 @@ pub fn put_threads_back(
     threads: &[u32],
     cpus: &CpuSet,
     own: &[OwnCpus],
-) -> Result<bool, String> {
+) -> std::result::Result<bool, String> {
     let mut changed = false;
     for tid in threads {
         let known = own.iter().find(|own| own.task.pid == *tid);

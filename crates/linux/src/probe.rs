@@ -44,6 +44,9 @@ pub struct Before {
     pub measured: Option<Measured>,
     /// The address map that a person has stated.
     pub address_map: Option<Declared>,
+    /// The CPUs that this process may use once no run has changed anything. Absent: those that it
+    /// may use now.
+    pub cpus: Option<CpuSet>,
 }
 
 /// Reads and tries what the machine offers.
@@ -57,7 +60,10 @@ pub fn probe(
     before: Before,
 ) -> Result<Probed> {
     let measured = before.measured;
-    let allowed = cgroups.own_cpus(files)?;
+    let allowed = match before.cpus {
+        Some(ref cpus) => Some(cpus.clone()),
+        None => cgroups.own_cpus(files)?,
+    };
     let shape = topology::read(files, allowed.as_ref())?;
     let cpus: CpuSet = shape.cpus.iter().map(|c| c.id).collect();
     let root = trials.root();

@@ -397,13 +397,14 @@ impl<'a> Work<'a> {
             Ok(_) => return Ok(false),
             Err(e) => return Err(e.to_string()),
         }
-        match self
-            .files
-            .write(&procs_file(self.files, from), &task.pid.to_string())
-        {
+        let file = self.entrance(from, task.pid);
+        match self.files.write(&file, &task.pid.to_string()) {
             Ok(()) => {
                 if let Some(members) = self.members.get_mut(from) {
                     members.insert(task.pid);
+                    if file.ends_with("/cgroup.procs") {
+                        members.extend(procfs::threads(self.files, task.pid).unwrap_or_default());
+                    }
                 }
                 if let Some(members) = self.members.get_mut(to) {
                     members.remove(&task.pid);
@@ -421,12 +422,27 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// The file through which a task goes back. On v2 a thread does so by itself only where the
+    /// cgroups are threaded, after its process.
+    fn entrance(&self, dir: &str, tid: u32) -> String {
+        let threads = format!("{dir}/cgroup.threads");
+        let process = procfs::process_of(self.files, tid).ok().flatten();
+        match process.is_some_and(|process| process != tid) && self.files.exists(&threads) {
+            true => threads,
+            false => procs_file(self.files, dir),
+        }
+    }
+
+    /// Whether a task is in a cgroup: a thread (v1), a process or a thread of its own place (v2).
     fn is_member(&mut self, dir: &'a str, tid: u32) -> bool {
         let files = self.files;
         let members = self.members.entry(dir).or_insert_with(|| {
-            tasks_in(files, dir)
-                .unwrap_or_default()
+            let threads = files.read(&format!("{dir}/cgroup.threads"));
+            let tasks = tasks_in(files, dir).unwrap_or_default();
+            let threads = threads.unwrap_or_default();
+            tasks
                 .into_iter()
+                .chain(cgroup_tree::listed(&threads))
                 .collect()
         });
         members.contains(&tid)

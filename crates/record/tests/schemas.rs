@@ -9,12 +9,12 @@
 
 use std::path::Path;
 
-use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
 use quell_policy::experiment::{Experiment, experiment_schema};
 use quell_policy::{policy_reference, policy_schema};
 use quell_record::demand::Profile;
 use quell_record::demo::DemoResult;
+use quell_record::preview::Preview;
 use schemars::{Schema, schema_for};
 use serde_json::Value;
 
@@ -50,7 +50,7 @@ fn the_experiment_schema_is_published() {
 
 #[test]
 fn the_plan_schema_is_published() {
-    schema("plan", &schema_for!(Plan));
+    schema("plan", &schema_for!(Preview));
 }
 
 #[test]

@@ -408,7 +408,7 @@ fn cut(text: &str, columns: usize) -> String {
 }
 
 /// A duration as text: `340 ms`, `3.2 s`, `47 s`, `3 min 20 s`, `1 h 05 min`.
-fn duration(time: Nanos) -> String {
+pub(crate) fn duration(time: Nanos) -> String {
     let (ms, seconds) = (time.0 / 1_000_000, time.0 / 1_000_000_000);
     match seconds {
         0 if ms < 1 => "under 1 ms".to_owned(),

@@ -45,7 +45,7 @@ fn answer(name: &str, path: &Path, machine: &Inventory) -> String {
         plan.map_err(|all| refused(&all, Some(path), true))
     });
     match planned {
-        Ok(plan) => printed(&plan, Some(&shown), true, eighty()),
+        Ok(plan) => printed(&plan, &Met::default(), Some(&shown), true, eighty()),
         Err(failure) => {
             let text = failure
                 .text
@@ -224,7 +224,13 @@ fn what_rests_on_assumed_rates_is_marked() {
         steps[0]["because"].as_str().unwrap().contains("(assumed)"),
         "{steps:?}"
     );
-    let text = printed(&plan, Some(&example), false, Style::default());
+    let text = printed(
+        &plan,
+        &Met::default(),
+        Some(&example),
+        false,
+        Style::default(),
+    );
     let batch = text.lines().find(|l| l.contains("batch: at most")).unwrap();
     assert!(batch.contains("(assumed)"), "{text}");
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -254,14 +260,26 @@ fn the_common_policy_takes_twenty_lines_of_eighty_columns() {
             continue;
         };
         planned += 1;
-        let text = printed(&plan, Some(Path::new("policy.toml")), false, eighty());
+        let text = printed(
+            &plan,
+            &Met::default(),
+            Some(Path::new("policy.toml")),
+            false,
+            eighty(),
+        );
         let wide = text.lines().find(|l| l.chars().count() > 80);
         assert_eq!(wide, None, "{name}:\n{text}");
         assert!(text.lines().count() <= 20, "{name}:\n{text}");
         let at = |title: &str| text.lines().position(|l| l == title);
         assert!(at("Promises") < at("Cost"), "{name}:\n{text}");
         assert_eq!(at("Steps"), None, "{name}:\n{text}");
-        let whole = printed(&plan, Some(Path::new("policy.toml")), true, eighty());
+        let whole = printed(
+            &plan,
+            &Met::default(),
+            Some(Path::new("policy.toml")),
+            true,
+            eighty(),
+        );
         assert!(whole.lines().any(|l| l == "Steps"), "{name}:\n{whole}");
     }
     assert_eq!(planned, 10, "all machines but the container");

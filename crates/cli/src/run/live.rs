@@ -13,11 +13,6 @@ const EVERY: Nanos = Nanos::millis(950);
 /// Back to the first column, and the line erased.
 const CLEAR: &str = "\r\x1b[2K";
 
-/// Writes a line. A terminal that is gone is no reason to fail: the run has to revert first.
-pub fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "quell: {text}");
-}
-
 /// The status line of a terminal.
 #[derive(Debug)]
 pub struct Live {

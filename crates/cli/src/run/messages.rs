@@ -11,6 +11,7 @@ use quell_policy::{Policy, Role};
 use quell_record::account::Account;
 use quell_record::backend::{Program, SubjectSpec};
 use quell_record::events::{CpuTimes, Decision, Event, Phase};
+use quell_record::preview::Met;
 use quell_record::quanta::Quantum;
 use quell_report::{Ends, closing, holding_line, status_line};
 use quell_types::cpuset::CpuId;
@@ -18,9 +19,10 @@ use quell_types::ids::{GroupId, PromiseId};
 use quell_types::units::Nanos;
 use quell_types::witness::Verdict;
 
-use super::found::spelled;
-use super::live::{Live, say};
+use super::live::Live;
 use crate::exit::Exit;
+use crate::found::spelled;
+use crate::terminal::say;
 
 /// The signal of a terminal that has gone (SIGHUP).
 const HANGUP: i32 = 1;
@@ -108,9 +110,11 @@ impl<'p> Messages<'p> {
         say(text);
     }
 
-    pub fn show_plan(&self) {
+    pub fn show_plan(&self, met: &Met) {
         if !self.quiet {
-            let text = quell_report::plan_text(self.plan, crate::terminal::error_style());
+            let style = crate::terminal::error_style();
+            let text = quell_report::plan_text(self.plan, style);
+            let text = text + &quell_report::preview_text(met, style);
             let _ = std::io::stderr().write_all(text.as_bytes());
         }
     }

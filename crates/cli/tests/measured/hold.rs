@@ -162,7 +162,7 @@ fn running_programs_are_attached_to_told_about_and_let_go() {
     let after = crate::common::run(&["status"]);
     assert_eq!(
         (after.code, after.out.as_str()),
-        (0, "no run is active, nothing is changed\n")
+        (5, "no run is active, nothing is changed\n")
     );
 }
 

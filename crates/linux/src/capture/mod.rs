@@ -168,6 +168,7 @@ impl Capture {
         let before = Before {
             measured: self.measured.clone(),
             address_map: self.address_map.clone(),
+            ..Before::default()
         };
         let probed = probe::probe(&files, &self.tried, &cgroups, before)?;
         Ok(probed.inventory)

@@ -30,6 +30,7 @@ use crate::change::JournaledWriter;
 use crate::fault;
 use crate::group_cgroups::{self, CgroupDir, GroupCgroups};
 use crate::host::Host;
+use crate::placement;
 
 /// The most passes over newborn tasks of the root cgroup.
 const ROUNDS: u32 = 20;
@@ -148,6 +149,9 @@ pub fn confine(
     let alone = exclusive && places.len() == 1;
     let mut partitions = 0;
     for place in &places {
+        if !place.ours {
+            placement::keep(writer, &place.hierarchy, &place.dir)?;
+        }
         if place.hierarchy.version == Version::V1 && !place.ours {
             let tree = narrow::narrowing(writer.files, &place.dir, What::Cpus, cpus, &[])?;
             narrow::apply(writer, &tree)?;
@@ -202,6 +206,8 @@ fn partition(
         ));
     }
     let mark = writer.journal.mark();
+    // Every other cgroup loses these CPUs.
+    placement::keep(writer, &place.hierarchy, &place.hierarchy.mount)?;
     let tried = (|| -> Result<String> {
         for dir in ancestors(&place.hierarchy.mount, &place.dir) {
             let path = format!("{dir}/cpuset.cpus.exclusive");
@@ -470,7 +476,7 @@ fn movable(
                 continue;
             };
             any = true;
-            if let Some(entry) = group_cgroups::custom_affinity_than(files, top, stat.id) {
+            if let Some(entry) = placement::custom_affinity(files, top, stat.id) {
                 if let Undo::Affinity { old, .. } = &entry {
                     batch
                         .custom

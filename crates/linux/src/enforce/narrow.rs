@@ -9,6 +9,7 @@ use quell_types::ids::REST;
 
 use crate::change::JournaledWriter;
 use crate::group_cgroups::{LOW_SLICE, SLICE};
+use crate::placement;
 
 /// What of a cpuset is narrowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,9 @@ pub fn others(
             notes.push(format!(
                 "tasks directly in {dir} stay where they are: a group of the policy lives below it"
             ));
+        }
+        if what == What::Cpus {
+            placement::keep(writer, hierarchy, &dir)?;
         }
         match hierarchy.version {
             Version::V1 => {

@@ -27,6 +27,7 @@ use crate::colours::settler::SettlerCommand;
 use crate::probe::{self, Before};
 use crate::resident::KeeperCommand;
 use crate::session::{Session, WatchdogCommand};
+use crate::without;
 
 pub use claims::{claims, parties};
 pub use groups::{BOUND, Bound, Group, Groups, moves};
@@ -108,12 +109,11 @@ impl Host {
 
     pub fn inventory(&mut self) -> Result<&Inventory> {
         if self.known.inventory.is_none() {
-            let probed = probe::probe(
-                &self.files,
-                &probe::Live,
-                &self.cgroups,
-                self.known.before.clone(),
-            )?;
+            let before = Before {
+                cpus: without::cpus(&self.files, &self.cgroups, &self.run_root)?,
+                ..self.known.before.clone()
+            };
+            let probed = probe::probe(&self.files, &probe::Live, &self.cgroups, before)?;
             self.known.counting = probed.counting;
             self.known.inventory = Some(probed.inventory);
         }

@@ -202,3 +202,55 @@ fn an_owner_may_take_back_what_a_brake_in_its_cgroup_needs() {
         }
     }
 }
+
+/// A virtual machine's threads, as libvirt places them.
+#[test]
+fn threads_of_threaded_children_come_back_to_their_place() {
+    for leader in ["libvirt", "libvirt/emulator"] {
+        let fake = furnished(&Spec::new(Flavour::V2));
+        let files: &dyn Files = &fake;
+        let top = "/sys/fs/cgroup";
+        for dir in ["libvirt", "libvirt/vcpu0", "libvirt/emulator"] {
+            files.mkdir(&format!("{top}/{dir}")).unwrap();
+            if dir != "libvirt" {
+                files
+                    .put(&format!("{top}/{dir}/cgroup.type"), "threaded")
+                    .unwrap();
+            }
+        }
+        let start = || {
+            let (pid, threads) = fake.with(|m| {
+                let pid = m.spawn("qemu");
+                (pid, [m.thread(pid), m.thread(pid), m.thread(pid)])
+            });
+            let enter = |file: &str, task: u32| {
+                files
+                    .put(&format!("{top}/{file}"), &task.to_string())
+                    .unwrap();
+            };
+            enter("libvirt/cgroup.procs", pid);
+            enter("libvirt/vcpu0/cgroup.threads", threads[0]);
+            enter("libvirt/emulator/cgroup.threads", threads[1]);
+            enter(&format!("{leader}/cgroup.threads"), pid);
+            files
+                .set_affinity(threads[0], &"1".parse().unwrap())
+                .unwrap();
+            pid
+        };
+        let pids = [start(), start()];
+        let before = fake.dump();
+        let cgroups = Cgroups::discover(files).unwrap();
+        let mut held = Held::new(files);
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
+        let controllers = [Controller::Cpuset, Controller::Cpu];
+        let group = GroupCgroups::create(&mut writer, &cgroups, GROUP, &controllers).unwrap();
+        let mut both = |files: &dyn Files| {
+            let each = pids.iter().map(|pid| procfs::stat(files, *pid));
+            Ok(each.map(|stat| stat.unwrap().unwrap()).collect())
+        };
+        group.gather(&mut writer, &mut both).unwrap();
+        assert_eq!(tasks_in(files, &group.tasks_dirs()[0]).unwrap(), pids);
+        assert_eq!(held.journal.undo_all(files).left, none(), "{leader}");
+        assert_eq!(compare(&before, &fake.dump()), none(), "{leader}");
+    }
+}

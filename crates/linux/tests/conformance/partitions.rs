@@ -1,8 +1,17 @@
 //! v2 cpusets of the model compared, step by step, with what Linux 6.12 and 6.1 were seen to do in
 //! a virtual machine.
 
-use quell_kernel::root::Files;
+use std::collections::BTreeSet;
 
+use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::fake::{Flavour, Spec};
+use quell_kernel::root::Files;
+use quell_linux::change::JournaledWriter;
+use quell_linux::enforce::affinity::Keep;
+use quell_linux::enforce::cores::confine_rest;
+
+use crate::arms::{Held, compare, furnished};
+use crate::bodies::none;
 use crate::model::{TOP, answers, reads, v2};
 
 /// One row of the recorded states: partition, effective CPUs, effective exclusive CPUs.
@@ -199,5 +208,50 @@ fn what_a_task_asked_for_outlives_a_cpuset_since_6_2() {
             after,
             "Linux {release}"
         );
+    }
+}
+
+/// Threads that have pinned themselves, and one that inherits what the boot left it.
+#[test]
+fn affinities_of_bystanders_come_back_on_old_kernels() {
+    for flavour in [Flavour::V1, Flavour::V2] {
+        let fake = furnished(&Spec {
+            release: "6.1.0",
+            ..Spec::new(flavour)
+        });
+        let files: &dyn Files = &fake;
+        let cgroups = Cgroups::discover(files).unwrap();
+        let cpuset = cgroups.of(Controller::Cpuset).unwrap();
+        let app = format!("{}/app", cpuset.mount);
+        if flavour == Flavour::V2 {
+            let enabled = format!("{}/cgroup.subtree_control", cpuset.mount);
+            files.put(&enabled, "+cpuset").unwrap();
+        }
+        files.mkdir(&app).unwrap();
+        let (cpus, mems) = ("cpuset.cpus", "cpuset.mems");
+        for (name, all) in [(cpus, "0-3"), (mems, "0")] {
+            files.put(&format!("{app}/{name}"), all).unwrap();
+        }
+        let pid = fake.with(|m| m.spawn("app"));
+        files
+            .put(&format!("{app}/cgroup.procs"), &pid.to_string())
+            .unwrap();
+        let threads = [pid]
+            .into_iter()
+            .chain((0..3).map(|_| fake.with(|m| m.thread(pid))));
+        for (tid, cpu) in threads.zip(["0", "1", "2", "3"]) {
+            files.set_affinity(tid, &cpu.parse().unwrap()).unwrap();
+        }
+        let before = fake.dump();
+        let mut held = Held::new(files);
+        let mut writer = JournaledWriter::new(files, &mut held.journal);
+        let keep = Keep {
+            homes: &[],
+            processes: &BTreeSet::from([std::process::id()]),
+        };
+        confine_rest(&mut writer, &cgroups, keep, &"0-2".parse().unwrap()).unwrap();
+        assert_ne!(compare(&before, &fake.dump()), none(), "{flavour:?}");
+        assert_eq!(held.journal.undo_all(files).left, none(), "{flavour:?}");
+        assert_eq!(compare(&before, &fake.dump()), none(), "{flavour:?}");
     }
 }

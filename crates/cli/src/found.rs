@@ -1,5 +1,6 @@
-//! Before anything is changed: does a process run that the critical groups match? A run for a
-//! program that is not there would take CPUs from others and protect nothing.
+//! Before anything is changed: does a process run that the critical groups match, and is each
+//! process in one group? A run for a program that is not there would take CPUs from others and
+//! protect nothing. `plan` and `run` refuse alike.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,8 +14,9 @@ use quell_types::task::TaskMatch;
 use quell_types::text::suggestion;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::live::say;
 use crate::exit::{Exit, Result, failed, usage};
+use crate::preview::{assigned, refused};
+use crate::terminal::say;
 
 /// How often processes are looked for while a run waits.
 const EVERY: Duration = Duration::from_millis(500);
@@ -30,9 +32,9 @@ struct Wanted<'p> {
     matcher: Matcher,
 }
 
-/// Returns once a process runs for every critical group that only matches; without `wait` they have
-/// to run now. Without root the processes of others cannot be read: what that means is for the plan
-/// to say.
+/// Returns once a process runs for every critical group that only matches, and none is in two
+/// groups. Without `wait` they have to run now. Without root the processes of others cannot be
+/// read: what that means is for the plan to say.
 pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
     if !quell_kernel::is_root() {
         return Ok(());
@@ -42,7 +44,7 @@ pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
     for (name, group) in &policy.groups {
         let tables = group.matching.as_slice();
         if group.role == Role::Critical && !tables.is_empty() && group.command.is_none() {
-            let matcher = Matcher::new(&files, name, tables).map_err(failed)?;
+            let matcher = Matcher::new(&files, name, tables).map_err(refused)?;
             wanted.push(Wanted {
                 name,
                 tables,
@@ -57,7 +59,7 @@ pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
     }
     let missing = missing(&files, &wanted)?;
     if missing.is_empty() {
-        return Ok(());
+        return assigned(&files, policy).map(drop);
     }
     // A number is given to a process when it starts: nobody can know it before.
     let never = |w: &&&Wanted<'_>| w.tables.iter().all(|table| table.pid.is_some());
@@ -74,7 +76,8 @@ pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
         }
         say("nothing is changed before that; Ctrl-C ends the wait");
     }
-    until_found(&files, &wanted)
+    until_found(&files, &wanted)?;
+    assigned(&files, policy).map(drop)
 }
 
 fn until_found(files: &Kernel, wanted: &[Wanted<'_>]) -> Result<()> {
@@ -130,7 +133,8 @@ fn refusal(files: &Kernel, missing: &[&Wanted<'_>], wait: bool) -> Result<crate:
     lines.push(if wait {
         "give the number of a process that runs, or another key than pid to wait for".to_owned()
     } else {
-        "start the program first, correct the match, or give --wait to wait for it".to_owned()
+        "start the program first, correct the match, or wait for it with `quell run --wait`"
+            .to_owned()
     });
     Ok(usage(lines.join("\nquell: ")))
 }

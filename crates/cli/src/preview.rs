@@ -1,0 +1,204 @@
+//! What a plan meets on this machine, for the tables of `plan` and `run`: the processes of its
+//! groups, and limits on the critical ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
+use quell_kernel::cgroup_limits::{Limit, limits};
+use quell_kernel::error::Result as Read;
+use quell_kernel::procfs;
+use quell_kernel::root::{Files, Kernel};
+use quell_kernel::tasks::{Assigned, Matcher, assign, cgroups_of};
+use quell_plan::{Plan, Setting};
+use quell_policy::{Group, Policy, Role};
+use quell_record::backend::{Program, SubjectSpec};
+use quell_record::preview::{Fate, LimitAbove, Met, Process};
+use quell_types::ids::GroupId;
+use quell_types::task::TaskMatch;
+use quell_types::units::Share;
+use quell_types::witness::Amount;
+
+use crate::exit::{Failure, Result, failed, usage};
+
+/// A refusal is of what the user gave, everything else of the machine.
+pub fn refused(error: quell_kernel::error::Error) -> Failure {
+    match error {
+        quell_kernel::error::Error::Refused { .. } => {
+            usage(format!("{error}; nothing was changed"))
+        }
+        _ => failed(error),
+    }
+}
+
+/// A command of a group, as the run starts it.
+pub fn subject(group: &str, command: &[String]) -> SubjectSpec {
+    SubjectSpec {
+        name: group.to_owned(),
+        group: group.to_owned(),
+        program: Program::Command(command.to_vec()),
+        cpus: None,
+        env: BTreeMap::new(),
+        capture: false,
+    }
+}
+
+/// The commands that the policy launches.
+pub fn commands(policy: &Policy) -> Vec<SubjectSpec> {
+    let groups = policy.groups.iter();
+    let launched = groups.filter_map(|(name, group)| Some((name, group.command.as_deref()?)));
+    launched
+        .map(|(name, command)| subject(name, command))
+        .collect()
+}
+
+/// The processes of each group as they are now, by the rules of a run.
+pub fn assigned(files: &dyn Files, policy: &Policy) -> Result<Assigned> {
+    let groups = policy.groups.iter();
+    let matchers = groups.map(|(name, group)| Matcher::new(files, name, &group.matching));
+    let matchers: Vec<Matcher> = matchers.collect::<Read<_>>().map_err(refused)?;
+    assign(files, &matchers, &BTreeSet::new()).map_err(refused)
+}
+
+/// The processes of all groups with what the plan does to each, and limits on critical groups that
+/// it does not lift; `launched` are the programs that the run starts. Empty without root, which
+/// cannot see all processes.
+pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Met> {
+    if !quell_kernel::is_root() {
+        return Ok(Met::default());
+    }
+    let files = Kernel::new().map_err(failed)?;
+    let cgroups = Cgroups::discover(&files).map_err(failed)?;
+    let processes = processes(&files, policy, plan, launched)?;
+    let critical = policy
+        .groups
+        .iter()
+        .filter(|(_, g)| g.role == Role::Critical);
+    let mut limits = Vec::new();
+    for (name, _) in critical {
+        let own = processes.iter().filter(|process| process.group == *name);
+        let dirs = dirs(&files, &cgroups, own).map_err(failed)?;
+        let cpus = plan.groups.iter().find(|group| group.name == *name);
+        let cpus = cpus.map_or(0, |group| group.cpus.len());
+        limits.extend(limits_on(&files, name, cpus, &dirs));
+    }
+    Ok(Met { processes, limits })
+}
+
+/// The cgroups that processes stay in, each with its hierarchy.
+fn dirs<'c, 'p>(
+    files: &dyn Files,
+    cgroups: &'c Cgroups,
+    processes: impl Iterator<Item = &'p Process>,
+) -> Read<BTreeMap<String, &'c Hierarchy>> {
+    let mut all = BTreeMap::new();
+    for process in processes {
+        for hierarchy in &cgroups.hierarchies {
+            let moved = hierarchy.version == Version::V2 || {
+                let moves = [Controller::Cpuset, Controller::Cpu, Controller::PerfEvent];
+                let mut names = moves.iter().map(|c| c.name());
+                names.any(|name| hierarchy.controllers.iter().any(|c| c == name))
+            };
+            let Some(pid) = process
+                .pid
+                .filter(|_| !moved || process.fate != Fate::Gathered)
+            else {
+                continue;
+            };
+            if let Some(dir) = hierarchy.dir_of(files, pid)? {
+                all.insert(dir, hierarchy);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The limits on these cgroups and above them. A quota of as much as the group's CPUs is none.
+fn limits_on(
+    files: &dyn Files,
+    group: &GroupId,
+    cpus: usize,
+    dirs: &BTreeMap<String, &Hierarchy>,
+) -> Vec<LimitAbove> {
+    let found = dirs
+        .iter()
+        .flat_map(|(dir, hierarchy)| limits(files, hierarchy, dir));
+    let each: BTreeMap<String, Limit> = found.map(|limit| (limit.file.clone(), limit)).collect();
+    let enough = Share::percent(100 * cpus as u64);
+    let limits = each.into_values().filter(|limit| match limit.gets {
+        Amount::CpuTime(share) => share < enough,
+        Amount::Memory(_) => true,
+    });
+    let above = |limit: Limit| LimitAbove {
+        group: group.clone(),
+        file: limit.file,
+        value: limit.value,
+        gets: limit.gets,
+    };
+    limits.map(above).collect()
+}
+
+fn processes(
+    files: &Kernel,
+    policy: &Policy,
+    plan: &Plan,
+    launched: &[SubjectSpec],
+) -> Result<Vec<Process>> {
+    let mut assigned = assigned(files, policy)?;
+    let mut all = Vec::new();
+    for (name, group) in &policy.groups {
+        let gathered = plan.steps.iter().any(|step| {
+            step.group.as_ref() == Some(name) && matches!(step.set, Setting::Gather { .. })
+        });
+        let started = launched.iter().filter(|subject| subject.group == *name);
+        all.extend(started.filter_map(|subject| started_by(subject, gathered)));
+        for stat in assigned.remove(name).unwrap_or_default() {
+            let pid = stat.id.pid;
+            let lies = procfs::memberships(files, &pid.to_string()).map_err(failed)?;
+            let named = in_place(files, group, &stat).map_err(failed)?;
+            let meant = |path: &str| named.iter().any(|cgroup| path.starts_with(cgroup.as_str()));
+            // In the hierarchies without a cgroup of its own it is in the root.
+            let paths = lies.into_iter().map(|place| place.path);
+            let Some(cgroup) = paths.max_by_key(|path| (meant(path), path.len())) else {
+                continue;
+            };
+            all.push(Process {
+                group: name.clone(),
+                pid: Some(pid),
+                command: stat.comm,
+                cgroup: Some(cgroup),
+                fate: match gathered {
+                    true if !named.is_empty() => Fate::InPlace,
+                    true if group.matching.iter().any(|t| !t.in_place()) => Fate::Gathered,
+                    _ => Fate::Untouched,
+                },
+            });
+        }
+    }
+    Ok(all)
+}
+
+/// The cgroups that the group names and a process lies in.
+fn in_place(files: &dyn Files, group: &Group, stat: &procfs::Stat) -> Read<BTreeSet<String>> {
+    let tables = group.matching.iter().filter(|table| table.in_place());
+    let tables: Vec<TaskMatch> = tables.cloned().collect();
+    cgroups_of(files, &tables, std::slice::from_ref(stat))
+}
+
+fn started_by(subject: &SubjectSpec, gathered: bool) -> Option<Process> {
+    let Program::Command(command) = &subject.program else {
+        return None;
+    };
+    let program = command.first()?;
+    let fate = if gathered {
+        Fate::Launched
+    } else {
+        Fate::Untouched
+    };
+    Some(Process {
+        group: subject.group.clone(),
+        pid: None,
+        command: program.rsplit('/').next().unwrap_or(program).to_owned(),
+        cgroup: None,
+        fate,
+    })
+}
