@@ -8,7 +8,7 @@ use std::time::Duration;
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::signals::{next_signal, stop_signals};
-use quell_kernel::tasks::Matcher;
+use quell_kernel::tasks::{Matcher, assign};
 use quell_policy::{Policy, Role};
 use quell_types::task::TaskMatch;
 use quell_types::text::suggestion;
@@ -78,6 +78,20 @@ pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
     }
     until_found(&files, &wanted)?;
     assigned(&files, policy).map(drop)
+}
+
+/// Refuses tasks that fit two groups. A group that nothing is set for is not gathered, and the
+/// protected program itself would be held back unseen.
+pub fn apart(policy: &Policy) -> Result<()> {
+    let files = Kernel::new().map_err(failed)?;
+    let groups = policy.groups.iter();
+    let matched = groups.filter(|(_, group)| !group.matching.is_empty());
+    let matchers: Vec<Matcher> = matched
+        .map(|(name, group)| Matcher::new(&files, name, &group.matching))
+        .collect::<quell_kernel::error::Result<_>>()
+        .map_err(failed)?;
+    assign(&files, &matchers, &BTreeSet::new()).map_err(failed)?;
+    Ok(())
 }
 
 fn until_found(files: &Kernel, wanted: &[Wanted<'_>]) -> Result<()> {

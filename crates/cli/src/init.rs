@@ -292,6 +292,9 @@ fn summary(situation: &Situation<'_>, written: &Written) -> String {
     if !situation.neighbours.is_empty() {
         means.push("a low weight for its neighbours".to_owned());
     }
+    if written.setup.high {
+        means.push("a high weight of its own".to_owned());
+    }
     if let Some(cores) = written.setup.cores {
         let s = if cores.count == 1 { "" } else { "s" };
         means.push(format!("{} CPU{s} of its own", cores.count));

@@ -1,10 +1,14 @@
 //! A policy from options: what `quell run` and `quell plan` take instead of a file.
 
+use quell_plan::choose::{HIGH, Known, Mean, choose};
+use quell_plan::inventory::Inventory;
 use quell_policy::{Bandwidth, CpusWanted, Group, Policy, Role};
+use quell_types::options::CpuWeight;
 use quell_types::task::TaskMatch;
+use quell_types::text::Complaint;
 use quell_types::units::Nanos;
 
-use crate::exit::{Result, usage};
+use crate::exit::{Result, failed, usage};
 
 /// The group of `--critical`.
 pub const CRITICAL: &str = "critical";
@@ -28,7 +32,8 @@ pub struct Named {
     /// How often the limit is a new one, 100us to 1s [default: the plan says which]
     #[arg(long, value_name = "TIME", requires = "limit")]
     pub period: Option<Nanos>,
-    /// CPUs for the critical tasks: a number, or a list such as 0,2-3 [default: auto]
+    /// CPUs of their own for the critical tasks: a number, a list such as 0,2-3, or auto [default:
+    /// none; a weight comes first]
     #[arg(long, value_name = "CPUS", value_parser = cpus)]
     pub cpus: Option<CpusWanted>,
 }
@@ -38,6 +43,20 @@ fn cpus(text: &str) -> std::result::Result<CpusWanted, String> {
         Ok(n) => Ok(CpusWanted::Count(n)),
         Err(_) => text.parse(),
     }
+}
+
+/// What is wrong with the value of an option. Tasks that fit two groups are named once they are
+/// looked at.
+fn complaint(wrong: &Complaint) -> Option<String> {
+    let key = wrong.at.to_string();
+    let option = match key.rsplit('.').next()? {
+        "bandwidth" => "--limit",
+        "period" => "--period",
+        _ => return None,
+    };
+    let remedy = wrong.remedy.as_deref();
+    let remedy = remedy.map_or_else(String::new, |remedy| format!("; {remedy}"));
+    Some(format!("{option}: {}{remedy}", wrong.why))
 }
 
 impl Named {
@@ -76,6 +95,44 @@ impl Named {
             (_, true) => Some(BEST_EFFORT),
             _ => None,
         };
+        if let Some(wrong) = policy.check().iter().find_map(complaint) {
+            return Err(usage(wrong));
+        }
         Ok((policy, launched))
+    }
+
+    /// Adds the least that is enough on this machine to a policy of [`Named::policy`]. `root`:
+    /// Quell runs as root. Else the machine seems to offer less than it does.
+    pub fn decide(&self, policy: &mut Policy, machine: &Inventory, root: bool) -> Result<()> {
+        let named = policy.groups.contains_key(BEST_EFFORT);
+        let known = Known {
+            root,
+            named,
+            ..Known::default()
+        };
+        let choice = choose(machine, &known);
+        let means = choice.means;
+        if let Some(others) = policy.groups.get_mut(BEST_EFFORT).filter(|_| !root) {
+            // What is written is refused with what is missing.
+            let in_place = others.matching.iter().any(TaskMatch::in_place);
+            others.cpu_weight = (!in_place).then_some(CpuWeight::Idle);
+        }
+        let critical = policy.groups.get_mut(CRITICAL);
+        let critical = critical.ok_or_else(|| failed("there is no critical group"))?;
+        if self.cpus.is_some() {
+            return Ok(());
+        }
+        critical.cpus = Some(CpusWanted::Any);
+        critical.cpu_weight = means.high.then_some(HIGH);
+        if means.low || means.high || self.limit.is_some() {
+            return Ok(());
+        }
+        let mut why = choice.left_out.into_iter();
+        let why = why.find(|(mean, _)| *mean == Mean::Weight);
+        let why = why.map_or_else(String::new, |(_, why)| format!(" {why}"));
+        Err(usage(format!(
+            "nothing is known to protect it here.{why} Give it CPUs of its own (--cpus 1) if its \
+             clients and all others can do with those that are left"
+        )))
     }
 }

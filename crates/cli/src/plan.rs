@@ -129,6 +129,7 @@ pub fn refused(refusals: &[Refusal], path: Option<&Path>, all: bool) -> Failure 
 fn option_of(key: &str) -> Option<&'static str> {
     match key.split('.').collect::<Vec<_>>()[..] {
         ["group", CRITICAL, "cpus"] => Some("--cpus"),
+        ["group", CRITICAL | BEST_EFFORT, "cpu-weight"] => Some("a weight"),
         ["group", BEST_EFFORT, "limit", "bandwidth"] => Some("--limit"),
         ["regulator", "period"] => Some("--period"),
         _ => None,
@@ -184,10 +185,16 @@ fn printed(
 }
 
 /// Refuses before anything is measured where rights are missing.
-fn lacks_no_rights(policy: &Policy, args: &Plan) -> Result<()> {
+fn lacks_no_rights(
+    policy: &Policy,
+    args: &Plan,
+    decide: &dyn Fn(&mut Policy, &Inventory) -> Result<()>,
+) -> Result<()> {
     let mut machine = machine::linux()?.1;
     machine::assume(&mut machine);
-    match quell_plan::planner::plan(policy, &machine) {
+    let mut policy = policy.clone();
+    decide(&mut policy, &machine)?;
+    match quell_plan::planner::plan(&policy, &machine) {
         Err(all) if all.iter().any(|r| r.cause == Cause::Rights) => {
             Err(refused(&all, args.policy.as_deref(), args.all))
         }
@@ -197,7 +204,7 @@ fn lacks_no_rights(policy: &Policy, args: &Plan) -> Result<()> {
 
 /// Tells what would be done.
 pub fn run(args: &Plan) -> Result {
-    let policy = match &args.policy {
+    let mut policy = match &args.policy {
         Some(path) => policy(path, false)?,
         None => args.named.policy(false)?.0,
     };
@@ -213,6 +220,13 @@ pub fn run(args: &Plan) -> Result {
     if here {
         found::critical(&policy, false, true)?;
     }
+    let decide = |policy: &mut Policy, machine: &Inventory| match &args.policy {
+        Some(_) => Ok(()),
+        None => {
+            let seen = args.machine.is_some() || args.on != On::Linux || quell_kernel::is_root();
+            args.named.decide(policy, machine, seen)
+        }
+    };
     let machine = match &args.machine {
         Some(file) => {
             let mut machine = captured(file)?;
@@ -222,7 +236,7 @@ pub fn run(args: &Plan) -> Result {
         None if args.on != On::Linux => args.on.measured(0, NonZeroUsize::MIN)?.1,
         // A machine that was just booted was never measured.
         None if args.measure || guest::guest().is_some() => {
-            lacks_no_rights(&policy, args)?;
+            lacks_no_rights(&policy, args, &decide)?;
             let mut machine = machine::measured()?.1;
             machine::measure_rest(&policy, &mut machine)?;
             machine
@@ -237,6 +251,7 @@ pub fn run(args: &Plan) -> Result {
             machine
         }
     };
+    decide(&mut policy, &machine)?;
     if args.on == On::Linux && args.machine.is_none() {
         machine::tell_holder();
     }

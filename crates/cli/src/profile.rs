@@ -193,6 +193,8 @@ fn profile(args: &Args, subject: &Subject, found: Found<'_>) -> Result<Profile> 
             total: &total,
             burst: burst.as_ref(),
             sustainable: measured.map(|m| m.sustainable),
+            machine: found.machine,
+            root: args.on != On::Linux || quell_kernel::is_root(),
         }),
         series,
         total,

@@ -105,6 +105,9 @@ fn in_the_lab(args: &Run, policy: &Policy, profile: Option<&String>) -> Result {
 
 fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     found::critical(policy, args.wait, args.quiet)?;
+    if args.policy.is_none() {
+        found::apart(policy)?;
+    }
     crate::status::settle()?;
     let (mut backend, mut machine) = if policy.needs_rates() {
         machine::measured()?
@@ -112,6 +115,12 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         machine::linux()?
     };
     machine::measure_rest(policy, &mut machine)?;
+    let mut policy = policy.clone();
+    if args.policy.is_none() {
+        let root = quell_kernel::is_root();
+        args.named.decide(&mut policy, &machine, root)?;
+    }
+    let policy = &policy;
     let command = |subject: &SubjectSpec| match &subject.program {
         Program::Command(command) => Some((subject.group.clone(), command.clone())),
         Program::Generator(_) => None,

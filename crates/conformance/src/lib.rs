@@ -171,6 +171,7 @@ pub fn gather(arm: &mut dyn Arm, name: &str) {
     let set = Setting::Gather {
         matching: Vec::new(),
         low: false,
+        high: false,
         braked: true,
     };
     arm.backend()

@@ -96,6 +96,7 @@ fn measure(
     let gather = Setting::Gather {
         matching: Vec::new(),
         low: false,
+        high: false,
         braked: true,
     };
     backend.apply(&step(1, Mechanism::Cores, gather))?;

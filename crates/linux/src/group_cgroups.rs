@@ -30,6 +30,9 @@ pub const SLICE: &str = "quell.slice";
 /// the kernel weighs siblings against each other. In one slice with the critical groups a low
 /// weight would not count against programs outside.
 pub const LOW_SLICE: &str = "quell-best-effort.slice";
+/// The parent of Quell's cgroups for groups of a high weight, for the same reason. In [`SLICE`] a
+/// high weight would not count against programs outside, and would favour the slice's other groups.
+pub const HIGH_SLICE: &str = "quell-critical.slice";
 /// The cgroup of a braked group's tasks, below the group's own.
 pub const WORK: &str = "work";
 /// The cgroup of a braked group's brakes, next to [`WORK`].
@@ -56,8 +59,21 @@ pub struct CgroupDir {
 pub struct Layout {
     /// Made in [`LOW_SLICE`] instead of [`SLICE`].
     pub low: bool,
+    /// Made in [`HIGH_SLICE`] instead of [`SLICE`].
+    pub high: bool,
     /// With [`WORK`] and [`STOP`] where the `cpu` controller is.
     pub braked: bool,
+}
+
+impl Layout {
+    /// The slice that the group's cgroups are made in.
+    const fn slice(self) -> &'static str {
+        match (self.low, self.high) {
+            (true, _) => LOW_SLICE,
+            (false, true) => HIGH_SLICE,
+            (false, false) => SLICE,
+        }
+    }
 }
 
 impl CgroupDir {
@@ -171,8 +187,7 @@ impl GroupCgroups {
                 continue;
             };
             let around = above.and_then(|a| a.places.iter().find(|p| p.hierarchy == *hierarchy));
-            let low = layout.low && around.is_none();
-            let slice = if low { LOW_SLICE } else { SLICE };
+            let slice = around.map_or_else(|| layout.slice(), |_| SLICE);
             let slice = format!("{}/{slice}", hierarchy.mount);
             make(writer, hierarchy, &hierarchy.mount, &slice, *controller)?;
             let mut top = slice;

@@ -1,6 +1,7 @@
 //! What there is (inventory) and what will be done (plan), by a planner that reads a policy.
 
 pub mod assumed;
+pub mod choose;
 pub mod deep;
 pub mod hardware;
 pub mod inventory;

@@ -73,6 +73,9 @@ pub enum Setting {
         /// Its cgroup lies in the slice of groups with a low weight.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         low: bool,
+        /// Its cgroup lies in the slice of groups with a high weight.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        high: bool,
         /// Its tasks live in a child cgroup `work`, next to the cgroup `stop` of its brakes.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         braked: bool,

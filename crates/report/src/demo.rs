@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use quell_plan::choose::pays;
 use quell_record::demo::{DemoResult, Found, HURTS, Resource};
 
 use crate::text::{Style, Tone, count, list, number, percent, unit};
@@ -55,6 +56,29 @@ pub(crate) const fn command(resource: Resource) -> &'static [&'static str] {
         ],
         Resource::Sibling | Resource::Disk => &[],
     }
+}
+
+/// What a command is for, and what it may do that is not expected.
+pub(crate) const fn for_yours(resource: Resource) -> &'static str {
+    match resource {
+        Resource::Memory => "for a program of yours; at worst it kills the neighbour",
+        _ => "for a program of yours",
+    }
+}
+
+/// Why a limit is not offered although it covers the resource: it takes more than it helps.
+pub(crate) fn dear(found: &Found) -> Option<String> {
+    let limits = matches!(found.name, Resource::Cache | Resource::Bandwidth);
+    let faster = found.none / found.quell.filter(|with| *with > 0.0)?;
+    let slower = found.neighbour_kept.filter(|kept| *kept > 0.0)?.recip();
+    (limits && found.covered() && !pays(faster, slower)).then(|| {
+        format!(
+            "No limit is proposed: it makes the program {} faster and the neighbour {} slower. Where \
+             that is worth it: --limit 10%.",
+            times(faster),
+            times(slower)
+        )
+    })
 }
 
 fn times(ratio: f64) -> String {
@@ -232,10 +256,12 @@ fn one(found: &Found, control: bool, style: Style) -> String {
         "again",
         &format!("quell compare {} ({rounds} here)", found.experiment),
     );
-    if found.covered() {
+    if let Some(why) = dear(found) {
+        out += &style.wrap("  ", "  ", &why);
+    } else if found.covered() {
         let lines = command(found.name);
         if !lines.is_empty() {
-            out += "  for a program of yours\n";
+            out += &format!("  {}\n", for_yours(found.name));
         }
         for line in lines {
             let _ = writeln!(out, "    {line}");
@@ -323,6 +349,22 @@ mod tests {
             assert!(said.contains(part), "'{part}' is missing in\n{said}");
         }
         assert!(text(&sample(), 100, false).contains("call it with sudo"));
+    }
+
+    #[test]
+    fn a_limit_is_offered_where_it_helps_by_more_than_it_takes() {
+        let mut result = sample();
+        result.resources[0].name = Resource::Bandwidth;
+        let said = text(&result, 100, true);
+        assert!(
+            said.contains("--best-effort comm=NEIGHBOUR --limit 10%"),
+            "{said}"
+        );
+        // 28 times faster for a neighbour that is 33 times slower.
+        result.resources[0].neighbour_kept = Some(0.03);
+        let said = text(&result, 100, true);
+        assert!(said.contains("the neighbour 33.3 times slower"), "{said}");
+        assert!(!said.contains("comm=NEIGHBOUR"), "{said}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use quell_types::units::{LINE_BYTES, Lines, Nanos, Rate};
 
 use crate::partitions;
 use crate::quanta;
-use crate::text::{Style, Table, TableCell, Tone, list};
+use crate::text::{Style, Table, TableCell, Tone, list, percent};
 use crate::windows;
 
 /// The plan for a terminal of the style's width: what is promised, which groups pay what for it,
@@ -145,7 +145,10 @@ fn costs(plan: &Plan, style: Style) -> String {
     let mut none = true;
     for name in names.chain([Some(REST), None]) {
         let own = plan.steps.iter().filter(|s| s.group.as_deref() == name);
-        let each: Vec<String> = own.filter_map(|step| cost(plan, step)).collect();
+        let mut each: Vec<String> = own.filter_map(|step| cost(plan, step)).collect();
+        if name == Some(REST) {
+            each.extend(plan.steps.iter().filter_map(outweighed));
+        }
         if each.is_empty() {
             continue;
         }
@@ -157,6 +160,19 @@ fn costs(plan: &Plan, style: Style) -> String {
         out.push_str("  none: no task is slowed or moved\n");
     }
     out
+}
+
+/// What a high weight takes from the tasks of no group.
+fn outweighed(step: &Step) -> Option<String> {
+    let Setting::Weight {
+        weight: CpuWeight::Of(weight @ 101..),
+    } = step.set
+    else {
+        return None;
+    };
+    let group = step.group.as_deref()?;
+    let left = percent(100.0 / (100.0 + f64::from(weight)));
+    Some(format!("keeps {left} of a CPU that {group} keeps busy"))
 }
 
 /// What a step takes from the group or tasks it is set for. `None` where it gives them something,
@@ -187,7 +203,7 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
         } => return None,
         Setting::Weight {
             weight: CpuWeight::Idle,
-        } => "gets 0.3 % of a CPU that another program keeps busy (cpu.idle)".to_owned(),
+        } => "gets 0.3 % of a busy CPU (cpu.idle)".to_owned(),
         Setting::Weight { .. } | Setting::LimitMemory { .. } => describe(&step.set),
         Setting::Regulate(regulation) if regulation.is_capped() => {
             let lines = match regulation.meter {
@@ -481,115 +497,5 @@ fn matched(table: &TaskMatch) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sample;
-
-    #[test]
-    fn a_plan_reads_as_a_page() {
-        let text = plan_text(
-            &sample::plan(),
-            Style {
-                color: false,
-                width: 80,
-            },
-        );
-        sample::golden("plan", &text);
-        let text = plan_steps_text(
-            &sample::plan(),
-            Style {
-                color: false,
-                width: 80,
-            },
-        );
-        sample::golden("plan-steps", &text);
-    }
-
-    #[test]
-    fn an_empty_plan_says_that_nothing_happens() {
-        let mut plan = sample::plan();
-        plan.steps.clear();
-        plan.promises.clear();
-        plan.groups.clear();
-        plan.notes.clear();
-        assert_eq!(
-            plan_text(&plan, Style::default()),
-            "Plan for 'regulated@10%'\n\nPromises\n  none: nothing that the policy asks for can be done here\n\nCost\n  none: no task is slowed or moved\n"
-        );
-    }
-
-    #[test]
-    fn where_everything_else_runs_stands_with_the_groups() {
-        let mut plan = sample::plan();
-        plan.steps.truncate(1);
-        plan.steps[0].set = Setting::ConfineRest {
-            cpus: "0,2,4,6,8".parse().unwrap(),
-        };
-        let text = plan_steps_text(&plan, Style::default());
-        let row = text.lines().find(|l| l.starts_with("  rest")).unwrap();
-        assert!(row.contains("0,2,…,8"), "{text}");
-    }
-
-    #[test]
-    fn what_is_not_held_is_not_said_to_be_held_by_a_step() {
-        let mut plan = sample::plan();
-        plan.promises.truncate(1);
-        plan.promises[0].level = Level::None;
-        plan.promises[0].held_by = vec![StepId(3), StepId(4)];
-        let text = plan_steps_text(&plan, Style::default());
-        assert!(
-            text.contains(", not held, though steps 3 and 4 help\n"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn both_budgets_are_said_in_lines_per_period() {
-        let plan = sample::plan();
-        let mut regulate = plan.steps.into_iter().find_map(|step| match step.set {
-            Setting::Regulate(regulation) => Some(regulation),
-            _ => None,
-        });
-        let regulation = regulate.as_mut().unwrap();
-        (regulation.budget, regulation.period) = (Lines(4_000), Nanos::millis(1));
-        let mut said = |meter| {
-            regulation.meter = meter;
-            let text = describe(&Setting::Regulate(regulation.clone()));
-            text.split(", counted").next().unwrap().to_owned()
-        };
-        let writes = Lines(500);
-        assert_eq!(
-            said(Meter::Directions { writes }),
-            "let CPU 1 read 256MB/s (4000 cache lines per 1ms) and write back 32MB/s (500 cache lines per 1ms)"
-        );
-        assert_eq!(
-            said(Meter::Writes),
-            "let CPU 1 write back 256MB/s (4000 cache lines per 1ms)"
-        );
-    }
-
-    #[test]
-    fn matches_read_as_on_the_command_line() {
-        let table = TaskMatch {
-            exe: Some("/usr/bin/x".into()),
-            user: Some("y".into()),
-            ..TaskMatch::default()
-        };
-        let set = Setting::Gather {
-            matching: vec![table],
-            low: false,
-            braked: false,
-        };
-        assert_eq!(describe(&set), "gather in a cgroup: exe=/usr/bin/x,user=y");
-        let unit = TaskMatch {
-            unit: Some("a.service".into()),
-            ..TaskMatch::default()
-        };
-        let set = Setting::Gather {
-            matching: vec![unit],
-            low: false,
-            braked: false,
-        };
-        assert_eq!(describe(&set), "use its own cgroup: unit=a.service");
-    }
-}
+#[path = "plan_tests.rs"]
+mod tests;

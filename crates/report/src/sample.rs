@@ -457,6 +457,7 @@ fn steps() -> Vec<Step> {
             Setting::Gather {
                 matching: Vec::new(),
                 low: false,
+                high: false,
                 braked: false,
             },
             "its CPUs are its own",

@@ -2,6 +2,7 @@
 
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::{GroupId, PromiseId};
+use quell_types::options::CpuWeight;
 use quell_types::partition::{Colouring, Mask};
 use quell_types::task::TaskMatch;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
@@ -52,6 +53,8 @@ pub enum What {
         /// As much more as what limits it may let through, of the share.
         tolerance: Share,
     },
+    /// The group's CPU time has this weight where others want a CPU, too.
+    Weight(CpuWeight),
     /// Groups run on these CPUs in turn, each in its windows of a frame, and nobody else does.
     Windows {
         /// The kernel's numbers of the CPUs.

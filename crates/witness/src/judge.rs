@@ -16,7 +16,7 @@ use crate::memory::Waiting;
 use crate::series::{Allowed, Series};
 use crate::tasks::Scan;
 use crate::traffic::Traffic;
-use crate::{Witness, alone, disks, limits, memory, registers, ways};
+use crate::{Witness, alone, disks, limits, memory, registers, ways, weights};
 use quell_types::witness::{Fault, Verdict};
 
 /// The most processes of a group of which more is read in one look.
@@ -115,6 +115,9 @@ impl Witness {
             } => {
                 let allowed = Allowed::cpu_time(*share, *period, *tolerance);
                 verdict(self.cpu_time(group, now, allowed, &mut kept.used))
+            }
+            What::Weight(weight) => {
+                verdict(weights::judged(files, &self.home_dirs(group), *weight))
             }
             What::Windows {
                 cpus,

@@ -17,6 +17,7 @@
 //! | `limits.rs` | limits on a group and above it, memory |
 //! | `series.rs` | what was used from look to look, against a limit |
 //! | `traffic.rs` | what is moved to and from memory |
+//! | `weights.rs` | weights of CPU time |
 //! | `ways.rs`, `registers.rs` | ways of caches |
 //! | `colours.rs` | colours of pages |
 //! | `memory.rs` | memory that is kept, locked, or waited for |
@@ -44,6 +45,7 @@ mod series;
 mod tasks;
 mod traffic;
 mod ways;
+mod weights;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

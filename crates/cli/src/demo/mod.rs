@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::vm;
-use quell_plan::inventory::Inventory;
+use quell_plan::inventory::{Availability, Inventory};
 use quell_record::demo::{DEMO_SCHEMA, DemoResult, Found, LeftOut, Resource, rank};
 use quell_report::{DemoStory, demo_html, demo_line, demo_text};
 use quell_types::calendar;
+use quell_types::mechanism::Mechanism;
 use quell_types::units::Bytes;
 
 use crate::exit::{Exit, Result, failed};
@@ -161,6 +162,8 @@ struct Tour<'a> {
     chosen: Vec<Resource>,
     /// The folder of the records. Absent: none can be written.
     record: Option<PathBuf>,
+    /// Whether disks can be limited here.
+    disks: bool,
     found: Vec<Found>,
     left_out: Vec<LeftOut>,
 }
@@ -181,6 +184,7 @@ impl<'a> Tour<'a> {
             },
             chosen: chosen.collect(),
             record: None,
+            disks: false,
             found: Vec::new(),
             left_out: Vec::new(),
         }
@@ -211,6 +215,14 @@ impl<'a> Tour<'a> {
         self.left_out.push(LeftOut { name, why });
     }
 
+    /// The advice to look at a resource alone. None where Quell can do nothing about it here.
+    fn alone(&self, resource: Resource) -> String {
+        match resource {
+            Resource::Disk if !self.disks => String::new(),
+            _ => format!("; try --only {}", resource.name()),
+        }
+    }
+
     /// Reads and measures the machine, decides what can be tried on it, and makes the record's
     /// folder.
     fn examine(&mut self) -> Result<()> {
@@ -228,6 +240,8 @@ impl<'a> Tour<'a> {
         }
         target.end()?;
         say(&about(&machine));
+        let disks = machine.mechanisms.get(&Mechanism::IoMax);
+        self.disks = matches!(disks, Some(Availability::Yes { .. }));
         let files = Kernel::new().map_err(failed)?;
         let facts = Facts {
             root: self.root,
@@ -273,7 +287,8 @@ impl<'a> Tour<'a> {
                 None => first(*resource, alone, quell, left),
             };
             let Some(pass) = pass else {
-                self.leave_out(*resource, "no time was left for it; try --only".to_owned());
+                let why = format!("no time was left for it{}", self.alone(*resource));
+                self.leave_out(*resource, why);
                 continue;
             };
             say(&format!(
@@ -298,8 +313,9 @@ impl<'a> Tour<'a> {
         for (resource, cell) in again {
             let Some(rounds) = rounds_that_fit(quell, cell, self.left()) else {
                 say(&format!(
-                    "{}: no time was left to look at it with Quell; try --only {0}",
-                    resource.name()
+                    "{}: no time was left to look at it with Quell{}",
+                    resource.name(),
+                    self.alone(resource)
                 ));
                 continue;
             };

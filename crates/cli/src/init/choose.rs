@@ -1,31 +1,22 @@
-//! Which means a policy takes: the least that is enough. A weight comes before CPUs of its own, and
-//! those before limits. What the planner refuses on this machine is left out again.
+//! Which means a policy takes: those that [`choose`] takes, and what memory needs. What the planner
+//! refuses on this machine is left out again.
 //!
-//! Pure. Rules, so that no choice leaves the critical program worse off than nothing done:
-//! - CPUs of its own: one per thread that does work, and at most half of the cores. On fewer CPUs
-//!   than it uses it would be slower.
-//! - A limit is for named neighbours, and rests on a measured slowdown whose lower bound is at
-//!   least [`HURTS`].
-//! - Neighbours that are not named have no group, and so no weight and no limit.
+//! Pure.
 
 use std::collections::BTreeSet;
 
 use quell_plan::Plan;
-use quell_plan::inventory::{Availability, Inventory};
+use quell_plan::choose::{Choice, Cores, Known, Mean, Slowdown, Tried, Why, choose};
+use quell_plan::inventory::Inventory;
 use quell_plan::planner::plan;
 use quell_policy::Policy;
 use quell_record::demand::{Pressed, Sensitivity};
-use quell_types::mechanism::Mechanism;
 use quell_types::refusal::{Refusal, Remedy};
 use quell_types::units::{Nanos, Rate};
 
 use super::group::Chosen;
 use super::text;
 
-/// A resource hurts when the lower bound of the slowdown is at least this.
-pub const HURTS: f64 = 1.25;
-/// The part of the time in which it wants a CPU that a program may wait for one.
-const WAITS: f64 = 0.1;
 /// Page faults per second that wait for a disk, from which on memory is kept.
 const FAULTS: f64 = 10.0;
 
@@ -62,18 +53,11 @@ pub struct Situation<'a> {
     pub file: &'a str,
 }
 
-/// CPUs of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cores {
-    /// How many.
-    pub count: usize,
-    /// Whether the other threads of its cores stay idle.
-    pub alone: bool,
-}
-
 /// The means that are taken. The weight of the neighbours comes by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Setup {
+    /// Whether it gets a high weight.
+    pub high: bool,
     /// CPUs of its own.
     pub cores: Option<Cores>,
     /// The most that all neighbours together may draw from memory.
@@ -88,6 +72,10 @@ pub struct Setup {
 impl Setup {
     fn without(self, part: Part) -> Self {
         match part {
+            Part::Weight => Self {
+                high: false,
+                ..self
+            },
             Part::Cores => Self {
                 cores: None,
                 ..self
@@ -119,6 +107,8 @@ pub enum Part {
     Limit,
     /// `cpus`.
     Cores,
+    /// `cpu-weight` of the critical group.
+    Weight,
 }
 
 impl Part {
@@ -127,6 +117,8 @@ impl Part {
         let last = |end: &str| key.ends_with(end);
         if last(".cpus") || last(".smt") {
             Some(Self::Cores)
+        } else if last(".cpu-weight") {
+            Some(Self::Weight)
         } else if key.starts_with("pressure") || last(".allow") {
             Some(Self::Pressure)
         } else if key.contains(".reserve.") {
@@ -198,7 +190,13 @@ pub fn write(situation: &Situation<'_>) -> Result<Written, Vec<Refusal>> {
                         }
                     }
                 }
-                let strongest = [Part::Pressure, Part::Memory, Part::Limit, Part::Cores];
+                let strongest = [
+                    Part::Pressure,
+                    Part::Memory,
+                    Part::Limit,
+                    Part::Cores,
+                    Part::Weight,
+                ];
                 let strongest = strongest.into_iter().find(|p| setup != setup.without(*p));
                 if let (true, Some(part)) = (dropped.is_empty(), strongest) {
                     let first = refusals.first();
@@ -213,9 +211,15 @@ pub fn write(situation: &Situation<'_>) -> Result<Written, Vec<Refusal>> {
                     setup.pressure = true;
                     reasons.push(instead_of_memory(&situation.critical));
                 }
+                // What is enough without CPUs of its own.
+                let weighs = dropped.contains(&Part::Cores).then(|| weighs(situation));
                 setup = dropped
                     .into_iter()
                     .fold(setup, |setup, part| setup.without(part));
+                if let Some((true, why)) = weighs {
+                    setup.high = true;
+                    reasons.extend(why);
+                }
             }
         }
     }
@@ -233,43 +237,51 @@ fn planned(situation: &Situation<'_>, text: &str) -> Result<Plan, Vec<Refusal>> 
     plan(&policy, situation.machine)
 }
 
+/// What is known of the program and its neighbours.
+fn known(situation: &Situation<'_>) -> Known {
+    let named = situation.neighbours.iter().map(|g| g.figures.cpus());
+    let found = match &situation.probed {
+        Probed::Found { all, .. } => all.as_slice(),
+        Probed::No(_) => &[],
+    };
+    let slowdown = |pressed: &Pressed| Slowdown {
+        found: pressed.slowdown,
+        least: lower(pressed),
+    };
+    let tried = |pressed: &Pressed| {
+        Some(Tried {
+            rate: Rate::measured(pressed.reached_mb_s? * 1e6),
+            slowdown: slowdown(pressed),
+        })
+    };
+    let traffic = ["reads", "writes"].into_iter().filter_map(|name| {
+        let pressed = &resource(found, name)?.pressed;
+        Some((name.to_owned(), pressed.iter().filter_map(tried).collect()))
+    });
+    let sibling = resource(found, "sibling").and_then(|s| s.pressed.first());
+    Known {
+        root: situation.root,
+        named: !situation.neighbours.is_empty(),
+        threads: Some(situation.critical.figures.busy()),
+        waited: situation.critical.figures.waited(),
+        named_cpus: Some(named.sum()),
+        unnamed_cpus: Some(situation.unnamed_cpus),
+        sibling: sibling.map(slowdown),
+        traffic: traffic.collect(),
+    }
+}
+
 /// The strongest that is needed, why, and what is not taken although it would be.
 fn wanted(situation: &Situation<'_>) -> (Setup, Vec<Reason>, Vec<Reason>) {
-    let mut setup = Setup::default();
-    let (mut reasons, mut left_out) = (Vec::new(), Vec::new());
+    let choice = choose(situation.machine, &known(situation));
+    let mut setup = Setup {
+        high: choice.means.high,
+        cores: choice.means.cores,
+        limit: choice.means.limit,
+        ..Setup::default()
+    };
+    let (mut reasons, left_out) = said(situation, &choice);
     let critical = &situation.critical;
-    if let Some((alone, why)) = needs_cores(situation) {
-        match room(situation) {
-            Ok(count) => {
-                setup.cores = Some(Cores { count, alone });
-                let threads = match count {
-                    1 => "one thread of it works".to_owned(),
-                    n => format!("{n} threads of it may work at once"),
-                };
-                let why = format!("{why} It needs {count}: {threads}.");
-                reasons.push(Reason {
-                    part: Part::Cores,
-                    why,
-                });
-            }
-            Err(too_many) => left_out.push(Reason {
-                part: Part::Cores,
-                why: too_many,
-            }),
-        }
-    }
-    if let Some((rate, why)) = needs_limit(situation) {
-        let part = Part::Limit;
-        if situation.neighbours.is_empty() {
-            let why = format!(
-                "{why} No limit holds programs of no group. Name the neighbours with --best-effort to have one."
-            );
-            left_out.push(Reason { part, why });
-        } else {
-            setup.limit = Some(rate);
-            reasons.push(Reason { part, why });
-        }
-    }
     if faults(critical) >= FAULTS {
         setup.memory = true;
         let why = format!("{} Its memory is kept.", faulted(critical));
@@ -279,6 +291,41 @@ fn wanted(situation: &Situation<'_>) -> (Setup, Vec<Reason>, Vec<Reason>) {
         });
     }
     (setup, reasons, left_out)
+}
+
+/// Whether a high weight is what is left without CPUs of its own, and why.
+fn weighs(situation: &Situation<'_>) -> (bool, Option<Reason>) {
+    let known = Known {
+        threads: None,
+        ..known(situation)
+    };
+    let choice = choose(situation.machine, &known);
+    let (reasons, _) = said(situation, &choice);
+    let because = reasons.into_iter().find(|r| r.part == Part::Weight);
+    (choice.means.high, because)
+}
+
+/// The reasons of a choice as sentences: why each mean is taken, and why others are not.
+fn said(situation: &Situation<'_>, choice: &Choice) -> (Vec<Reason>, Vec<Reason>) {
+    let stand_in = match &situation.probed {
+        Probed::Found { stand_in, .. } => stand_in.as_str(),
+        Probed::No(_) => "",
+    };
+    let reason = |(mean, why): &(Mean, Why)| {
+        let part = match mean {
+            Mean::Weight => Part::Weight,
+            Mean::Cores => Part::Cores,
+            Mean::Limit => Part::Limit,
+        };
+        let why = why.to_string();
+        let why = match why.strip_prefix("It took") {
+            Some(rest) if !stand_in.is_empty() => format!("{stand_in} took{rest}"),
+            _ => why,
+        };
+        Reason { part, why }
+    };
+    let all = |list: &[(Mean, Why)]| list.iter().map(reason).collect();
+    (all(&choice.because), all(&choice.left_out))
 }
 
 /// Page faults per second that waited for a disk.
@@ -304,67 +351,6 @@ fn instead_of_memory(critical: &Chosen) -> Reason {
     }
 }
 
-/// Why a weight is not enough, if it is not; and whether whole cores have to be its own.
-fn needs_cores(situation: &Situation<'_>) -> Option<(bool, String)> {
-    if let Probed::Found { stand_in, all } = &situation.probed
-        && let Some(worst) = resource(all, "sibling").and_then(|s| s.pressed.first())
-        && lower(worst) >= HURTS
-    {
-        let why = format!(
-            "{stand_in} took {:.2} times as long next to a program on the other thread of its core.",
-            worst.slowdown
-        );
-        return Some((true, why));
-    }
-    if situation.neighbours.is_empty() {
-        let why = "No neighbour is named, and programs of no group cannot be given a low weight. Only CPUs of its own keep them away.";
-        return Some((false, why.to_owned()));
-    }
-    if let Some(Availability::No { why, .. }) = situation.machine.mechanisms.get(&Mechanism::Weight)
-        && situation.root
-    {
-        let why = format!("A low weight for its neighbours would come first, but: {why}.");
-        return Some((false, why));
-    }
-    let named: f64 = situation.neighbours.iter().map(|g| g.figures.cpus()).sum();
-    let unnamed = situation.unnamed_cpus;
-    let waited = situation.critical.figures.waited().unwrap_or(0.0);
-    (waited >= WAITS && unnamed > named).then(|| {
-        let why = format!(
-            "Its threads have to wait, and programs of no group used {unnamed:.2} CPUs, its named neighbours {named:.2}. \
-             Only CPUs of its own keep programs of no group away."
-        );
-        (false, why)
-    })
-}
-
-/// How many CPUs of its own it needs, if half of the machine's cores are enough.
-fn room(situation: &Situation<'_>) -> Result<usize, String> {
-    let needed = situation.critical.figures.busy();
-    let usable = situation.machine.cpu_set();
-    let cores: BTreeSet<Option<u32>> = situation
-        .machine
-        .cpus
-        .iter()
-        .map(|cpu| cpu.siblings.intersection(&usable).first())
-        .collect();
-    let half = cores.len() / 2;
-    if needed <= half {
-        return Ok(needed);
-    }
-    let threads = if needed == 1 {
-        "One thread of it".to_owned()
-    } else {
-        format!("{needed} threads of it")
-    };
-    Err(format!(
-        "{threads} may work at once, and half of the {} core{} here {} {half}. On fewer CPUs than it uses it would be slower than with nothing done.",
-        cores.len(),
-        if cores.len() == 1 { "" } else { "s" },
-        if half == 1 { "is" } else { "are" },
-    ))
-}
-
 fn resource<'a>(all: &'a [Sensitivity], name: &str) -> Option<&'a Sensitivity> {
     all.iter().find(|s| s.resource == name)
 }
@@ -372,43 +358,4 @@ fn resource<'a>(all: &'a [Sensitivity], name: &str) -> Option<&'a Sensitivity> {
 /// The slowdown that is at least so.
 pub(super) fn lower(pressed: &Pressed) -> f64 {
     pressed.ci95.map_or(pressed.slowdown, |ci| ci.low)
-}
-
-/// The rate that neighbours may draw without hurting, where a higher one was seen to hurt.
-fn needs_limit(situation: &Situation<'_>) -> Option<(Rate, String)> {
-    let Probed::Found { stand_in, all } = &situation.probed else {
-        return None;
-    };
-    let of = |name: &'static str| {
-        let pressed = &resource(all, name)?.pressed;
-        // A rate below one that does not hurt does not hurt either: something else disturbed it.
-        let harmless = pressed.iter().rposition(|p| lower(p) < HURTS);
-        let hurts = harmless.map_or(0, |n| n + 1);
-        let worst = pressed.get(hurts)?;
-        let at = |p: &Pressed| Some(Rate::measured(p.reached_mb_s? * 1e6));
-        let above = at(worst)?;
-        let most = match harmless.and_then(|n| pressed.get(n)) {
-            Some(before) => at(before)?,
-            None => Rate(above.0 / 2),
-        };
-        let rate = Rate(most.0 / 1_000_000 * 1_000_000).max(Rate(1_000_000));
-        let megabytes = |rate: Rate| rate.0 / 1_000_000;
-        let why = format!(
-            "{stand_in} took {:.2} times as long next to {} MB/s of {name}. {}",
-            worst.slowdown,
-            megabytes(above),
-            if hurts > 0 {
-                format!(
-                    "The next lower rate that was tried, {} MB/s, did not hurt (less than {HURTS} times).",
-                    megabytes(rate)
-                )
-            } else {
-                "Every higher rate hurt, too, and no lower one was tried; the limit is half of it."
-                    .to_owned()
-            }
-        );
-        Some((rate, why))
-    };
-    let found = ["reads", "writes"].into_iter().filter_map(of);
-    found.min_by_key(|(rate, _)| *rate)
 }

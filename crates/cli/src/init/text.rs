@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use quell_plan::choose::{HIGH, HURTS};
 use quell_plan::inventory::Availability;
 use quell_plan::{Plan, Setting};
 
@@ -9,7 +10,7 @@ use quell_types::mechanism::Mechanism;
 use quell_types::options::CpuWeight;
 use quell_types::units::{Bytes, Nanos, Rate};
 
-use super::choose::{HURTS, Part, Probed, Reason, Setup, Situation, lower};
+use super::choose::{Part, Probed, Reason, Setup, Situation, lower};
 use super::group::{Chosen, Figures, as_toml};
 use crate::terminal::quoted;
 
@@ -97,7 +98,7 @@ pub fn policy(
     );
     comment(
         &mut out,
-        "It takes the least that is enough: a low weight for the neighbours, then CPUs of its own, then limits.",
+        "It takes the least that is enough: a weight, then CPUs of its own, then limits.",
     );
     let _ = writeln!(out, "quell = 1\nname  = \"{}\"\n", critical.name);
     protected(&mut out, critical, setup, reasons);
@@ -160,9 +161,15 @@ fn protected(out: &mut String, critical: &Chosen, setup: Setup, reasons: &[Reaso
     match setup.cores {
         Some(cores) => {
             comment(out, because(reasons, Part::Cores));
+            let threads = match cores.count {
+                1 => "One thread of it works".to_owned(),
+                n => format!("{n} threads of it may work at once"),
+            };
             comment(
                 out,
-                "Everything else, programs that talk to it included, keeps the other CPUs.",
+                &format!(
+                    "{threads}. Everything else, programs that talk to it included, keeps the other CPUs."
+                ),
             );
             let _ = writeln!(out, "cpus  = {}", cores.count);
             if cores.alone {
@@ -176,6 +183,12 @@ fn protected(out: &mut String, critical: &Chosen, setup: Setup, reasons: &[Reaso
             );
             out.push_str("cpus  = \"any\"\n");
         }
+    }
+    if setup.high {
+        let why = because(reasons, Part::Weight);
+        let what = "Where it wants a CPU it goes first, and its clients keep a tenth.";
+        comment(out, &format!("{why} {what}"));
+        let _ = writeln!(out, "cpu-weight = {HIGH}");
     }
     if setup.memory {
         comment(out, because(reasons, Part::Memory));
@@ -234,6 +247,7 @@ fn not_chosen(out: &mut String, situation: &Situation<'_>, setup: Setup, left_ou
     let mut all: Vec<String> = Vec::new();
     for reason in left_out {
         let what = match reason.part {
+            Part::Weight => "A weight",
             Part::Cores => "CPUs of its own",
             Part::Limit => "A limit of memory bandwidth",
             Part::Memory => "Memory that is kept",
@@ -243,7 +257,7 @@ fn not_chosen(out: &mut String, situation: &Situation<'_>, setup: Setup, left_ou
     }
     let cores_said = left_out.iter().any(|r| r.part == Part::Cores);
     if setup.cores.is_none() && !cores_said {
-        let why = "The low weight of its neighbours comes first, and costs them less.";
+        let why = "A weight comes first, and costs its neighbours less.";
         all.push(format!("CPUs of its own. {why} To have them: cpus = 1."));
     }
     let limit_said = left_out.iter().any(|r| r.part == Part::Limit);

@@ -151,7 +151,7 @@ fn a_run_that_loses_its_terminal_does_not_end_well() {
     let critical = busy();
     machine.remember();
     let pid = format!("pid={}", critical.pid());
-    let run = Running::start(quell().args(["run", "--critical", &pid]));
+    let run = Running::start(quell().args(["run", "--cpus", "auto", "--critical", &pid]));
     eventually("it has its CPU", || allowed(critical.pid()).len() == 1);
     run.signal(Signal::HUP);
     let done = run.wait();

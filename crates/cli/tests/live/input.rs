@@ -98,7 +98,7 @@ fn options_that_make_no_sense_are_refused() {
         return;
     };
     machine.remember();
-    let cases: [(&[&str], i32, &[&str]); 15] = [
+    let cases: [(&[&str], i32, &[&str]); 16] = [
         (&["run"], 2, &["--critical", "policy file"]),
         (
             &["run", "--critical", "pdi=1"],
@@ -114,6 +114,19 @@ fn options_that_make_no_sense_are_refused() {
             &["run", "--limit", "20", "--", "true"],
             2,
             &["--limit", "'20'", "20%"],
+        ),
+        (
+            &[
+                "run",
+                "--limit",
+                "120%",
+                "--best-effort",
+                "comm=x",
+                "--",
+                "true",
+            ],
+            2,
+            &["--limit: 120% is more than the machine has", "at most 100%"],
         ),
         (
             &[
@@ -205,7 +218,7 @@ fn without_root_it_looks_but_does_not_touch() {
         &["run", "--", "true"][..],
         &["run", "--critical", "comm=no-such"],
     ] {
-        nobody(args).fails(2, &["--cpus is refused", "needs root", "CAP_SYS_ADMIN"]);
+        nobody(args).fails(2, &["a weight is refused", "needs root", "CAP_SYS_ADMIN"]);
     }
     assert_eq!(nobody(&["doctor"]).code, 0);
     let policy = machine.file(
@@ -253,7 +266,7 @@ fn missing_kernel_interfaces_are_named_and_nothing_is_changed() {
         ("mount -t tmpfs none /proc", &[125], "/proc"),
     ];
     for (prepare, codes, names) in cases {
-        let Some(done) = hidden(prepare, "run -- true") else {
+        let Some(done) = hidden(prepare, "run --cpus auto -- true") else {
             return;
         };
         eprintln!(

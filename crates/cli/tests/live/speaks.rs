@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use super::gathered::allowed;
 use crate::common::{
     Machine, Program, Running, busy, eventually, is_held, machine, quell, run, send, status,
 };
@@ -90,6 +91,32 @@ fn a_run_that_waits_changes_nothing_until_its_program_runs() {
         "{done:?}"
     );
     drop(late);
+}
+
+/// Next to nothing that is named, the program gets a weight, and no other task is moved.
+#[test]
+fn against_everything_else_a_program_gets_a_weight() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let (victim, client) = (busy(), busy());
+    machine.remember();
+    let pid = format!("pid={}", victim.pid());
+    let run = Running::start(quell().args(["run", "--critical", &pid]));
+    eventually("held", || is_held(victim.pid()));
+    eventually("all steps are applied", || status()[0]["holds"] == true);
+    let plan = &status()[0]["plan"];
+    assert_eq!(plan["promises"][0]["promise"]["weight"], 1000, "{plan}");
+    let everywhere = allowed(std::process::id());
+    assert_eq!(allowed(victim.pid()), everywhere);
+    assert_eq!(allowed(client.pid()), everywhere);
+    assert!(!is_held(client.pid()));
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    let promised = "100 %  critical: weight 1000 where others with 100 want the CPU";
+    assert!(done.err.contains(promised), "{done:?}");
+    machine.unchanged("after the hold");
 }
 
 /// The planner's rule for what asks for no limit: the cheapest means first.

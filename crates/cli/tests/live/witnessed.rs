@@ -13,7 +13,7 @@ use rustix::process::Signal;
 /// A run that protects a program by a CPU of its own.
 fn protected(critical: &Program) -> Running {
     let pid = format!("pid={}", critical.pid());
-    let run = Running::start(quell().args(["run", "--critical", &pid]));
+    let run = Running::start(quell().args(["run", "--cpus", "auto", "--critical", &pid]));
     eventually("it has its CPU", || allowed(critical.pid()).len() == 1);
     run
 }

@@ -83,6 +83,7 @@ fn gathered(arm: &mut dyn Arm, cpus: &CpuSet, braked: bool) -> Vec<Step> {
     let gather = Setting::Gather {
         matching: Vec::new(),
         low: false,
+        high: false,
         braked,
     };
     let confine = Setting::Confine {

@@ -57,7 +57,8 @@ impl Regulated {
 
 fn hold(victim: u32, other: u32, command: &[&str]) -> std::process::Command {
     let mut hold = quell();
-    hold.args(["run", "--limit", "20%", "--period", "1ms", "--best-effort"])
+    hold.args(["run", "--limit", "20%", "--period", "1ms", "--cpus", "auto"])
+        .arg("--best-effort")
         .arg(format!("pid={other}"));
     match command {
         [] => hold.arg("--critical").arg(format!("pid={victim}")),

@@ -26,12 +26,13 @@ const CPUINFO: [&str; 15] = [
 ];
 
 /// Cgroup names that say nothing about a host.
-const COMMON: [&str; 7] = [
+const COMMON: [&str; 8] = [
     "system.slice",
     "user.slice",
     "init.scope",
     "quell.slice",
     "quell-best-effort.slice",
+    "quell-critical.slice",
     "docker",
     "kubepods.slice",
 ];

@@ -26,6 +26,7 @@ impl Enforcer for Gather {
         let Setting::Gather {
             matching,
             low,
+            high,
             braked,
         } = set
         else {
@@ -33,6 +34,7 @@ impl Enforcer for Gather {
         };
         let layout = Layout {
             low: *low,
+            high: *high,
             braked: *braked,
         };
         gather(host, group, matching, layout).map(Some)

@@ -116,7 +116,7 @@ impl Enforcers {
                 Box::new(cores::Cores),
                 Box::new(nodes::Nodes::default()),
                 Box::new(quiet::Quiet),
-                Box::new(weight::Weight),
+                Box::new(weight::Weight::default()),
                 Box::new(cpumax::CpuMax),
                 Box::new(io::Io),
                 Box::new(registers::Registers::default()),

@@ -8,7 +8,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 
 use crate::change::JournaledWriter;
-use crate::group_cgroups::{LOW_SLICE, SLICE};
+use crate::group_cgroups::{HIGH_SLICE, LOW_SLICE, SLICE};
 use crate::placement;
 
 /// What of a cpuset is narrowed.
@@ -63,7 +63,7 @@ pub fn others(
 /// Every cgroup directly below the root, and in Quell's slices, except that of the tasks of no
 /// group.
 pub fn top(files: &dyn Files, hierarchy: &Hierarchy) -> Result<Vec<String>> {
-    let slices = [SLICE, LOW_SLICE].map(|slice| format!("{}/{slice}", hierarchy.mount));
+    let slices = [SLICE, LOW_SLICE, HIGH_SLICE].map(|slice| format!("{}/{slice}", hierarchy.mount));
     let rest = format!("{}/{REST}", slices[0]);
     let mut found = children(files, &hierarchy.mount)?;
     found.retain(|d| !slices.contains(d));

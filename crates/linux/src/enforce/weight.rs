@@ -4,16 +4,21 @@
 //! Setting `cpu.idle` loses the weight, and clearing it leaves the default one. So `cpu.idle` is
 //! only set in cgroups that Quell made, which are removed as a whole.
 
+use std::collections::BTreeSet;
+
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::fair;
 use quell_kernel::root::Files;
 use quell_plan::Setting;
+use quell_record::backend::Observation;
+use quell_record::standing::Cause;
+use quell_types::mechanism::Level;
 use quell_types::options::CpuWeight;
 
 use super::{Applied, Enforcer};
 use crate::change::JournaledWriter;
-use crate::group_cgroups::{CgroupDir, GroupCgroups, LOW_SLICE};
+use crate::group_cgroups::{CgroupDir, GroupCgroups, HIGH_SLICE, LOW_SLICE};
 use crate::host::Host;
 
 /// `cpu.shares` of the kernel's default weight, 100.
@@ -24,7 +29,11 @@ const SHARES: (u64, u64) = (2, 1 << 18);
 const HIGHEST: u32 = 10_000;
 
 /// Carries out weights of CPU time.
-pub(crate) struct Weight;
+#[derive(Default)]
+pub(crate) struct Weight {
+    /// Groups whose promises were reported as lost.
+    lost: BTreeSet<String>,
+}
 
 impl Enforcer for Weight {
     fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
@@ -33,6 +42,38 @@ impl Enforcer for Weight {
         };
         let (mut writer, cgroups, group) = host.of(group)?;
         give(&mut writer, cgroups, &group.cgroups, *weight).map(Some)
+    }
+
+    /// A group that has no cgroup of the `cpu` controller was given no weight.
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
+        let weighs = |set: &Setting| matches!(set, Setting::Weight { .. });
+        let steps = host.plan.iter().flat_map(|plan| &plan.steps);
+        let mut names: BTreeSet<String> = steps
+            .filter(|step| weighs(&step.set))
+            .filter_map(|step| step.group.clone())
+            .collect();
+        names.retain(|name| !self.lost.contains(name));
+        for name in names {
+            let Ok((_, cgroups, group)) = host.of(&name) else {
+                continue;
+            };
+            if group
+                .cgroups
+                .dirs(cgroups, Controller::Cpu)
+                .next()
+                .is_some()
+            {
+                continue;
+            }
+            let why = "its tasks are in no cgroup of the cpu controller".to_owned();
+            let because = Cause::Loose { why };
+            seen.extend(host.worth(&name, &weighs, Level::None, &because));
+            self.lost.insert(name);
+        }
+    }
+
+    fn release(&mut self, _: &mut Host) {
+        self.lost.clear();
     }
 }
 
@@ -108,26 +149,29 @@ pub fn give(
     Ok(notes)
 }
 
-/// Gives the slice of low weights the largest weight of the groups in it.
+/// Gives the slice of low or of high weights the largest weight of the groups in it.
 fn raise_slice(
     writer: &mut JournaledWriter<'_>,
     place: &CgroupDir,
     weight: CpuWeight,
 ) -> Result<()> {
-    let slice = format!("{}/{LOW_SLICE}", place.hierarchy.mount);
-    if !place.dir.starts_with(&format!("{slice}/")) {
+    let slices = [LOW_SLICE, HIGH_SLICE].map(|slice| format!("{}/{slice}", place.hierarchy.mount));
+    let [low, _] = &slices;
+    let mut slices = slices.iter();
+    let Some(slice) = slices.find(|slice| place.dir.starts_with(&format!("{slice}/"))) else {
         return Ok(());
-    }
-    let (path, usual) = setting(place.hierarchy.version, &slice, 100);
-    let was_idle = is_idle(writer.files, &slice)?;
+    };
+    let (path, usual) = setting(place.hierarchy.version, slice, 100);
+    let was_idle = is_idle(writer.files, slice)?;
     let now: u64 = writer.files.text(&path)?.parse().unwrap_or(u64::MAX);
-    // The first group finds the default there, which is more than any low weight.
-    let first = !was_idle && now >= usual;
+    // The first group finds the default there, which is more than any low weight and less than any
+    // high one.
+    let first = slice == low && !was_idle && now >= usual;
     match weight {
-        CpuWeight::Idle if first => idle(writer, &slice),
+        CpuWeight::Idle if first => idle(writer, slice),
         CpuWeight::Idle => Ok(()),
         CpuWeight::Of(weight) => {
-            let (_, value) = setting(place.hierarchy.version, &slice, weight);
+            let (_, value) = setting(place.hierarchy.version, slice, weight);
             if was_idle {
                 writer.set(&format!("{slice}/cpu.idle"), "0")?;
             }

@@ -41,6 +41,7 @@ fn what(plan: &Plan, held: &Held, counting: &dyn Fn(CpuId) -> Option<Counting>) 
         Promise::LimitCpuTime { .. }
         | Promise::LimitBandwidth { .. }
         | Promise::LimitDirection { .. } => limit(plan, held, counting),
+        Promise::Weight { weight } => What::Weight(*weight),
         Promise::LimitMemory { most } => What::Memory { most: *most },
         Promise::ReserveWays {
             level,

@@ -263,8 +263,12 @@ pub fn members(kernel: &Kernel, controller: Controller, group: &str) -> Vec<u32>
     let cgroups = Cgroups::discover(kernel).unwrap();
     let hierarchy = cgroups.of(controller).unwrap();
     let of = |slice| tasks_in(kernel, &format!("{}/{slice}/{group}", hierarchy.mount));
-    let found =
-        ["quell.slice", "quell-best-effort.slice"].map(|slice| of(slice).unwrap_or_default());
+    let found = [
+        "quell.slice",
+        "quell-best-effort.slice",
+        "quell-critical.slice",
+    ]
+    .map(|slice| of(slice).unwrap_or_default());
     found.concat()
 }
 

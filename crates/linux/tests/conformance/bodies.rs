@@ -234,6 +234,7 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let layout = Layout {
         low: true,
+        high: false,
         braked: true,
     };
     let group_cgroups =
@@ -311,45 +312,6 @@ pub fn a_weight_of_disks_is_the_groups_and_its_slices_and_goes_back(arm: &mut dy
     held.journal.undo_all(files);
     drop(held);
     assert_eq!(arm.differences(), none());
-}
-
-pub fn a_weight_in_place_goes_back_and_an_idle_cgroup_is_left(arm: &mut dyn Arm) {
-    arm.start(0);
-    let files = arm.files();
-    let cgroups = Cgroups::discover(files).unwrap();
-    let cpu = cgroups.of(Controller::Cpu).unwrap();
-    let mut made = Held::new(files);
-    let mut writer = JournaledWriter::new(files, &mut made.journal);
-    // This cgroup stands for one that another program made.
-    let theirs = GroupCgroups::create(&mut writer, &cgroups, GROUP, &[Controller::Cpu]).unwrap();
-    let dir = theirs.places[0].dir.clone();
-    let path = dir.strip_prefix(&cpu.mount).unwrap().to_owned();
-    let mut held = Held::new(files);
-    let mut writer = JournaledWriter::new(files, &mut held.journal);
-    let mut group_cgroups = GroupCgroups {
-        group: GROUP.to_owned(),
-        places: Vec::new(),
-    };
-    group_cgroups
-        .adopt(&mut writer, &cgroups, &path, &[Controller::Cpu])
-        .unwrap();
-    let before = weighs(files, &dir);
-    weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Of(5)).unwrap();
-    assert_ne!(weighs(files, &dir), before);
-    // Making it idle would lose its weight.
-    let why = weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Idle).unwrap_err();
-    assert!(why.to_string().contains("would lose the weight"), "{why}");
-    held.journal.undo_all(files);
-    assert_eq!(weighs(files, &dir), before);
-    if files.exists(&format!("{dir}/cpu.idle")) {
-        files.write(&format!("{dir}/cpu.idle"), "1").unwrap();
-        let mut writer = JournaledWriter::new(files, &mut held.journal);
-        let notes = weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Of(5)).unwrap();
-        assert!(notes[0].contains("idle already"), "{notes:?}");
-        assert_eq!(weighs(files, &dir).1, "1");
-    }
-    drop(held);
-    made.journal.undo_all(files);
 }
 
 pub fn what_somebody_else_has_changed_since_is_left(arm: &mut dyn Arm) {

@@ -26,6 +26,7 @@ mod model_memory;
 mod nodes;
 mod partitions;
 mod resctrl;
+mod weights;
 
 /// Makes a body a test for each arm.
 macro_rules! on_every_arm {
@@ -68,7 +69,6 @@ on_every_arm! { bodies:
     a_quota_is_set_changed_and_taken_back
     a_group_is_given_a_low_weight_and_room_for_brakes
     a_weight_of_disks_is_the_groups_and_its_slices_and_goes_back
-    a_weight_in_place_goes_back_and_an_idle_cgroup_is_left
     what_somebody_else_has_changed_since_is_left
     a_task_moved_by_somebody_else_stays_there
     a_group_of_ours_is_killed_whole
@@ -77,6 +77,11 @@ on_every_arm! { bodies:
     a_child_born_in_a_home_goes_where_its_parent_came_from
     a_cgroup_is_confined_in_place_and_nobody_is_moved
     the_hierarchies_are_found
+}
+
+on_every_arm! { weights:
+    a_high_weight_counts_against_programs_outside
+    a_weight_in_place_goes_back_and_an_idle_cgroup_is_left
 }
 
 on_every_arm! { in_place:

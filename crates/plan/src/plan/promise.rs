@@ -2,7 +2,7 @@
 
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
-use quell_types::options::PageSize;
+use quell_types::options::{CpuWeight, PageSize};
 use quell_types::partition::{Divides, Mask};
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 use schemars::JsonSchema;
@@ -37,6 +37,11 @@ pub enum Promise {
     Cpus {
         /// The CPUs that no other task uses.
         cpus: CpuSet,
+    },
+    /// The group's part of a CPU that other cgroups want, too.
+    Weight {
+        /// 1 to 10000, or `idle`; any other cgroup has 100.
+        weight: CpuWeight,
     },
     /// Windows of a repeating frame in which only this group runs on some CPUs.
     Windows {
@@ -175,6 +180,16 @@ impl std::fmt::Display for Promise {
                 write!(f, "CPUs {} to itself", cpus.brief())
             }
             Self::Cpus { cpus } => write!(f, "CPU {cpus} to itself"),
+            Self::Weight {
+                weight: CpuWeight::Idle,
+            } => f.write_str("runs only where no other program wants the CPU"),
+            Self::Weight { weight } => {
+                write!(
+                    f,
+                    "weight {weight} where others with {} want the CPU",
+                    CpuWeight::USUAL
+                )
+            }
             Self::Windows { cpus, time, frame } => {
                 let s = if cpus.len() > 1 { "s" } else { "" };
                 write!(f, "{time} of each {frame} alone on CPU{s} {}", cpus.brief())

@@ -250,6 +250,10 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
             words::nothing_is_left(&names.join(", "), &all),
             "any",
         );
+        if let (Some(refusal), true) = (refusals.last_mut(), names.len() > 1) {
+            let share = words::share(&names.join(" and "));
+            refusal.remedies.push(Remedy::from(share.as_str()));
+        }
     }
     division.free = free;
     division

@@ -4,14 +4,17 @@
 //! It costs a neighbour nothing while no other program wants the CPU.
 
 use quell_policy::{Group, Role};
-use quell_types::mechanism::Mechanism;
+use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::CpuWeight;
 use quell_types::refusal::Remedy;
+use quell_types::task::TaskMatch;
 
 use crate::inventory::Availability;
-use crate::plan::Setting;
+use crate::plan::{Promise, Setting};
 
 use super::draft::Draft;
+use super::wanted::Worth;
+use super::words::cores as words;
 
 /// The weight of a best-effort group where the policy states none. Next to any number, a program
 /// that wakes may wait for a tick. At half of its peak, redis had a p99 of 3.3 ms next to weight 10
@@ -40,6 +43,11 @@ pub(super) fn is_low(weight: CpuWeight) -> bool {
     }
 }
 
+/// Whether its cgroup lies in the slice of high weights: above the kernel's default weight.
+pub(super) fn is_high(weight: CpuWeight) -> bool {
+    weight != CpuWeight::USUAL && !is_low(weight)
+}
+
 /// The weight of a group, if the machine can set it.
 pub(super) fn of(draft: &Draft<'_>, group: &Group) -> Option<CpuWeight> {
     wanted(draft, group).filter(|_| draft.unavailable(Mechanism::Weight).is_none())
@@ -60,7 +68,14 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
                 }
             };
             let set = Setting::Weight { weight };
-            draft.step(Some(name), Mechanism::Weight, set, because);
+            let step = draft.step(Some(name), Mechanism::Weight, set, because);
+            let weakest = if group.matching.iter().any(TaskMatch::in_place) {
+                words::WEIGHED_IN_ITS_SLICE
+            } else {
+                words::REAL_TIME_COMES_FIRST
+            };
+            let worth = Worth::of(Level::Enforced, weakest);
+            draft.promise(name, Promise::Weight { weight }, worth, [step]);
         } else if group.cpu_weight.is_some()
             && let Some(why) = draft.unavailable(Mechanism::Weight)
         {

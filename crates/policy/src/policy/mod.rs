@@ -22,6 +22,7 @@ use quell_types::ids::GroupId;
 use quell_types::mechanism::Level;
 use quell_types::options::OnDrift;
 use quell_types::task::TaskMatch;
+use quell_types::text::Complaint;
 
 pub(crate) use check::fit_name;
 pub(crate) use read::{FRAGMENT_KEYS, Shape, policy_of, stem};
@@ -120,6 +121,13 @@ impl Policy {
             windows: None,
             bounds: Bounds::default(),
         }
+    }
+
+    /// What is wrong although every value has the right type. A group may have neither `match` nor
+    /// `command`.
+    #[must_use]
+    pub fn check(&self) -> Vec<Complaint> {
+        check::check(self, Shape::Open)
     }
 
     /// Whether the plan needs the machine's memory rates.

@@ -6,11 +6,15 @@
 //!   is the peak, since at the mean a burst takes peak ÷ mean times as long.
 //! - Without a period no millisecond is known to matter more than another. The mean lets the work
 //!   be done in time.
-//! - CPU time is no amount of traffic: it leads to CPUs, and to no reserve.
+//! - CPU time is no amount of traffic: it leads to no reserve.
+//! - A weight or CPUs of its own are what [`choose`] takes. Neighbours are named where there is a
+//!   reserve.
 //! - A rate that the machine does not sustain is not proposed.
 
 use std::fmt::Write;
 
+use quell_plan::choose::{HIGH, Known, Means, choose};
+use quell_plan::inventory::Inventory;
 use quell_types::units::Rate;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -60,6 +64,10 @@ pub struct Sought<'a> {
     pub burst: Option<&'a Burst>,
     /// What all CPUs of the machine sustain together, if that was measured.
     pub sustainable: Option<Rate>,
+    /// The machine.
+    pub machine: &'a Inventory,
+    /// Whether Quell runs as root. Else the machine seems to offer less than it does.
+    pub root: bool,
 }
 
 /// Proposes a policy for one program.
@@ -77,7 +85,7 @@ pub fn proposal(sought: &Sought<'_>) -> Proposal {
 fn reserve(sought: &Sought<'_>) -> (Basis, Option<Rate>, String) {
     if sought.quantity == Quantity::CpuTime {
         let because = "CPU time says when the program works and not what it moves, so there is no amount to reserve. What can be \
-                       done without counters: give it CPUs of its own and limit the others."
+                       done without counters: give it a weight."
             .to_owned();
         return (Basis::None, None, because);
     }
@@ -161,6 +169,12 @@ fn policy(sought: &Sought<'_>, reserve: Option<Rate>, because: &str) -> String {
             );
         }
     }
+    let known = Known {
+        root: sought.root,
+        named: reserve.is_some(),
+        ..Known::default()
+    };
+    first(&mut out, choose(sought.machine, &known).means);
     if sought.quantity == Quantity::CpuTime {
         #[expect(
             clippy::cast_sign_loss,
@@ -170,7 +184,10 @@ fn policy(sought: &Sought<'_>, reserve: Option<Rate>, because: &str) -> String {
         let cpus = (sought.total.p99.ceil() as u32).max(1);
         let _ = writeln!(
             out,
-            "# The CPUs that 99 of 100 milliseconds did with:\ncpus  = {cpus}"
+            "# 99 of 100 milliseconds did with {cpus} CPU{0}. Where its clients and all others can spare \
+             {1}: cpus = {cpus}.",
+            if cpus == 1 { "" } else { "s" },
+            if cpus == 1 { "it" } else { "these" }
         );
     }
     for line in because.split(". ") {
@@ -193,11 +210,28 @@ fn policy(sought: &Sought<'_>, reserve: Option<Rate>, because: &str) -> String {
         out.push_str(&lines.join("\n"));
         out.push('\n');
     } else {
-        out.push_str("# What protects is a limit on those who disturb. Name them:\n");
-        let limit = "limit.bandwidth = \"20%\"".to_owned();
-        for line in lines.iter().chain([&limit]) {
+        out.push_str(
+            "# What protects more is a low weight for the programs that disturb it. Name them:\n",
+        );
+        for line in &lines {
             let _ = writeln!(out, "# {line}");
         }
     }
     out
+}
+
+/// What comes first: the weight, or CPUs of its own.
+fn first(out: &mut String, means: Means) {
+    match means.cores {
+        Some(cores) => {
+            let _ = writeln!(out, "cpus  = {}", cores.count);
+        }
+        None => out.push_str("cpus  = \"any\"\n"),
+    }
+    if means.high {
+        let _ = writeln!(
+            out,
+            "# Where it wants a CPU it goes before everything else.\ncpu-weight = {HIGH}"
+        );
+    }
 }

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
-use quell_policy::{Bandwidth, Policy};
+use quell_plan::choose::HIGH;
+use quell_policy::{Bandwidth, CpusWanted, Policy};
 use quell_types::rng::Rng;
 use quell_types::task::TaskMatch;
 use quell_types::units::Rate;
@@ -155,12 +156,24 @@ fn sought<'a>(
     burst: Option<&'a Burst>,
     quantity: Quantity,
 ) -> Proposal {
+    let machine = serde_json::from_value(serde_json::json!({
+        "identity": {"kernel": "6.18", "architecture": "x86_64", "vendor": "v", "model": "m"},
+        "cpus": [{"id": 0, "siblings": "0", "package": 0, "node": 0}],
+        "caches": [], "nodes": [],
+        "mechanisms": {"weight": {"available": "yes", "best": "enforced", "how": "cpu.idle"}},
+        "means": {"cpuset": "v1", "movable-irqs": 0, "fixed-irqs": 0, "workqueue-mask": false,
+            "meter": {"kind": "time"}, "time-meter": true, "brake": {"Ok": null},
+            "brake-in-place": {"Ok": null}, "cpu-max": true, "counter-users": []}
+    }))
+    .unwrap();
     proposal(&Sought {
         subject,
         quantity,
         total,
         burst,
         sustainable: Some(Rate(8_000_000_000)),
+        machine: &machine,
+        root: true,
     })
 }
 
@@ -223,6 +236,9 @@ fn every_proposal_is_a_policy_that_we_read() {
                 let policy = Policy::parse(&made.policy, "proposed.toml");
                 let policy = policy.unwrap_or_else(|p| panic!("{p:?}\n{}", made.policy));
                 let group = &policy.groups[&subject.name()];
+                assert_eq!(group.cpus, Some(CpusWanted::Any));
+                let high = made.reserve.is_none().then_some(HIGH);
+                assert_eq!(group.cpu_weight, high, "{}", made.policy);
                 assert_eq!(
                     group.reserve.bandwidth,
                     made.reserve.map(Bandwidth::Rate),

@@ -4,7 +4,7 @@
 use maud::{Markup, html};
 use quell_record::demo::{DemoResult, Found};
 
-use crate::demo::{command, headline, shared, uncovered};
+use crate::demo::{command, dear, for_yours, headline, shared, uncovered};
 use crate::text::{Table, TableCell, Tone, list, number, percent, unit};
 
 use super::document;
@@ -92,8 +92,10 @@ fn details(all: &[Found]) -> Markup {
                     " " a href=(format!("{record}/report.html")) { "All figures of " (found.experiment) } "."
                 }
             }
-            @if found.covered() && !command(found.name).is_empty() {
-                p { "For a program of yours:" }
+            @if let Some(why) = dear(found) {
+                p { (why) }
+            } @else if found.covered() && !command(found.name).is_empty() {
+                p { (for_yours(found.name)) ":" }
                 pre { (command(found.name).join("\n")) }
             }
         }

@@ -39,6 +39,8 @@ fn profile(subject: Subject, measuring: Measuring, series: Vec<Series>) -> Profi
             total: &total,
             burst: burst.as_ref(),
             sustainable: Some(Rate(15_000_000_000)),
+            machine: &machine(),
+            root: true,
         }),
         subject,
         measuring,

@@ -48,6 +48,7 @@ impl Arm for Simulated {
         let gather = Setting::Gather {
             matching: Vec::new(),
             low: false,
+            high: false,
             braked: false,
         };
         let colour = Setting::Colour {

@@ -121,6 +121,7 @@ const COVERED: &[(&str, &[&str])] = &[
             "witness/src/limits.rs",
             "witness/src/memory.rs",
             "witness/src/tasks.rs",
+            "witness/src/weights.rs",
         ],
     ),
     ("schemata", &["kernel/src/resctrl/schemata.rs"]),

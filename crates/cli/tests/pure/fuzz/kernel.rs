@@ -19,6 +19,7 @@ use quell_kernel::{
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::PromiseId;
+use quell_types::options::CpuWeight;
 use quell_types::partition::{Colouring, Mask};
 use quell_types::task::{TaskId, TaskMatch};
 use quell_types::units::{Bytes, Nanos, Share};
@@ -120,6 +121,7 @@ fn witnessed(files: Everywhere) {
             period: Nanos::millis(100),
             tolerance: Share::percent(5),
         },
+        What::Weight(CpuWeight::Idle),
         What::Windows {
             cpus: cpus.clone(),
             frame: Nanos::millis(10),

@@ -1,5 +1,8 @@
 //! Lies about CPUs that a group has to itself.
 
+use quell_linux::enforce::weight;
+use quell_types::options::CpuWeight;
+
 use super::*;
 
 fn cpus(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, of: &Machine) -> (What, GroupCgroups) {
@@ -154,6 +157,48 @@ const ON_CPUS: [Told; 14] = [
         "/quell.slice/cpu.cfs_quota_us reads '50000 100000'",
     ),
 ];
+
+fn weighed(
+    writer: &mut JournaledWriter<'_>,
+    cgroups: &Cgroups,
+    of: &Machine,
+) -> (What, GroupCgroups) {
+    let group = gather(writer, cgroups, of, &[Controller::Cpu]);
+    let weight = CpuWeight::Of(10);
+    weight::give(writer, cgroups, &group, weight).unwrap();
+    (What::Weight(weight), group)
+}
+
+const ON_WEIGHTS: [Told; 2] = [
+    lie(
+        "a weight is not set",
+        weighed,
+        BOTH,
+        |path, _, _| match path.ends_with("cpu.weight") || path.ends_with("cpu.shares") {
+            true => Lie::Swallowed,
+            false => Lie::None,
+        },
+        "where weight 10 was promised",
+    ),
+    change(
+        "a weight is set back",
+        weighed,
+        BOTH,
+        |of, homes| {
+            let (file, usual) = match of.flavour {
+                Flavour::V1 => ("cpu.shares", "1024"),
+                Flavour::V2 => ("cpu.weight", "100"),
+            };
+            of.write(&of.of_group(homes, Controller::Cpu, file), usual);
+        },
+        "where weight 10 was promised",
+    ),
+];
+
+#[test]
+fn lies_about_weights_are_told() {
+    told(&ON_WEIGHTS);
+}
 
 #[test]
 fn lies_about_cpus_are_told() {

@@ -89,6 +89,14 @@ fn best_effort_groups_get_a_low_weight_where_weights_exist() {
         of(&format!("{PAIR}cpu-weight = 200\n")),
         (noise("200"), vec![])
     );
+    let high = planned(&format!("{PAIR}cpu-weight = 200\n"), &machine);
+    let gathers = high.steps.iter().filter_map(|s| match s.set {
+        Setting::Gather { high, .. } => Some((s.group.as_deref().unwrap(), high)),
+        _ => None,
+    });
+    assert!(gathers.eq([("victim", false), ("noise", true)]), "{high:?}");
+    let promised = high.promises.iter().find(|held| held.group == "noise");
+    assert_eq!(promised.unwrap().level, Level::Enforced, "{high:?}");
     let seven = format!("{PAIR}cpu-weight = 7\n");
     assert_eq!(of(&seven), (noise("7"), low.clone()));
     // A cgroup that Quell did not make would lose the weight that it has.

@@ -31,6 +31,9 @@ pub const INTERRUPTS_COME: &str = "interrupts come to it as before (irqs = \"lea
     stay on it";
 pub const KERNEL_THREADS_STAY: &str =
     "kernel threads bound to a CPU stay on it (listed when applied)";
+pub const REAL_TIME_COMES_FIRST: &str = "real-time programs come first, whatever the weight";
+pub const WEIGHED_IN_ITS_SLICE: &str =
+    "its cgroup is weighed against those in the same slice, and the slice against all others";
 pub const HITS_ARE_SHARED: &str = "its cache ways or sets are its own, but hits, misses in flight and write-backs of \
     other tasks use the same cache";
 pub const CACHES_ARE_NOT_DIVIDED: &str = "the CPUs are its own, this cache is not";
@@ -70,6 +73,8 @@ sentences! {
         "CPUs wanted: {wanted}, CPUs left: {left}";
     nothing_is_left(groups: &str, all: &CpuSet)
         "the critical groups ({groups}) ask for all usable CPUs ({all}), and other tasks need at least one";
+    share(groups: &str)
+        "match the programs of {groups} in one group: they then share its CPUs";
     shares_its_cores(group: &str, on: &str)
         "group {group} shares its cores with {on}: no core would be left for other tasks";
     exempt_stays_off(group: &str, on: &str)

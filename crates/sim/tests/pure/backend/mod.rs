@@ -51,6 +51,7 @@ pub(crate) fn group(sim: &mut Sim, name: &str, on: &str, exclusive: bool) {
         Setting::Gather {
             matching,
             low: false,
+            high: false,
             braked: false,
         },
     ))

@@ -135,6 +135,7 @@ fn commands_and_tasks_to_be_found_are_refused() {
             Setting::Gather {
                 matching,
                 low: false,
+                high: false,
                 braked: false,
             },
         ))
