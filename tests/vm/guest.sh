@@ -196,6 +196,8 @@ let_go TERM
 same "it was never emptied" "$(home "$inplace")" /batch
 restored "in place: everything is as before"
 
+# What comes now needs no busy program: it would take a CPU of the host.
+kill -STOP "$noise"
 # Memory: what is kept, locked, limited and steered; the batch group in place, the third in a cgroup of ours.
 dd if=/dev/zero of=/tmp/weights bs=1M count=3 2>/dev/null
 before
@@ -351,6 +353,7 @@ mkdir -p /var/lib/quell
     echo '"sustainable":"2GB/s","cpus":'$((last + 1))',"at-unix-s":0}}'
 } >/var/lib/quell/measured.json
 
+kill -CONT "$noise"
 # A regulated CPU is taken away. The rest is kept off the group's CPUs, and with it the session that Quell was started
 # from: its brakes have to get there all the same.
 policy /tmp/r.toml "{ pid = $noise }" 'cpus = "1-2"

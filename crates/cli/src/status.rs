@@ -68,10 +68,11 @@ struct Run {
     declared: BTreeMap<GroupId, Declared>,
 }
 
+/// What the brakes of a CPU did, of all its groups together.
 #[derive(Debug, Serialize)]
 struct Cpu {
     cpu: u32,
-    group: String,
+    groups: Vec<String>,
     regulated: bool,
     throttles: u64,
     throttled_ns: u64,
@@ -218,7 +219,7 @@ fn read(kernel: &Kernel, dir: &Path, sample: bool) -> Result<Run> {
     };
     let declared: Option<BTreeMap<GroupId, Declared>> =
         json(&dir.join(undo::DECLARED)).ok().flatten();
-    let mut throttled = Vec::new();
+    let mut throttled: Vec<Cpu> = Vec::new();
     for step in plan.iter().flat_map(|p| &p.steps) {
         let Setting::Regulate(regulation) = &step.set else {
             continue;
@@ -232,9 +233,14 @@ fn read(kernel: &Kernel, dir: &Path, sample: bool) -> Result<Run> {
             if !regulated {
                 lose(format!("CPU {cpu} is not regulated any more"), &mut state);
             }
+            let group = step.group.clone().unwrap_or_default();
+            if let Some(known) = throttled.iter_mut().find(|known| known.cpu == cpu) {
+                known.groups.push(group);
+                continue;
+            }
             throttled.push(Cpu {
                 cpu,
-                group: step.group.clone().unwrap_or_default(),
+                groups: vec![group],
                 regulated,
                 throttles: value(1),
                 throttled_ns: value(2),
@@ -284,9 +290,10 @@ fn show(run: &Run) {
     );
     for cpu in &run.throttled {
         println!(
-            "  CPU {:<4} group {:<16} throttled {} times, {} in all",
+            "  CPU {:<4} group{} {:<16} throttled {} times, {} in all",
             cpu.cpu,
-            cpu.group,
+            if cpu.groups.len() == 1 { "" } else { "s" },
+            cpu.groups.join(", "),
             cpu.throttles,
             Nanos(cpu.throttled_ns / 1_000_000 * 1_000_000)
         );

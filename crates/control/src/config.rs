@@ -309,6 +309,17 @@ impl Frame {
         spans.filter_map(|span| span.group.as_ref())
     }
 
+    /// How long a group runs in each frame: its windows, less the guard at the end of each.
+    #[must_use]
+    pub fn time_left_to(&self, group: &str) -> Nanos {
+        let of = |span: &&Span| span.group.as_deref() == Some(group);
+        let windows = self.spans.iter().filter(of).count() as u64;
+        // What is not divided has no end.
+        let guards = if self.spans.len() > 1 { windows } else { 0 };
+        self.time_of(group)
+            .since(Nanos(self.guard.0.saturating_mul(guards)))
+    }
+
     /// How long a group's windows are in each frame, guards included.
     #[must_use]
     pub fn time_of(&self, group: &str) -> Nanos {

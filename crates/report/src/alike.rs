@@ -1,6 +1,6 @@
 //! Groups configurations that no measurement distinguishes. They follow each other in the
-//! experiment, are at the same level, and have intervals of the protected subject with a common
-//! value.
+//! experiment and are at the same level. The intervals of the protected subject have a common
+//! value, and so have those of what the paying one keeps.
 
 use quell_record::result::{ConfigurationResult, PromiseResult};
 use quell_types::mechanism::Level;
@@ -13,6 +13,7 @@ struct Common {
     level: Level,
     median: Interval,
     tail: Option<Interval>,
+    kept: Option<Interval>,
 }
 
 impl Common {
@@ -33,22 +34,30 @@ impl Common {
             level: configuration.guarantee.unwrap_or_default(),
             median: median_kept(figures)?.ci?,
             tail: tail_kept(figures).and_then(|tail| tail.ci),
+            kept: view.kept_within(configuration),
         })
     }
 
     /// What both have in common. `None` where the level differs or two intervals do not overlap.
     fn and(&self, other: &Self) -> Option<Self> {
-        let tail = match (&self.tail, &other.tail) {
-            (Some(a), Some(b)) => Some(both(a, b)?),
-            (None, None) => None,
-            _ => return None,
-        };
+        let tail = either(self.tail.as_ref(), other.tail.as_ref())?;
+        let kept = either(self.kept.as_ref(), other.kept.as_ref())?;
         let median = both(&self.median, &other.median)?;
         (self.level == other.level).then_some(Self {
             level: self.level,
             median,
             tail,
+            kept,
         })
+    }
+}
+
+/// What two intervals have in common, where there are any.
+fn either(a: Option<&Interval>, b: Option<&Interval>) -> Option<Option<Interval>> {
+    match (a, b) {
+        (Some(a), Some(b)) => both(a, b).map(Some),
+        (None, None) => Some(None),
+        _ => None,
     }
 }
 
@@ -105,6 +114,13 @@ mod tests {
         }
     }
 
+    /// Lets every neighbour keep the same.
+    fn cheap(result: &mut CompareResult) {
+        for subject in sample::subjects(result).filter(|s| s.name != "victim") {
+            subject.figures.normalized_ci95 = Some([0.2, 0.3].into());
+        }
+    }
+
     #[test]
     fn what_differs_stands_alone() {
         let result = sample::result();
@@ -115,6 +131,12 @@ mod tests {
     fn what_overlaps_at_one_level_is_one_row() {
         let mut result = sample::result();
         flat(&mut result);
+        let (all, apart) = (result.configurations.len(), groups(&result).len());
+        assert!(
+            apart > all / 2,
+            "what neighbours keep tells them apart: {apart} of {all}"
+        );
+        cheap(&mut result);
         let expected: [&[&str]; 5] = [
             &["solo"],
             &["none"],
@@ -138,6 +160,7 @@ mod tests {
     fn a_chain_of_overlaps_is_not_one_row() {
         let mut result = sample::result();
         flat(&mut result);
+        cheap(&mut result);
         for (place, low) in [(5, 0.8), (6, 0.9), (7, 1.0)] {
             let f = &mut result.configurations[place].subjects[0].figures;
             f.normalized_p50_ci95 = Some([low, low + 0.15].into());

@@ -61,6 +61,12 @@ fn protection(plan: &Plan, group: &str, what: &str) -> String {
     let mine = || plan.promises.iter().filter(|held| held.group == group);
     let name = format!("{group} ({what})");
     let held: Vec<&Held> = mine().filter(|held| held.level > Level::None).collect();
+    let of_others = || plan.promises.iter().filter(|held| held.level > Level::None);
+    if held.is_empty() && mine().next().is_none() && of_others().next().is_some() {
+        let steps = of_others().flat_map(|h| &h.held_by).map(|step| step.0);
+        let by = list(&mechanisms(plan, steps));
+        return format!("{name} is protected by what holds its neighbours back ({by})");
+    }
     if held.is_empty() {
         let helps = mechanisms(plan, plan.steps.iter().map(|step| step.id.0));
         return if helps.is_empty() {

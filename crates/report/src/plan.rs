@@ -145,7 +145,13 @@ fn costs(plan: &Plan, style: Style) -> String {
     let mut none = true;
     for name in names.chain([Some(REST), None]) {
         let own = plan.steps.iter().filter(|s| s.group.as_deref() == name);
+        let windows = name.and_then(|name| in_windows(plan, name));
+        // In its windows no other program wants its CPU.
+        let weighs =
+            |step: &&Step| windows.is_none() || !matches!(step.set, Setting::Weight { .. });
+        let own = own.filter(weighs);
         let mut each: Vec<String> = own.filter_map(|step| cost(plan, step)).collect();
+        each.extend(windows);
         if name == Some(REST) {
             each.extend(plan.steps.iter().filter_map(outweighed));
         }
@@ -160,6 +166,17 @@ fn costs(plan: &Plan, style: Style) -> String {
         out.push_str("  none: no task is slowed or moved\n");
     }
     out
+}
+
+/// When a group runs that has windows. `None` where it has none.
+fn in_windows(plan: &Plan, group: &str) -> Option<String> {
+    let frame = plan.steps.iter().find_map(|step| match &step.set {
+        Setting::Windows(frame) => Some(frame),
+        _ => None,
+    })?;
+    let has = frame.groups().iter().any(|name| *name == group);
+    let (time, length) = (frame.time_left_to(group), frame.length);
+    has.then(|| format!("stopped but for {time} of each {length}"))
 }
 
 /// What a high weight takes from the tasks of no group.
@@ -233,6 +250,11 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             if !plan.promises.iter().any(given) =>
         {
             describe(&step.set)
+        }
+        // What is its own is all that it fills.
+        Setting::Ways { level, mask } | Setting::WayRegisters { level, mask, .. } => {
+            let s = if mask.count() == 1 { "" } else { "s" };
+            format!("fills these {} way{s} of L{level} only", mask.count())
         }
         Setting::SteerMemory { .. }
         | Setting::Hoard { .. }

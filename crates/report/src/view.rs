@@ -138,6 +138,11 @@ impl<'r> View<'r> {
         self.figures(configuration, self.pays?)?.normalized
     }
 
+    /// Where that part lies, over the rounds.
+    pub(crate) fn kept_within(&self, configuration: &ConfigurationResult) -> Option<Interval> {
+        self.figures(configuration, self.pays?)?.normalized_ci95
+    }
+
     /// The protected subject's metric.
     pub(crate) fn metric(&self) -> &'r str {
         self.result

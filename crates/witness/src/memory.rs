@@ -17,8 +17,9 @@ const UNLOCKED: Bytes = Bytes(1 << 20);
 const UNLOCKED_PART: u64 = 100;
 /// Mappings from this size on can have large pages.
 const LARGE: u64 = 4 << 20;
-/// Looks that the window of waiting spans.
-const LOOKS: usize = 10;
+/// Looks that the window of waiting spans. What holds neighbours back begins once the group waits
+/// for longer than promised, and takes some seconds.
+const LOOKS: usize = 60;
 
 /// What the kernel protects of a cgroup: the least of it and of those above, the root left out.
 /// `None` where it has no such files (cgroup v1).
@@ -231,17 +232,19 @@ mod tests {
     }
 
     #[test]
-    fn waiting_is_judged_over_ten_looks() {
+    fn waiting_is_judged_over_many_looks() {
         let mut waiting = Waiting::default();
         let tenth = Share::percent(10);
         let mut at = |look: u64, ms: u64| {
             let (now, waited) = (Nanos::secs(look), Nanos::millis(ms));
             waiting.judge(now, waited, tenth).is_some()
         };
-        for look in 0..15 {
+        for look in 0..70 {
             assert!(!at(look, look * 100), "{look}");
         }
-        assert!(at(15, 1_700));
+        // A second in which it waited all the time is a sixtieth.
+        assert!(!at(70, 6_900));
+        assert!(at(71, 7_900));
     }
 
     #[test]

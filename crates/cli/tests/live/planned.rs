@@ -173,7 +173,7 @@ fn a_plan_is_for_the_machine_without_quell() {
     machine.remember();
     let pid = format!("pid={}", critical.pid());
     let before = planned(critical.pid());
-    let held = Running::start(quell().args(["run", "--critical", &pid]));
+    let held = Running::start(quell().args(["run", "--critical", &pid, "--cpus", "1"]));
     eventually("it has its CPU", || allowed(critical.pid()).len() == 1);
     assert_eq!(planned(critical.pid()), before, "during the run");
     let said = run(&["plan", "--critical", &pid]).err;

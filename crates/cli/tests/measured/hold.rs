@@ -220,7 +220,7 @@ fn a_neighbour_that_gets_no_cpu_is_waited_for() {
     );
     // More than the kernel gives an idle group on their CPU; each in a session, and so an
     // autogroup.
-    let hog = "{ echo -19 >/proc/self/autogroup; } 2>/dev/null; exec timeout 12 sh -c 'while :; do :; done'";
+    let hog = "{ echo -19 >/proc/self/autogroup; } 2>/dev/null; exec timeout 8 sh -c 'while :; do :; done'";
     let hogs: Vec<Program> = (0..4)
         .map(|_| Program::start(&["setsid", "sh", "-c", hog]))
         .collect();

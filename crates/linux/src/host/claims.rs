@@ -6,7 +6,7 @@ use quell_plan::{Direction, DiskRates, GroupPlan, Held, Plan, Promise, Setting, 
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::Level;
-use quell_types::options::PageSize;
+use quell_types::options::{CpuWeight, PageSize};
 use quell_types::partition::Mask;
 use quell_types::units::{Nanos, Rate, Share};
 use quell_witness::{Claim, Counted, Disks, Party, What};
@@ -41,6 +41,12 @@ fn what(plan: &Plan, held: &Held, counting: &dyn Fn(CpuId) -> Option<Counting>) 
         Promise::LimitCpuTime { .. }
         | Promise::LimitBandwidth { .. }
         | Promise::LimitDirection { .. } => limit(plan, held, counting),
+        // Beside its brakes a group's tasks are idle, whatever the weight of both together is.
+        Promise::Weight {
+            weight: CpuWeight::Of(100..),
+        } if braked(plan, &held.group) => {
+            What::Invisible("its tasks share their cgroup's weight with brakes")
+        }
         Promise::Weight { weight } => What::Weight(*weight),
         Promise::LimitMemory { most } => What::Memory { most: *most },
         Promise::ReserveWays {
@@ -99,6 +105,15 @@ fn what(plan: &Plan, held: &Held, counting: &dyn Fn(CpuId) -> Option<Counting>) 
 fn steps<'a>(plan: &'a Plan, held: &'a Held) -> impl Iterator<Item = &'a Step> {
     let by = |step: &&Step| held.held_by.contains(&step.id);
     plan.steps.iter().filter(by)
+}
+
+/// Whether a group has brakes.
+fn braked(plan: &Plan, group: &str) -> bool {
+    let mut own = plan.steps.iter();
+    own.any(|step| {
+        let braked = matches!(step.set, Setting::Gather { braked: true, .. });
+        braked && step.group.as_deref() == Some(group)
+    })
 }
 
 /// The groups that take turns, and the time of each.

@@ -47,7 +47,7 @@ pub enum Promise {
     Windows {
         /// The CPUs that it has in its windows.
         cpus: CpuSet,
-        /// How long its windows are together, in each frame.
+        /// How long its windows are together in each frame, less the guard at the end of each.
         time: Nanos,
         /// After how long they begin again.
         frame: Nanos,

@@ -9,7 +9,7 @@ use quell_types::options::CpuWeight;
 use quell_types::refusal::Remedy;
 use quell_types::task::TaskMatch;
 
-use crate::inventory::Availability;
+use crate::inventory::{Availability, CpusetKind};
 use crate::plan::{Promise, Setting};
 
 use super::draft::Draft;
@@ -69,10 +69,15 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             };
             let set = Setting::Weight { weight };
             let step = draft.step(Some(name), Mechanism::Weight, set, because);
-            let weakest = if group.matching.iter().any(TaskMatch::in_place) {
-                words::WEIGHED_IN_ITS_SLICE
-            } else {
-                words::REAL_TIME_COMES_FIRST
+            let in_place = group.matching.iter().any(TaskMatch::in_place);
+            // Its own cgroup may lie in a hierarchy without the cpu controller.
+            let split = matches!(draft.machine.means.cpuset, CpusetKind::V1);
+            if group.cpu_weight.is_none() && in_place && split {
+                continue;
+            }
+            let weakest = match in_place {
+                true => words::WEIGHED_IN_ITS_SLICE,
+                false => words::REAL_TIME_COMES_FIRST,
             };
             let worth = Worth::of(Level::Enforced, weakest);
             draft.promise(name, Promise::Weight { weight }, worth, [step]);

@@ -45,7 +45,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     let times: Vec<_> = frame
         .groups()
         .into_iter()
-        .map(|group| (group.clone(), frame.time_of(group)))
+        .map(|group| (group.clone(), frame.time_left_to(group)))
         .collect();
     draft.notes.push(words::ends_earlier(frame.guard));
     let set = Setting::Windows(frame);

@@ -28,6 +28,7 @@ const COVERED: &[(&str, &[&str])] = &[
         "sets",
         &[
             "types/src/cpuset.rs",
+            "linux/src/without.rs",
             "types/src/partition.rs",
             "policy/src/policy/values.rs",
         ],
@@ -116,6 +117,7 @@ const COVERED: &[(&str, &[&str])] = &[
             "kernel/src/zram.rs",
             "linux/src/ways/class.rs",
             "linux/src/ways/threads.rs",
+            "kernel/src/cgroup_limits.rs",
             "witness/src/disks.rs",
             "witness/src/homes.rs",
             "witness/src/limits.rs",

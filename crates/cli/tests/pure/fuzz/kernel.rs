@@ -12,9 +12,9 @@ use quell_kernel::resctrl::{Resctrl, Schemata, groups, info, locked, processor, 
 use quell_kernel::root::{Files, parse_mask};
 use quell_kernel::tasks::{self, Matcher};
 use quell_kernel::{
-    cached_file, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, maps, msr, node_memory,
-    oom, paging, pmu, procfs, psi, remaining, self_usage, sysctl, topology, traceable, value, vm,
-    workqueue, zram,
+    cached_file, cgroup_limits, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, maps, msr,
+    node_memory, oom, paging, pmu, procfs, psi, remaining, self_usage, sysctl, topology, traceable,
+    value, vm, workqueue, zram,
 };
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
@@ -258,6 +258,7 @@ fn cgroups(files: &Everywhere, says: &str) {
     for version in [Version::V1, Version::V2] {
         let memory = Memory::of(&hierarchy(version), "/sys/fs/cgroup/a");
         let _ = memory.parse_stat(says);
+        let _ = cgroup_limits::limits(files, &hierarchy(version), "/sys/fs/cgroup/a");
         let _ = memory::amount("/x", says);
         let _ = cgroup::effective_cpus(files, &hierarchy(version), "/sys/fs/cgroup/a");
     }

@@ -84,7 +84,10 @@ fn windowed_groups_share_a_cpu_and_nothing_else_runs_there() {
     assert_eq!(spans, expected);
     for (held, group) in plan.promises.iter().zip(["control", "batch"]) {
         assert_eq!((held.group.as_str(), held.level), (group, Level::Regulated));
-        assert_eq!(held.promise.to_string(), "4ms of each 10ms alone on CPU 3");
+        assert_eq!(
+            held.promise.to_string(),
+            "3.8ms of each 10ms alone on CPU 3"
+        );
         assert!(held.held_by.contains(&step), "{held:?}");
     }
     assert_eq!(plan.promises.len(), 2);
@@ -103,7 +106,7 @@ fn several_cpus_are_emptied_and_divided_by_one_frame() {
     });
     assert_eq!(frames.collect::<Vec<_>>(), ["1,3"]);
     let told = plan.promises[0].promise.to_string();
-    assert_eq!(told, "4ms of each 10ms alone on CPUs 1,3");
+    assert_eq!(told, "3.8ms of each 10ms alone on CPUs 1,3");
 }
 
 #[test]
@@ -118,8 +121,8 @@ fn spare_time_is_a_window_of_its_group() {
     assert_eq!(
         told,
         [
-            "4ms of each 10ms alone on CPU 3",
-            "6ms of each 10ms alone on CPU 3"
+            "3.9ms of each 10ms alone on CPU 3",
+            "5.9ms of each 10ms alone on CPU 3"
         ]
     );
 }
