@@ -77,40 +77,45 @@ fn a_neighbour_that_sleeps_hurts_nothing() {
     assert!(!hurt, "sleepers hurt three times in a row");
 }
 
+/// A short demonstration by a program that starts it with less than there is.
+fn begin(machine: &Machine, with: &[&str]) -> Done {
+    let mut command = Command::new(with[0]);
+    command.args(&with[1..]).arg(env!("CARGO_BIN_EXE_quell"));
+    command.args(["demo", "--only", "cpu,memory", "--rounds", "2", "--out"]);
+    command.arg(machine.path("runs")).env("NO_COLOR", "1");
+    Running::start(&mut command).wait()
+}
+
+/// As root by name only, as in a container. What is left out is named where it was seen to hurt.
+#[test]
+fn where_little_is_allowed_it_ends_well() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    machine.remember();
+    let bare = begin(
+        &machine,
+        &["setpriv", "--bounding-set=-all", "--inh-caps=-all"],
+    );
+    assert_eq!(bare.code, 0, "{bare:?}");
+    assert!(bare.out.contains("call it with sudo"), "{bare:?}");
+    assert!(bare.out.contains("memory: it needs root"), "{bare:?}");
+    assert!(!bare.err.contains("Permission denied"), "{bare:?}");
+    assert!(!bare.out.contains('\x1b'), "{bare:?}");
+}
+
 /// How it ends. What it measures is not looked at.
 mod live {
     use super::*;
 
-    /// On one CPU, and as root by name only, as in a container.
     #[test]
-    fn where_little_is_allowed_it_ends_well() {
+    fn on_one_cpu_it_ends_well() {
         let Some(mut machine) = machine() else {
             return;
         };
         machine.remember();
-        let out = machine.path("runs").display().to_string();
-        let begin = |with: &[&str]| {
-            let mut command = Command::new(with[0]);
-            command.args(&with[1..]).arg(env!("CARGO_BIN_EXE_quell"));
-            command.args([
-                "demo",
-                "--only",
-                "cpu,memory",
-                "--rounds",
-                "2",
-                "--out",
-                &out,
-            ]);
-            Running::start(command.env("NO_COLOR", "1")).wait()
-        };
-        let one = begin(&["taskset", "-c", "0"]);
-        assert_eq!(one.code, 0, "{one:?}");
-        let bare = begin(&["setpriv", "--bounding-set=-all", "--inh-caps=-all"]);
-        assert_eq!(bare.code, 0, "{bare:?}");
-        assert!(bare.out.contains("call it with sudo"), "{bare:?}");
-        assert!(bare.out.contains("memory: it needs root"), "{bare:?}");
-        assert!(!bare.err.contains("Permission denied"), "{bare:?}");
-        assert!(!bare.out.contains('\x1b'), "{bare:?}");
+        let done = begin(&machine, &["taskset", "-c", "0"]);
+        assert_eq!(done.code, 0, "{done:?}");
     }
 
     #[test]
