@@ -470,7 +470,14 @@ mod changed {
             let [status, control, restored] = said.all(hazard)[..] else {
                 panic!("{hazard}: {:?}", said.all(hazard));
             };
-            assert_eq!((status, restored), ("status 0", "restored"), "{hazard}");
+            // Who stays in the kernel through windows of the other group breaks the promise. On a
+            // busy host windows may begin late, too.
+            let ends: &[&str] = match hazard {
+                "calls" => &["status 3"],
+                _ => &["status 0", "status 3"],
+            };
+            assert!(ends.contains(&status), "{hazard}: {status}");
+            assert_eq!(restored, "restored", "{hazard}");
             let [outside, used] =
                 ["outside", "used"].map(|word| crate::guest::figure(control, word));
             // A task of the other group that is in the kernel gets half of the CPU meanwhile.
