@@ -105,6 +105,12 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_begins_at_the_mount_point() {
+        assert_eq!(chain("/m", "/m/a/b"), ["/m", "/m/a", "/m/a/b"]);
+        assert_eq!(chain("/m", "/m"), ["/m"]);
+    }
+
+    #[test]
     fn limits_of_a_cgroup_and_of_those_above_it() {
         let files = [
             ("a/cpu.max", "max 100000\n"),

@@ -403,7 +403,7 @@ impl GroupCgroups {
 }
 
 /// Whether a directory is `above` or below it.
-fn within(dir: &str, above: &str) -> bool {
+pub(crate) fn within(dir: &str, above: &str) -> bool {
     let below = dir.strip_prefix(above);
     below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -9,6 +9,7 @@ use quell_kernel::root::Files;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
 
+use crate::group_cgroups::within;
 use crate::restore;
 
 /// The most steps from a cgroup that a run made to the one that inherits its tasks.
@@ -49,11 +50,6 @@ fn home<'c>(dir: &'c str, changes: &'c [Undo]) -> &'c str {
         }
     }
     at
-}
-
-fn within(dir: &str, above: &str) -> bool {
-    let rest = dir.strip_prefix(above);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The list in a file as it is once these changes are reverted. `None` where it lists nothing.

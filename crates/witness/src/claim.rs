@@ -55,7 +55,8 @@ pub enum What {
     },
     /// The group's CPU time has this weight where others want a CPU, too.
     Weight(CpuWeight),
-    /// Groups run on these CPUs in turn, each in its windows of a frame, and nobody else does.
+    /// Groups run on these CPUs in turn, each in its windows of a frame, and no other task
+    /// does.
     Windows {
         /// The kernel's numbers of the CPUs.
         cpus: CpuSet,

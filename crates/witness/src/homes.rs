@@ -34,18 +34,6 @@ fn within(dir: &str, home: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The mount point and all cgroups from it down to `dir`, the highest first.
-pub(crate) fn chain(mount: &str, dir: &str) -> Vec<String> {
-    let mut at = mount.to_owned();
-    let mut all = vec![at.clone()];
-    let below = dir.strip_prefix(mount).unwrap_or_default();
-    for part in below.split('/').filter(|part| !part.is_empty()) {
-        at = format!("{at}/{part}");
-        all.push(at.clone());
-    }
-    all
-}
-
 impl Homes {
     /// Sorts the homes by party and hierarchy.
     pub fn new(files: &dyn Files, parties: &[Party]) -> Self {
@@ -165,8 +153,6 @@ mod tests {
     fn a_cgroup_is_in_itself_and_in_those_above() {
         assert!(within("/a/b", "/a/b") && within("/a/b/c", "/a/b/"));
         assert!(!within("/a/bc", "/a/b") && !within("/a", "/a/b"));
-        assert_eq!(chain("/m", "/m/a/b"), ["/m", "/m/a", "/m/a/b"]);
-        assert_eq!(chain("/m", "/m"), ["/m"]);
     }
 
     #[test]

@@ -23,7 +23,8 @@ use quell_types::witness::{Fault, Verdict};
 const PROCESSES: usize = 8;
 /// Looks that have to find a process before its memory is judged: it may not have been treated yet.
 const KNOWN: u32 = 2;
-/// As many times as a look at mappings took, the next one waits.
+/// As many times as a look at mappings or at files took, the next one waits: it takes a hundredth
+/// of a CPU at most.
 const PAUSE: u64 = 100;
 /// As much more as a dispatcher may leave a group beyond its windows.
 const LATE: Share = Share::percent(5);
@@ -40,8 +41,8 @@ pub(crate) struct Memories {
     waiting: Waiting,
     /// The group's processes, and how many looks have found them.
     known: BTreeMap<u32, u32>,
-    /// When mappings are read again, and what they showed.
-    mappings: (Nanos, Option<Fault>),
+    /// When what takes long is looked at again, and what was seen.
+    seldom: Option<(Nanos, Seen)>,
 }
 
 /// What was counted at the last look of the CPUs of a claim.
@@ -147,16 +148,13 @@ impl Witness {
                 let pids = known(group, scan, &mut kept.known);
                 verdict(Ok(memory::locked(files, &pids)))
             }
-            What::Cached { files: paths } => verdict(memory::cached(files, paths)),
+            What::Cached { files: paths } => verdict(seldom(&mut kept.seldom, now, || {
+                memory::cached(files, paths)
+            })),
             What::Pages { large } => {
-                if now >= kept.mappings.0 {
-                    let begun = Instant::now();
-                    let pids = known(group, scan, &mut kept.known);
-                    let fault = memory::paged(files, &pids, *large);
-                    let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                    kept.mappings = (now.plus(Nanos(took.saturating_mul(PAUSE))), fault);
-                }
-                verdict(Ok(kept.mappings.1.clone()))
+                let pids = known(group, scan, &mut kept.known);
+                let look = || Ok(memory::paged(files, &pids, *large));
+                verdict(seldom(&mut kept.seldom, now, look))
             }
             What::Stall { most } => match memory::waited(files, &self.home_dirs(group)) {
                 None => Verdict::Unseen(self.uncounted(group, "how long it waits for memory")),
@@ -331,8 +329,8 @@ impl Witness {
         Ok(series.judge(allowed))
     }
 
-    /// Whether groups that take turns use no more than their windows, and nobody else may run
-    /// there.
+    /// Whether groups that take turns use no more than their windows, and no other task may
+    /// run there.
     fn windows(
         &self,
         cpus: &CpuSet,
@@ -458,6 +456,19 @@ impl Witness {
             None => Verdict::Holds,
         }
     }
+}
+
+/// Looks where the time for it has come, and says what was seen last otherwise.
+fn seldom(kept: &mut Option<(Nanos, Seen)>, now: Nanos, look: impl FnOnce() -> Seen) -> Seen {
+    if let Some((_, seen)) = kept.as_ref().filter(|(next, _)| now < *next) {
+        return seen.clone();
+    }
+    let begun = Instant::now();
+    let seen = look();
+    let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let next = now.plus(Nanos(took.saturating_mul(PAUSE)));
+    *kept = Some((next, seen.clone()));
+    seen
 }
 
 /// The first processes of a group that enough looks have found.

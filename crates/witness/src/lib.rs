@@ -27,7 +27,7 @@
 //! What it cannot see: threads that lived and died between two looks (their time is seen, where a
 //! group's cgroup has an account), and use of a CPU by interrupts.
 //!
-//! A look takes 5 ms of CPU time next to 1,000 processes (`benches/look.rs`, by
+//! A look at CPUs takes 5 ms of CPU time next to 1,000 processes (`benches/look.rs`, by
 //! `cargo bench -p quell-witness --bench look`; two CPUs of a virtual machine).
 
 mod alone;

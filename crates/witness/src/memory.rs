@@ -3,12 +3,12 @@
 
 use std::collections::VecDeque;
 
+use quell_kernel::cgroup_limits::chain;
 use quell_kernel::root::{Access, Files};
 use quell_kernel::{page_cache, paging, psi, vm};
 use quell_types::units::{Bytes, Nanos, Share};
 use quell_types::witness::Fault;
 
-use crate::homes::chain;
 use crate::limits::Dir;
 
 /// Memory of a process that may be unlocked beside what the kernel never locks.

@@ -450,7 +450,7 @@ fn a_group_beyond_its_windows_breaks_those_of_all() {
     let expected =
         "group batch used 2000 ms of CPU time in 1000 ms, where its windows give it 1272 ms";
     assert_eq!(said(&look(&mut witness, seconds(5))), expected);
-    // Somebody else in the windows.
+    // Another program in the windows.
     machine.task(&Task {
         tid: 30,
         pid: 30,

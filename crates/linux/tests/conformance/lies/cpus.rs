@@ -67,7 +67,7 @@ const ON_CPUS: [Told; 14] = [
         "(other) may run on CPU 3",
     ),
     lie(
-        "nobody else is moved",
+        "no other process is moved",
         cpus,
         V1,
         |path, _, _| match path.contains("/rest/") && path.ends_with("procs") {
