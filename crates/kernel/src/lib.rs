@@ -6,6 +6,7 @@
 
 pub mod affinity;
 mod arch;
+pub mod births;
 pub mod cached_file;
 pub mod cgroup;
 pub mod cgroup_limits;

@@ -26,6 +26,8 @@ use crate::lease::Lease;
 
 /// The file's name in the folder of a run.
 pub const FILE: &str = "journal";
+/// The name of a file that is about to replace [`FILE`].
+pub const NEXT: &str = "journal-next";
 /// Version of the journal's format, in [`Header::version`].
 pub const VERSION: u32 = 1;
 /// Bytes reserved beyond the last entry: about a thousand moves.
@@ -69,7 +71,10 @@ impl Journal {
     /// [`Error::File`] when the file exists already, cannot be made, or its space cannot be
     /// reserved.
     pub fn create(dir: &Path, header: Header) -> Result<Self> {
-        let path = dir.join(FILE);
+        Self::create_at(dir.join(FILE), header)
+    }
+
+    fn create_at(path: PathBuf, header: Header) -> Result<Self> {
         let failed = |action, e| Error::file(action, &path.to_string_lossy(), None, e);
         let file = OpenOptions::new()
             .read(true)
@@ -138,12 +143,7 @@ impl Journal {
     /// None of the changes may then be made.
     pub fn record_all(&mut self, entries: &[Undo]) -> Result<()> {
         fault::boundary();
-        if self.lease.as_ref().is_some_and(|l| l.is_revoked()) {
-            return Err(Error::refused_with(
-                "the watchdog has revoked this run and undone its changes (the process was stopped or hung)",
-                "start it again",
-            ));
-        }
+        self.still_ours()?;
         let mut end = self.end();
         let mut text = String::new();
         let mut ends = Vec::with_capacity(entries.len());
@@ -244,6 +244,44 @@ impl Journal {
         let kept = self.record_all(failed);
         self.lease = lease;
         kept
+    }
+
+    /// Forgets entries since `mark` that are not to be kept, without reverting them. The file is
+    /// replaced as a whole: whoever reads it finds the old entries or the new ones.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Refused`] when the lease was revoked. The journal is as before
+    /// then.
+    pub fn rewrite(&mut self, mark: Mark, keep: &dyn Fn(&Undo) -> bool) -> Result<()> {
+        self.still_ours()?;
+        let (before, since) = self.entries.split_at(mark.0.min(self.entries.len()));
+        let since = since.iter().filter(|entry| keep(entry));
+        let entries: Vec<Undo> = before.iter().chain(since).cloned().collect();
+        let dir = self.path.parent().unwrap_or(Path::new("."));
+        let beside = dir.join(NEXT);
+        // What an attempt that failed has left.
+        let _ = std::fs::remove_file(&beside);
+        let mut next = Self::create_at(beside.clone(), self.header.clone())?;
+        next.record_all(&entries)?;
+        self.still_ours()?;
+        std::fs::rename(&beside, &self.path)
+            .map_err(|e| Error::file("replace", &self.path.to_string_lossy(), None, e))?;
+        fault::boundary();
+        self.file = next.file;
+        self.entries = next.entries;
+        self.ends = next.ends;
+        self.reserved = next.reserved;
+        Ok(())
+    }
+
+    fn still_ours(&self) -> Result<()> {
+        match self.lease.as_ref().is_some_and(|l| l.is_revoked()) {
+            true => Err(Error::refused_with(
+                "the watchdog has revoked this run and undone its changes (the process was stopped or hung)",
+                "start it again",
+            )),
+            false => Ok(()),
+        }
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<()> {
@@ -455,6 +493,45 @@ pub(crate) mod tests {
         let path = journal.path().to_owned();
         journal.clear().unwrap();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_forgotten_is_gone_and_the_rest_keeps_its_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), header()).unwrap();
+        journal.record(&write("/first", "1", "2")).unwrap();
+        let mark = journal.mark();
+        for path in ["/a", "/gone", "/first", "/b"] {
+            journal.record(&write(path, "1", "2")).unwrap();
+        }
+        let path_of = |entry: &Undo| match entry {
+            Undo::Write { path, .. } => path.clone(),
+            _ => String::new(),
+        };
+        // A file that a death in the middle has left is no hindrance.
+        std::fs::write(dir.path().join(NEXT), "torn").unwrap();
+        let keep = |entry: &Undo| !["/gone", "/first"].contains(&path_of(entry).as_str());
+        journal.rewrite(mark, &keep).unwrap();
+        journal.record(&write("/c", "1", "2")).unwrap();
+        let found = read(journal.path()).unwrap();
+        assert_eq!(found.header.as_ref(), Some(&header()));
+        assert_eq!(found.entries, journal.entries());
+        let paths: Vec<String> = found.entries.iter().map(path_of).collect();
+        assert_eq!(paths, ["/first", "/a", "/b", "/c"]);
+        assert!(!dir.path().join(NEXT).exists());
+    }
+
+    #[test]
+    fn a_revoked_journal_forgets_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let lease = Arc::new(Lease::create(dir.path(), 1, rt::now()).unwrap());
+        let mut journal = Journal::create(dir.path(), header()).unwrap();
+        journal.bind(Arc::clone(&lease));
+        journal.record(&write("/a", "1", "2")).unwrap();
+        let before = std::fs::read(journal.path()).unwrap();
+        lease.revoke();
+        journal.rewrite(Mark::default(), &|_| false).unwrap_err();
+        assert_eq!(std::fs::read(journal.path()).unwrap(), before);
     }
 
     #[test]

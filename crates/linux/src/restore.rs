@@ -160,7 +160,14 @@ pub fn undo_folder(files: &dyn Files, dir: &Path) -> Result<Outcome> {
 /// [`Error::File`]. A folder that is gone is no error.
 pub fn remove_folder(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e| Error::file("remove", &path.to_string_lossy(), None, e);
-    for name in [PLAN, STANDING, DECLARED, lease::FILE, journal::FILE] {
+    for name in [
+        PLAN,
+        STANDING,
+        DECLARED,
+        lease::FILE,
+        journal::NEXT,
+        journal::FILE,
+    ] {
         let path = dir.join(name);
         match fs::remove_file(&path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&path, e)),
@@ -180,7 +187,7 @@ pub fn remove_folder(dir: &Path) -> Result<()> {
 pub fn close(journal: Journal, dir: &Path) -> Result<()> {
     // The journal is removed before the folder, and all other files before the journal. So a death
     // in between leaves a journal by which the rest is found, or an empty folder.
-    for name in [PLAN, STANDING, DECLARED, lease::FILE] {
+    for name in [PLAN, STANDING, DECLARED, lease::FILE, journal::NEXT] {
         let _ = fs::remove_file(dir.join(name));
     }
     journal.clear()?;

@@ -17,6 +17,8 @@ use quell_record::events::Declared;
 use quell_record::standing::Standing;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
+use quell_types::journal::Undo;
+use quell_types::task::TaskId;
 use quell_types::units::Nanos;
 
 use crate::change::JournaledWriter;
@@ -29,6 +31,9 @@ use crate::watchdog::{self, Health, Watchdog};
 
 /// How often a watchdog that died is replaced before the run gives up.
 const REPLACEMENTS: u32 = 3;
+
+/// How many changes may be recorded, beyond twice what was kept, before ended tasks are forgotten.
+const FORGOTTEN: usize = 500;
 
 /// How long the heartbeat may pause between two plans of one hold.
 const LONGEST_REST: Nanos = Nanos::secs(600);
@@ -56,6 +61,8 @@ pub struct Session {
     replaced: u32,
     /// Where the changes of steps begin in the journal: after those that the watchdog needs.
     base: Mark,
+    /// How many changes were left when ended tasks were last forgotten.
+    kept: usize,
 }
 
 impl Session {
@@ -126,6 +133,7 @@ impl Session {
             dir: dir.to_owned(),
             lock,
             base: journal.mark(),
+            kept: 0,
             journal,
             deputy: Deputy::start(Arc::clone(&lease))?,
             lease,
@@ -191,8 +199,30 @@ impl Session {
 
     /// The recorded changes, oldest first.
     #[must_use]
-    pub fn changes(&self) -> &[quell_types::journal::Undo] {
+    pub fn changes(&self) -> &[Undo] {
         self.journal.entries()
+    }
+
+    /// Forgets where tasks that have ended came from, once these are many: programs that begin and
+    /// end all the time would fill the journal.
+    ///
+    /// # Errors
+    /// As [`Journal::rewrite`].
+    pub fn forget_ended(&mut self, files: &dyn Files) -> Result<()> {
+        let recorded = self.journal.since(self.base).len();
+        if recorded < 2 * self.kept + FORGOTTEN {
+            return Ok(());
+        }
+        let runs = |task: TaskId| match procfs::stat(files, task.pid) {
+            Ok(stat) => stat.is_some_and(|stat| stat.id == task),
+            Err(_) => true,
+        };
+        self.journal.rewrite(self.base, &|entry| match entry {
+            Undo::Move { task, .. } | Undo::Affinity { task, .. } => runs(*task),
+            _ => true,
+        })?;
+        self.kept = self.journal.since(self.base).len();
+        Ok(())
     }
 
     /// Puts the calling thread, which is the main one, and its deputy on these CPUs, as far as the

@@ -21,7 +21,8 @@ pub struct TaskMatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
     /// The command name, as `/proc/PID/comm` (at most 15 bytes; longer names are compared by their
-    /// first 15). Tasks are looked for once a second: match what starts programs of less.
+    /// first 15). A program is moved when the kernel reports that it began. Where the kernel
+    /// does not, programs are looked for once a second: match what starts programs of less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comm: Option<String>,
     /// A regular expression found in any argument, as `/proc/PID/cmdline`.

@@ -186,7 +186,7 @@ fn protected(out: &mut String, critical: &Chosen, setup: Setup, reasons: &[Reaso
     }
     if setup.high {
         let why = because(reasons, Part::Weight);
-        let what = "Where it wants a CPU it goes first, and its clients keep a tenth.";
+        let what = "Where it wants a CPU it goes first, and its clients keep a tenth. Clients on this machine that count as well belong into its match.";
         comment(out, &format!("{why} {what}"));
         let _ = writeln!(out, "cpu-weight = {HIGH}");
     }

@@ -7,6 +7,7 @@
 )]
 
 mod attached;
+mod births;
 mod colours;
 mod combined;
 #[path = "../common/mod.rs"]

@@ -37,14 +37,19 @@ impl Linux {
         self.enforcers.account(&self.host, seen);
         self.host.report_spent(seen);
         self.enforcers.check(&mut self.host, seen);
-        let Some(session) = &self.host.session else {
+        let files = &self.host.files;
+        let Some(session) = &mut self.host.session else {
             return;
         };
-        let held = || session.still_held();
-        if !held() {
+        if !session.still_held() {
             return;
         }
-        for drift in drift::find(&self.host.files, session.changes(), self.on_drift, &held) {
+        if let Err(e) = session.forget_ended(files) {
+            seen.push(finding(About::Session, e.to_string(), None));
+        }
+        let session = &*session;
+        let held = || session.still_held();
+        for drift in drift::find(files, session.changes(), self.on_drift, &held) {
             let about = About::Drift { path: drift.path };
             seen.push(finding(about, drift.what, None));
             if self.on_drift == OnDrift::Stop {
@@ -56,6 +61,7 @@ impl Linux {
     fn poll(&mut self, until: Nanos) -> Result<()> {
         let timeout = rt::timespec(until.since(rt::now()));
         let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        watched.extend(self.host.groups.reports());
         for subject in &self.programs.subjects {
             watched.extend(
                 subject
@@ -98,6 +104,10 @@ impl Linux {
                 .tell_units(self.host.session.as_ref(), seen, until);
             while let Some(signal) = signals::next_signal(&self.signals) {
                 seen.push(Seen::Stop(signal));
+            }
+            if self.host.session.is_some() && !self.revoked {
+                // What fails is found again, and reported, by the search of all processes.
+                let _ = self.host.take_in();
             }
             if self.host.session.is_some() && !self.revoked && rt::now() >= self.next_look {
                 self.next_look = rt::now().plus(LOOK);

@@ -107,6 +107,9 @@ fn gather(
     if !in_place.is_empty() {
         host.complete(name, &controllers)?;
     }
+    if moves(matching) {
+        notes.extend(host.groups.expect());
+    }
     if found.is_empty() {
         notes.push(format!(
             "group {name}: no task matches yet; it is looked for every second"

@@ -14,6 +14,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Level;
 use quell_types::task::TaskMatch;
 
+use super::newborn::Newborn;
 use super::{Host, finding};
 use crate::group_cgroups::{CgroupDir, GroupCgroups, Layout};
 use crate::session::Session;
@@ -50,6 +51,8 @@ pub struct Groups {
     pub bound: Option<Bound>,
     /// The CPUs that tasks of no group are confined to. `None` while they are not confined.
     pub rest: Option<CpuSet>,
+    /// Reports of programs that begin. `None` where the kernel makes none, or nothing matches any.
+    pub newborn: Option<Newborn>,
 }
 
 impl Groups {
@@ -164,7 +167,7 @@ impl Host {
     }
 
     /// Processes of Quell that no group gets, whatever it matches.
-    fn never(&self) -> BTreeSet<u32> {
+    pub fn never(&self) -> BTreeSet<u32> {
         let watchdog = self.session.as_ref().and_then(Session::watchdog_pid);
         watchdog.into_iter().chain(self.brakes.clone()).collect()
     }

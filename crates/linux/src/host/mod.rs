@@ -2,7 +2,9 @@
 //! and the groups.
 
 mod claims;
+mod gate;
 mod groups;
+mod newborn;
 mod worth;
 
 use std::collections::BTreeSet;
