@@ -5,7 +5,8 @@
 //!
 //! 1. A weight comes first. It takes nothing from a neighbour while the CPU is not wanted. Named
 //!    neighbours get a low one. Where everything else is the neighbour, the program gets a high
-//!    one: its clients are among everything else.
+//!    one. Next to named neighbours it gets none, however busy other programs are: its clients may
+//!    be these, and it would wait for them.
 //! 2. CPUs of its own come where a weight is not enough: the other thread of its core was seen to
 //!    hurt, or its threads wait although programs of no group are what keeps the CPUs busy. It gets
 //!    one for each thread that may work at once, and at most half of the cores. Programs of no
@@ -125,6 +126,14 @@ pub enum Why {
         /// CPUs that programs of no group use.
         unnamed: f64,
     },
+    /// Its threads wait, and programs of no group are the cause. A high weight would take from its
+    /// clients, if these are among them.
+    PerhapsClients {
+        /// The part of the time, 0 to 1.
+        waited: f64,
+        /// CPUs that programs of no group use.
+        unnamed: f64,
+    },
     /// How many threads work at once, or what programs of no group use, is not known.
     Unknown,
     /// More threads work at once than half of the cores.
@@ -218,10 +227,12 @@ pub fn choose(machine: &Inventory, known: &Known) -> Choice {
         None => {
             choice.means.low = known.named;
             // On CPUs of its own no weight is needed against programs of no group.
-            choice.means.high = choice.means.cores.is_none() && (!known.named || waits.is_some());
+            choice.means.high = choice.means.cores.is_none() && !known.named;
             if choice.means.high {
-                let why = waits.unwrap_or(Why::Unnamed);
-                choice.because.push((Mean::Weight, why));
+                choice.because.push((Mean::Weight, waits.unwrap_or(Why::Unnamed)));
+            } else if let (None, Some(Why::Waits { waited, unnamed })) = (choice.means.cores, waits) {
+                let why = Why::PerhapsClients { waited, unnamed };
+                choice.left_out.push((Mean::Weight, why));
             }
         }
     }
@@ -331,6 +342,13 @@ impl fmt::Display for Why {
                 f,
                 "Its threads waited for {:.0} % of the time in which they wanted a CPU, and programs \
                  of no group used {unnamed:.2} CPUs. No low weight reaches these.",
+                waited * 100.0
+            ),
+            Self::PerhapsClients { waited, unnamed } => write!(
+                f,
+                "A high one: its threads waited for {:.0} % of the time in which they wanted a CPU, \
+                 and programs of no group used {unnamed:.2} CPUs. Clients of it among them would get \
+                 less, and it would wait for these. Name those that are not (--best-effort).",
                 waited * 100.0
             ),
             Self::Unknown => f.write_str(

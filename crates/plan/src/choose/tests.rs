@@ -123,6 +123,24 @@ fn own_cpus_come_where_it_waits_and_its_clients_keep_room() {
     assert_eq!(choose(&weighing(4, 1), &others).means.cores, None);
 }
 
+/// PostgreSQL next to a backup: its client was what used the CPU. With a high weight its p99 was
+/// three times as long.
+#[test]
+fn next_to_named_neighbours_clients_lose_nothing_to_a_high_weight() {
+    let waits = Known {
+        named: true,
+        threads: Some(8),
+        waited: Some(0.5),
+        named_cpus: Some(0.3),
+        unnamed_cpus: Some(0.9),
+        ..ROOT
+    };
+    let choice = choose(&weighing(2, 1), &waits);
+    assert_eq!((choice.means.low, choice.means.high), (true, false));
+    let why = choice.left_out.last().unwrap();
+    assert!(matches!(why, (Mean::Weight, Why::PerhapsClients { .. })), "{why:?}");
+}
+
 #[test]
 fn whole_cores_come_where_the_other_thread_hurts() {
     let known = Known {
@@ -253,6 +271,8 @@ proptest! {
             let helps = hurting.map(|one| one.slowdown.least * limit.0 as f64 / one.rate.0 as f64);
             prop_assert!(helps.fold(0.0, f64::max) > 1.0);
         }
+        // Its clients may be among programs of no group.
+        prop_assert!(!(means.high && known.named));
         // A weight comes first wherever there is one.
         let weight = means.low || means.high;
         prop_assert!(weight || means.cores.is_some() || (!weighs && known.root));
