@@ -441,6 +441,8 @@ pub fn machine(cpus: u32) -> Inventory {
                 package: 0,
                 node: 0,
                 tier: 0,
+                isolated: false,
+                tickless: false,
             })
             .collect(),
         caches: vec![Cache {

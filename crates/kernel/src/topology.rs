@@ -47,6 +47,7 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
     }
     let nodes = nodes(files, &online)?;
     let tiers = tiers(files, &online)?;
+    let (isolated, tickless) = (isolated(files)?, tickless(files)?);
     let mut cpus = Vec::with_capacity(usable.len());
     for id in usable.iter() {
         let topology = format!("{CPUS}/cpu{id}/topology");
@@ -75,6 +76,8 @@ pub fn read(files: &dyn Files, allowed: Option<&CpuSet>) -> Result<Topology> {
                 .unwrap_or(tiers.len())
                 .try_into()
                 .unwrap_or(u32::MAX),
+            isolated: isolated.contains(id),
+            tickless: tickless.contains(id),
         });
     }
     Ok(Topology {
@@ -408,8 +411,34 @@ fn hypervisor(files: &dyn Files, flagged: bool) -> Result<Option<String>> {
 pub fn widens_affinities(files: &dyn Files) -> Result<bool> {
     let release = files.optional("/proc/sys/kernel/osrelease")?;
     let number = release.as_deref().and_then(release_number);
+    Ok(number.is_some_and(|n| n < (6, 2)) || !isolated(files)?.is_empty())
+}
+
+/// The CPUs that the scheduler does not balance: isolated at boot (`isolcpus`), or by a partition.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn isolated(files: &dyn Files) -> Result<CpuSet> {
     let isolated = files.cpus(&format!("{CPUS}/isolated"))?;
-    Ok(number.is_some_and(|n| n < (6, 2)) || isolated.is_some_and(|cpus| !cpus.is_empty()))
+    Ok(isolated.unwrap_or_default())
+}
+
+/// The CPUs that the machine can have. Empty where the kernel does not say.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn possible(files: &dyn Files) -> Result<CpuSet> {
+    let possible = files.cpus(&format!("{CPUS}/possible"))?;
+    Ok(possible.unwrap_or_default())
+}
+
+/// The CPUs without a tick of the timer while one thread runs there (`nohz_full`).
+fn tickless(files: &dyn Files) -> Result<CpuSet> {
+    // "(null)" where there are none, in some kernels.
+    let text = files
+        .optional(&format!("{CPUS}/nohz_full"))?
+        .unwrap_or_default();
+    Ok(text.trim().parse().unwrap_or_default())
 }
 
 /// Parses a release: `6.18.44-x` → (6, 18).

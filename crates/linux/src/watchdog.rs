@@ -208,8 +208,8 @@ pub enum Ended {
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`] when lease or journal cannot be read.
 pub fn run(dir: &Path) -> Result<Ended> {
-    let kernel = Kernel::new()?;
     prepare();
+    let kernel = Kernel::new()?;
     let journal_path = dir.join(journal::FILE);
     let found = journal::read(&journal_path)?;
     let Some(header) = found.header else {
@@ -323,6 +323,10 @@ fn note(text: &str) {
 /// A session of its own, no signals from the terminal, memory locked, real-time priority, and the
 /// last choice of the OOM killer. None of it is vital: what is refused is done without.
 fn prepare() {
+    // It outlives the shell that started Quell, and must not keep that one's files open.
+    // SAFETY: nothing has been opened yet but the standard streams, which stay.
+    let _ = unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
+    let _ = rustix::thread::set_name(c"quell-watchdog");
     let _ = rustix::process::setsid();
     for signal in [
         libc::SIGTERM,

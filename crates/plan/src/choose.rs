@@ -229,8 +229,11 @@ pub fn choose(machine: &Inventory, known: &Known) -> Choice {
             // On CPUs of its own no weight is needed against programs of no group.
             choice.means.high = choice.means.cores.is_none() && !known.named;
             if choice.means.high {
-                choice.because.push((Mean::Weight, waits.unwrap_or(Why::Unnamed)));
-            } else if let (None, Some(Why::Waits { waited, unnamed })) = (choice.means.cores, waits) {
+                choice
+                    .because
+                    .push((Mean::Weight, waits.unwrap_or(Why::Unnamed)));
+            } else if let (None, Some(Why::Waits { waited, unnamed })) = (choice.means.cores, waits)
+            {
                 let why = Why::PerhapsClients { waited, unnamed };
                 choice.left_out.push((Mean::Weight, why));
             }

@@ -58,6 +58,17 @@ pub struct Cpu {
     /// The kind of core, fastest first: 0 the fastest, 1 the next. All 0 where the cores are alike.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub tier: u32,
+    /// Whether the scheduler balances no thread onto it or off it (`isolcpus`).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub isolated: bool,
+    /// Whether it has no tick of the timer while one thread runs there (`nohz_full`).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub tickless: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_false(it: &bool) -> bool {
+    !*it
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

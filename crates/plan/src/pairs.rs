@@ -79,6 +79,8 @@ mod tests {
                 package: 0,
                 node: 0,
                 tier: 0,
+                isolated: false,
+                tickless: false,
             })
             .collect();
         machine.caches = (0..cpus)

@@ -14,6 +14,7 @@ mod following;
 mod guest;
 mod hoarded;
 mod interrupts;
+mod isolated;
 mod locked;
 mod nodes;
 mod outside;

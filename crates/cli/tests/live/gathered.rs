@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Done, Machine, Program, Running, eventually, machine, quell, status_of};
+use crate::common::{
+    Done, Machine, Program, Running, eventually, machine, quell, status_of, watchdog_of,
+};
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_types::cpuset::CpuSet;
 use rustix::process::Signal;
@@ -156,5 +158,51 @@ fn a_run_that_loses_its_terminal_does_not_end_well() {
     run.signal(Signal::HUP);
     let done = run.wait();
     assert_eq!(done.code, 128 + 1, "{done:?}");
+    machine.unchanged("after the run");
+}
+
+/// It outlives the shell that started the run, whose pipes would never end.
+#[test]
+fn the_watchdog_has_a_name_and_no_files_of_its_starter() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let critical = busy();
+    machine.remember();
+    let path = machine.file("kept-open", "");
+    let quell = quell().get_program().to_string_lossy().into_owned();
+    let pid = format!("pid={}", critical.pid());
+    let mut shell = std::process::Command::new("sh");
+    shell.args([
+        "-c",
+        "exec 9<\"$1\"; shift; exec \"$@\"",
+        "sh",
+        &path,
+        &quell,
+    ]);
+    let run = Running::start(shell.args(["run", "--critical", &pid]));
+    eventually("a watchdog runs", || watchdog_of(run.pid()).is_some());
+    let watchdog = watchdog_of(run.pid()).unwrap();
+    let files = |pid: u32| {
+        let all = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        let targets = all
+            .flatten()
+            .filter_map(|file| fs::read_link(file.path()).ok());
+        targets
+            .map(|to| to.to_string_lossy().into_owned())
+            .collect::<Vec<_>>()
+    };
+    eventually("it has its name", || {
+        status_of(watchdog, "Name").as_deref() == Some("quell-watchdog")
+    });
+    assert!(
+        files(run.pid()).contains(&path),
+        "the run itself has it: {:?}",
+        files(run.pid())
+    );
+    assert!(!files(watchdog).contains(&path), "{:?}", files(watchdog));
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
     machine.unchanged("after the run");
 }

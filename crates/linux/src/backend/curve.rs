@@ -103,6 +103,8 @@ mod tests {
             package: 0,
             node: 0,
             tier: 0,
+            isolated: false,
+            tickless: false,
         };
         let cpus: Vec<Cpu> = (0..4).map(cpu).collect();
         let free = || unclaimed(files, &cpus).map(|c| c.to_string());

@@ -19,24 +19,30 @@ use quell_kernel::error::{Error, Result};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::{cgroup_tree, procfs, remaining};
 use quell_plan::Setting;
+use quell_record::about::About;
+use quell_record::backend::Observation;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::journal::Undo;
 
 use super::affinity::{self, Keep};
 use super::narrow::{self, What};
+use super::spread::Spread;
 use super::{Applied, Enforcer};
 use crate::change::JournaledWriter;
 use crate::fault;
 use crate::group_cgroups::{self, CgroupDir, GroupCgroups};
-use crate::host::Host;
+use crate::host::{Host, finding};
 use crate::placement;
 
 /// The most passes over newborn tasks of the root cgroup.
 const ROUNDS: u32 = 20;
 
 /// Carries out the core partition.
-pub(crate) struct Cores;
+#[derive(Default)]
+pub(crate) struct Cores {
+    spread: Spread,
+}
 
 impl Enforcer for Cores {
     fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
@@ -56,9 +62,9 @@ impl Enforcer for Cores {
                         .map(|s| s.id.pid)
                         .collect(),
                 };
-                let (mut writer, cgroups, group) = host.of(group)?;
-                let group_cgroups = &group.cgroups;
-                let confined = confine(
+                let (mut writer, cgroups, confining) = host.of(group)?;
+                let group_cgroups = &confining.cgroups;
+                let mut confined = confine(
                     &mut writer,
                     cgroups,
                     group_cgroups,
@@ -67,12 +73,35 @@ impl Enforcer for Cores {
                     *exclusive,
                     &pids,
                 )?;
-                group.cpus.clone_from(cpus);
+                confining.cpus.clone_from(cpus);
+                if *exclusive {
+                    confined.notes.extend(self.spread.begin(host, group, cpus)?);
+                }
                 Ok(Some(confined.notes))
             }
             Setting::ConfineRest { cpus } => keep_off(host, cpus).map(Some),
             _ => Ok(None),
         }
+    }
+
+    fn check(&mut self, host: &mut Host, seen: &mut Observation) {
+        for group in self.spread.names() {
+            if let Err(e) = self.spread.look(host, &group) {
+                seen.push(finding(About::Gather, e.to_string(), Some(&group)));
+            }
+        }
+    }
+
+    fn launched(&mut self, host: &mut Host, group: &str, _: Option<&CpuSet>) -> Result<()> {
+        self.spread.look(host, group)
+    }
+
+    fn release(&mut self, host: &mut Host) {
+        for group in self.spread.names() {
+            // So that threads born since the last look get all CPUs back, too.
+            let _ = self.spread.look(host, &group);
+        }
+        self.spread = Spread::default();
     }
 }
 

@@ -37,6 +37,7 @@ mod pressure;
 pub mod quiet;
 pub mod registers;
 mod scheduler;
+mod spread;
 pub mod stop;
 pub mod threaded;
 pub mod weight;
@@ -113,7 +114,7 @@ impl Enforcers {
                 Box::new(exempt::Exempt),
                 Box::new(immunity::Immunity::default()),
                 Box::new(files::LockedFiles::default()),
-                Box::new(cores::Cores),
+                Box::new(cores::Cores::default()),
                 Box::new(nodes::Nodes::default()),
                 Box::new(quiet::Quiet),
                 Box::new(weight::Weight::default()),

@@ -1,8 +1,8 @@
 //! Keeping interrupts and unbound kernel work off CPUs.
 
 use quell_kernel::error::{Error, Result};
-use quell_kernel::root::{format_mask, parse_mask};
-use quell_kernel::{irq, workqueue};
+use quell_kernel::root::{Files, format_mask, parse_mask};
+use quell_kernel::{irq, procfs, workqueue};
 use quell_plan::Setting;
 use quell_types::cpuset::CpuSet;
 
@@ -18,7 +18,8 @@ impl Enforcer for Quiet {
         match set {
             Setting::MoveIrqs { from, to } => {
                 let moved = interrupts(&mut host.writer()?, from, to)?;
-                Ok(Some(moved.note(from).into_iter().collect()))
+                let balanced = balanced(&host.files, from)?;
+                Ok(Some(moved.note(from).into_iter().chain(balanced).collect()))
             }
             Setting::WorkqueueMask { cpus } => {
                 kernel_work(&mut host.writer()?, cpus)?;
@@ -27,6 +28,19 @@ impl Enforcer for Quiet {
             _ => Ok(None),
         }
     }
+}
+
+/// That a program here moves interrupts as well, and how it is told not to. `None` without one.
+fn balanced(files: &dyn Files, from: &CpuSet) -> Result<Option<String>> {
+    let all = procfs::processes(files)?;
+    let balancer = all.iter().find(|process| process.comm == "irqbalance");
+    Ok(balancer.map(|process| {
+        format!(
+            "irqbalance (process {}) may move interrupts back to CPU {from}; set \
+             IRQBALANCE_BANNED_CPULIST={from} in its environment, and restart it",
+            process.id.pid
+        )
+    }))
 }
 
 /// The result of moving interrupts.
@@ -135,5 +149,25 @@ mod tests {
         assert_eq!(away("1,3"), Some("3".into()));
         assert_eq!(away("0"), Some("2-3".into()));
         assert_eq!(away("4"), None);
+    }
+
+    #[test]
+    fn a_program_that_moves_interrupts_back_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("proc/41");
+        std::fs::create_dir_all(&at).unwrap();
+        let stat = |name: &str| {
+            let rest = "S 1 41 41 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 500 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0";
+            std::fs::write(at.join("stat"), format!("41 ({name}) {rest}\n")).unwrap();
+            let files = quell_kernel::root::Kernel::at(dir.path());
+            balanced(&files, &"3".parse().unwrap()).unwrap()
+        };
+        assert_eq!(stat("bash"), None);
+        let said = stat("irqbalance").unwrap();
+        assert!(
+            said.starts_with("irqbalance (process 41) may move"),
+            "{said}"
+        );
+        assert!(said.contains("IRQBALANCE_BANNED_CPULIST=3 "), "{said}");
     }
 }

@@ -473,6 +473,6 @@ fn had(files: &dyn Files, thread: u32, usual: &CpuSet) -> Result<Option<CpuSet>>
     if !usual.is_subset(&own) {
         return Ok(Some(own));
     }
-    let possible = files.cpus("/sys/devices/system/cpu/possible")?;
-    Ok(Some(possible.unwrap_or(own)))
+    let possible = topology::possible(files)?;
+    Ok(Some(if possible.is_empty() { own } else { possible }))
 }

@@ -126,7 +126,7 @@ fn own_cpus_come_where_it_waits_and_its_clients_keep_room() {
 /// PostgreSQL next to a backup: its client was what used the CPU. With a high weight its p99 was
 /// three times as long.
 #[test]
-fn next_to_named_neighbours_clients_lose_nothing_to_a_high_weight() {
+fn clients_lose_nothing_next_to_named_neighbours() {
     let waits = Known {
         named: true,
         threads: Some(8),
@@ -138,7 +138,10 @@ fn next_to_named_neighbours_clients_lose_nothing_to_a_high_weight() {
     let choice = choose(&weighing(2, 1), &waits);
     assert_eq!((choice.means.low, choice.means.high), (true, false));
     let why = choice.left_out.last().unwrap();
-    assert!(matches!(why, (Mean::Weight, Why::PerhapsClients { .. })), "{why:?}");
+    assert!(
+        matches!(why, (Mean::Weight, Why::PerhapsClients { .. })),
+        "{why:?}"
+    );
 }
 
 #[test]

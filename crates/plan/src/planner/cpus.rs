@@ -175,17 +175,33 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
     for (name, group) in critical {
         let cpus = match group.cpus_wanted() {
             CpusWanted::List(list) => list,
-            CpusWanted::Count(n) => choose(machine, &free, n as usize, group.smt),
+            CpusWanted::Count(n) => {
+                let n = n as usize;
+                choose(
+                    machine,
+                    &suiting(machine, &free, n, group.smt),
+                    n,
+                    group.smt,
+                )
+            }
             _ => {
                 // Half of the CPUs that are left; half of the cores, where the group is to have
                 // whole ones.
-                let units = if group.smt == Smt::Shared {
-                    free.len()
+                let units = units_of(machine, &free, group.smt).len();
+                let half = (units / 2 / undecided.max(1)).max(1);
+                // Somebody has isolated them for such a group.
+                let isolated = units_of(machine, &isolated(machine, &free), group.smt).len();
+                let n = if isolated > 0 {
+                    half.min(isolated)
                 } else {
-                    cores(machine, &free).len()
+                    half
                 };
-                let n = (units / 2 / undecided.max(1)).max(1);
-                let cpus = choose(machine, &free, n, group.smt);
+                let cpus = choose(
+                    machine,
+                    &suiting(machine, &free, n, group.smt),
+                    n,
+                    group.smt,
+                );
                 let what = if group.smt == Smt::Shared {
                     "CPUs"
                 } else {
@@ -226,6 +242,14 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
             .collect();
         if !slower.is_empty() {
             division.notes.push(words::slower_kind(name, &slower));
+        }
+        let apart = isolated(machine, &cpus);
+        if !apart.is_empty() {
+            let ticks = machine
+                .cpus
+                .iter()
+                .any(|c| apart.contains(c.id) && !c.tickless);
+            division.notes.push(words::isolated(name, &apart, ticks));
         }
         let blocked = division.block(machine, &free, &cpus, name, group.smt);
         free = free.difference(&blocked);
@@ -312,6 +336,39 @@ fn windowed(
     cpus
 }
 
+/// What a group chooses from: CPUs, or one CPU of each core.
+fn units_of(machine: &Inventory, free: &CpuSet, smt: Smt) -> CpuSet {
+    match smt {
+        Smt::Shared => free.clone(),
+        _ => cores(machine, free),
+    }
+}
+
+/// The CPUs of `of` that the scheduler does not balance.
+fn isolated(machine: &Inventory, of: &CpuSet) -> CpuSet {
+    let isolated = machine.cpus.iter().filter(|c| c.isolated);
+    isolated
+        .map(|c| c.id)
+        .filter(|id| of.contains(*id))
+        .collect()
+}
+
+/// The free CPUs that a group with `n` CPUs is given some of: isolated ones where these are enough,
+/// else the others where those are. Threads that may run on both kinds are kept off the isolated
+/// ones by the scheduler.
+fn suiting(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
+    let isolated = isolated(machine, free);
+    let balanced = free.difference(&isolated);
+    let units = |cpus| units_of(machine, cpus, smt).len();
+    if !isolated.is_empty() && units(&isolated) >= n {
+        isolated
+    } else if units(&balanced) > n {
+        balanced
+    } else {
+        free.clone()
+    }
+}
+
 /// The cores with a free CPU, each represented by its highest one.
 fn cores(machine: &Inventory, free: &CpuSet) -> CpuSet {
     let mut seen = CpuSet::new();
@@ -332,11 +389,7 @@ type Place = (u32, bool, u32, CpuSet);
 /// `n` CPUs of the fastest kind, near to each other, from the highest number down. They are on
 /// different cores as far as possible, unless the group shares cores.
 fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
-    let units = if smt == Smt::Shared {
-        free.clone()
-    } else {
-        cores(machine, free)
-    };
+    let units = units_of(machine, free, smt);
     let mut places: BTreeMap<Place, CpuSet> = BTreeMap::new();
     for cpu in machine.cpus.iter().filter(|c| units.contains(c.id)) {
         let cache = machine.llc(cpu.id).map(|c| c.cpus.clone());

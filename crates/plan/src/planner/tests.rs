@@ -16,6 +16,7 @@ mod deadline;
 mod directions;
 mod division;
 mod hoard;
+mod isolated;
 mod mba;
 mod measured;
 mod memory;
@@ -39,6 +40,8 @@ pub(crate) fn machine(cores: u32, threads: u32) -> Inventory {
             package: 0,
             node: 0,
             tier: 0,
+            isolated: false,
+            tickless: false,
         })
         .collect();
     let all: CpuSet = cpus.iter().map(|c| c.id).collect();

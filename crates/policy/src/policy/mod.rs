@@ -254,7 +254,8 @@ pub struct Group {
     /// A program launched in the group by `quell run`, with its arguments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<Vec<String>>,
-    /// Its CPUs. Critical: exclusive, default "auto". Best-effort: default "remaining".
+    /// Its CPUs. Critical: exclusive, default "auto"; CPUs isolated at boot come first.
+    /// Best-effort: default "remaining".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpusWanted>,
     /// Whether SMT siblings of its CPUs stay empty.

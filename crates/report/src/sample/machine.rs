@@ -48,6 +48,8 @@ pub(crate) fn machine() -> Inventory {
                 package: 0,
                 node: 0,
                 tier: 0,
+                isolated: false,
+                tickless: false,
             })
             .collect(),
         caches: vec![

@@ -46,6 +46,8 @@ pub(crate) fn inventory(board: &Board) -> Inventory {
                 package: 0,
                 node: 0,
                 tier: 0,
+                isolated: false,
+                tickless: false,
             })
             .collect(),
         caches: caches(board),

@@ -113,6 +113,19 @@ pub fn slower_kind(group: &str, slower: &CpuSet) -> String {
     format!("group {group}: {on} {are} of a slower kind than its other CPUs")
 }
 
+pub fn isolated(group: &str, cpus: &CpuSet, ticks: bool) -> String {
+    let (on, are) = (on(cpus), one_or(cpus.len(), "is", "are"));
+    let ticks = if ticks {
+        ""
+    } else {
+        ", and without a tick while one thread runs there"
+    };
+    format!(
+        "group {group}: {on} {are} isolated: the scheduler puts no other program there and balances \
+         nothing, so each thread is placed{ticks}"
+    )
+}
+
 pub fn siblings_stay_idle(group: &str, siblings: &CpuSet) -> String {
     let on = on(siblings);
     let (s, stay) = if siblings.len() > 1 {
