@@ -380,6 +380,19 @@ fn without_units_nothing_changes_and_that_is_told_once() {
 }
 
 #[test]
+fn silence_is_told_once_it_is_longer_than_a_second() {
+    let mut control = Deadline::new(aim(Nanos::millis(10)), Nanos(0));
+    control.seen(&Unit {
+        ended: Nanos(0),
+        took: Nanos::millis(9),
+        target: None,
+    });
+    assert_eq!(control.step(Nanos::secs(1), MOST), None);
+    let silent = Step::Silent { since: Nanos(0) };
+    assert_eq!(control.step(Nanos(1_000_000_001), MOST), Some(silent));
+}
+
+#[test]
 fn without_a_deadline_each_unit_says_its_own() {
     let mut control = Deadline::new(
         Aim {

@@ -244,6 +244,19 @@ mod tests {
     }
 
     #[test]
+    fn units_count_from_the_first_reading_on() {
+        let mut fake = Fake::new();
+        fake.count_draws();
+        let spec = generator(&mut fake);
+        for (ended, took) in [(60, 3), (80, 4), (90, 5)] {
+            fake.unit_at(Nanos::millis(ended), "job", Nanos::millis(took));
+        }
+        let (warmup, span) = (Nanos::millis(20), Nanos::millis(30));
+        let watched = watch(&mut fake, &spec, warmup, span, &mut NoProgress).unwrap();
+        assert_eq!(watched.units_ns, [4_000_000, 5_000_000]);
+    }
+
+    #[test]
     fn a_machine_that_does_not_count_by_subject_says_so() {
         let mut fake = Fake::new();
         let spec = generator(&mut fake);

@@ -330,6 +330,9 @@ fn span(measure: &Measure) -> Span {
 
 #[cfg(test)]
 mod tests {
+    use quell_policy::workload::Workload;
+    use quell_types::units::Rate;
+
     use super::*;
 
     #[test]
@@ -349,5 +352,28 @@ mod tests {
             assert!(!fits(name, pattern), "{pattern}");
         }
         assert!(fits("", "*") && fits("", ""));
+    }
+
+    #[test]
+    fn a_critical_generator_without_a_rate_accounts_for_its_units() {
+        let text = Experiment::builtin("neighbour").unwrap();
+        let mut experiment = Experiment::parse(text, "neighbour.toml").unwrap();
+        let all = |experiment: &Experiment| {
+            let configuration = &experiment.configurations[0];
+            let instances = experiment.instances();
+            let each = instances.iter().map(|i| accounted(configuration, i));
+            instances
+                .iter()
+                .map(|i| i.name.clone())
+                .zip(each)
+                .collect::<BTreeMap<_, _>>()
+        };
+        let asked = Some(("QUELL_ACCOUNT".to_owned(), "1".to_owned()));
+        assert_eq!(all(&experiment)["victim"], asked);
+        assert_eq!(all(&experiment)["neighbour"], None);
+        let victim = experiment.subjects.get_mut("victim").unwrap();
+        let run: Workload = "bandwidth:read".parse().unwrap();
+        victim.run = Some(run.at(Some(Rate(1_000_000_000))));
+        assert_eq!(all(&experiment)["victim"], None);
     }
 }

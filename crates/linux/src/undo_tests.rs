@@ -73,6 +73,18 @@ fn everything_possible_stands_for_a_cpuset_that_was_not_set() {
 }
 
 #[test]
+fn all_nodes_stand_for_memory_nodes_that_were_not_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let content = [
+        ("sys/devices/system/node/possible", "0-1\n"),
+        ("g/cpuset.mems", "0-1\n"),
+    ];
+    let kernel = files(dir.path(), &content);
+    let entry = write("/g/cpuset.mems", "", "0");
+    assert_eq!(undo(&kernel, &[entry]), Outcome::default());
+}
+
+#[test]
 fn a_partition_gives_its_cpus_back_before_its_cgroup_goes() {
     let dir = tempfile::tempdir().unwrap();
     let content = [("g/cpuset.cpus", "3"), ("g/cpuset.cpus.partition", "root")];

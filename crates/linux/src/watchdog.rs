@@ -351,3 +351,36 @@ fn prepare() {
 pub fn cgroup() -> String {
     format!("/{}/_watchdog", group_cgroups::SLICE)
 }
+
+#[cfg(test)]
+mod tests {
+    use quell_kernel::fake::{self, Fake, Flavour};
+
+    use super::*;
+    use crate::journal::Journal;
+    use crate::journal::tests::header;
+
+    #[test]
+    fn a_watchdog_that_ends_at_once_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let fake = Fake::new(&fake::Spec::new(Flavour::V2));
+        let cgroups = Cgroups::discover(&fake).unwrap();
+        let lock = Lock::acquire(dir.path(), "run test").unwrap();
+        let lease = Lease::create(dir.path(), 1, rt::now()).unwrap();
+        let mut journal = Journal::create(dir.path(), header()).unwrap();
+        let mut writer = JournaledWriter::new(&fake, &mut journal);
+        let spec = Spec {
+            program: "/bin/sh".into(),
+            arguments: vec!["-c".into(), "exit 3".into()],
+            dir: dir.path(),
+            lock: &lock,
+            lease: &lease,
+        };
+        let refused = spawn(&mut writer, &cgroups, &spec).unwrap_err();
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("ended at once (exit status: 3)"),
+            "{refused}"
+        );
+    }
+}

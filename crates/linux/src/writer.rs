@@ -409,6 +409,33 @@ mod tests {
     }
 
     #[test]
+    fn a_file_made_again_is_opened_unless_it_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("memory.high");
+        let kernel = Kernel::at(dir.path());
+        let put = |over: bool| {
+            // A file of a process that has ended is refused as one of a removed cgroup is.
+            let mut child = std::process::Command::new("sleep")
+                .arg("60")
+                .spawn()
+                .unwrap();
+            let path = format!("/proc/{}/oom_score_adj", child.id());
+            let gone = File::options().write(true).open(path).unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+            std::fs::write(&file, "max").unwrap();
+            let mut limit = LimitFile {
+                path: "/memory.high".to_owned(),
+                file: Some(gone),
+            };
+            let put = limit.put(&kernel, format_args!("1000"), &|| over);
+            (put.is_ok(), std::fs::read_to_string(&file).unwrap())
+        };
+        assert_eq!(put(false), (true, "1000".to_owned()));
+        assert_eq!(put(true), (false, "max".to_owned()));
+    }
+
+    #[test]
     fn a_hanging_write_is_given_up_and_leaves_what_was_there() {
         let (mailbox, dir) = (Mailbox::default(), tempfile::tempdir().unwrap());
         let lease = lease(dir.path());

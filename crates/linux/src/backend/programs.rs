@@ -245,3 +245,43 @@ impl Programs {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use quell_client::Reader;
+
+    use super::*;
+
+    #[test]
+    fn a_declaration_is_told_when_it_changes_and_only_then() {
+        let session = Reader::create(None).unwrap();
+        let memory = File::from(session.file().try_clone_to_owned().unwrap());
+        let mut programs = Programs::new();
+        let units = Units::of("job", session);
+        programs.units.insert(SubjectId(0), units);
+        // Bytes per unit, where the program's half of the session has them.
+        let mut told = |bytes_per_unit: u64| {
+            memory
+                .write_all_at(&bytes_per_unit.to_ne_bytes(), 72)
+                .unwrap();
+            let mut seen = Observation::new();
+            programs.tell_units(None, &mut seen, Nanos(0));
+            seen
+        };
+        let declared = |bytes_per_unit| {
+            let declared = Declared {
+                bytes_per_unit,
+                working_set: 0,
+            };
+            vec![Seen::Declared("job".into(), declared)]
+        };
+        assert_eq!(told(0), []);
+        assert_eq!(told(64), declared(64));
+        assert_eq!(told(64), []);
+        assert_eq!(told(128), declared(128));
+        assert_eq!(told(0), declared(0));
+    }
+}

@@ -1,5 +1,7 @@
 use super::anonymous::without;
 use super::*;
+use quell_plan::inventory::{Availability, Lack};
+use quell_types::mechanism::Mechanism;
 
 const SMALL: &str = r#"
 schema = "quell.capture/1"
@@ -41,6 +43,31 @@ fn a_capture_goes_through_the_probe_of_the_living() {
         }
     );
     assert_eq!(machine.identity.architecture, "x86_64");
+}
+
+#[test]
+fn memory_is_locked_by_root_where_the_kernel_can() {
+    let divides =
+        "root = true\ndivides = { ways = [{ level = 2, bits = 8, least = 1, classes = 4 }] }";
+    let flags = "cpu family : 6\nmodel : 92\nflags : cat_l2\nmodel name : Small";
+    let goldmont = SMALL.replace("root = true", divides);
+    let goldmont = goldmont.replace("model name : Small", flags);
+    let locks = |text: &str| {
+        let machine = Capture::parse(text).unwrap().inventory().unwrap();
+        machine.mechanisms[&Mechanism::PseudoLock].clone()
+    };
+    let found = locks(&goldmont);
+    assert!(matches!(found, Availability::Yes { .. }), "{found:?}");
+    let plain = locks(&goldmont.replace("root = true", "root = false"));
+    let Availability::No { lack, .. } = plain else {
+        panic!("{plain:?}")
+    };
+    assert_eq!(lack, Lack::Rights);
+    let other = locks(&goldmont.replace("model : 92", "model : 106"));
+    let Availability::No { lack, .. } = other else {
+        panic!("{other:?}")
+    };
+    assert_eq!(lack, Lack::Machine);
 }
 
 #[test]

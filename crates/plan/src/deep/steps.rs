@@ -213,6 +213,18 @@ mod tests {
     }
 
     #[test]
+    fn a_plateau_as_slow_as_memory_is_no_cache() {
+        let seen = |ns: f64| {
+            let fast = (0..4).map(|i| (Bytes(8192 << i), ns));
+            let slow = (4..8).map(|i| (Bytes(8192 << i), 100.0));
+            let curve: Vec<(Bytes, f64)> = fast.chain(slow).collect();
+            levels(&curve, &[(1, Bytes(65536))])[0].seen
+        };
+        assert_eq!(seen(64.0), Some(Bytes(65536)));
+        assert_eq!(seen(65.0), None);
+    }
+
+    #[test]
     fn nothing_is_made_of_nothing() {
         assert!(levels(&[], &[]).is_empty());
         assert_eq!(seen(&[]), [Seen::NotAtAll; 3]);

@@ -72,3 +72,39 @@ impl Classes {
         Ok(all)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use quell_control::config::Span;
+    use quell_types::cpuset::CpuSet;
+    use quell_types::partition::Mask;
+    use quell_types::units::Nanos;
+
+    use super::*;
+
+    #[test]
+    fn a_groups_masks_are_those_of_its_own_windows() {
+        let span = |n: u64, group: &str, mask: Option<u64>| Span {
+            start: Nanos::millis(n),
+            end: Nanos::millis(n + 1),
+            group: Some(group.to_owned()),
+            ways: mask.map(|mask| Fill {
+                level: 3,
+                mask: Mask(mask),
+            }),
+            budget: None,
+        };
+        let windows = [
+            span(0, "a", Some(3)),
+            span(1, "b", Some(4)),
+            span(2, "a", Some(0xc)),
+            span(3, "b", Some(4)),
+            span(4, "c", None),
+        ];
+        let cpus = CpuSet::from_iter([0]);
+        let frame = Frame::new(cpus, Nanos::millis(5), Nanos::micros(1), &windows, None);
+        assert_eq!(masks(&frame, "a"), [3, 0xc].into());
+        assert_eq!(masks(&frame, "b"), [4].into());
+        assert_eq!(masks(&frame, "c"), [].into());
+    }
+}
