@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use quell_kernel::births::Births;
 use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
-use quell_kernel::cgroup_limits::{Limit, limits};
+use quell_kernel::cgroup_limits::{Limit, limits, low_weights};
 use quell_kernel::error::Result as Read;
 use quell_kernel::procfs;
 use quell_kernel::root::{Files, Kernel};
@@ -79,9 +80,28 @@ pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Me
         let dirs = dirs(&files, &cgroups, own).map_err(failed)?;
         let cpus = plan.groups.iter().find(|group| group.name == *name);
         let cpus = cpus.map_or(0, |group| group.cpus.len());
-        limits.extend(limits_on(&files, name, cpus, &dirs));
+        let exclusive = plan.steps.iter().any(|step| {
+            let alone = matches!(
+                step.set,
+                Setting::Confine {
+                    exclusive: true,
+                    ..
+                }
+            );
+            alone && step.group.as_ref() == Some(name)
+        });
+        limits.extend(limits_on(&files, name, cpus, exclusive, &dirs));
     }
-    Ok(Met { processes, limits })
+    let one_by_one = |group: &Group| group.matching.iter().any(|table| !table.in_place());
+    let unreported = match policy.groups.values().any(one_by_one) {
+        true => Births::listen().err().map(|e| e.to_string()),
+        false => None,
+    };
+    Ok(Met {
+        processes,
+        limits,
+        unreported,
+    })
 }
 
 /// The cgroups that processes stay in, each with its hierarchy.
@@ -112,21 +132,28 @@ fn dirs<'c, 'p>(
     Ok(all)
 }
 
-/// The limits on these cgroups and above them. A quota of as much as the group's CPUs is none.
+/// The limits on these cgroups and above them. A quota of as much as the group's CPUs is none. On
+/// CPUs that the group has to itself no weight counts.
 fn limits_on(
     files: &dyn Files,
     group: &GroupId,
     cpus: usize,
+    exclusive: bool,
     dirs: &BTreeMap<String, &Hierarchy>,
 ) -> Vec<LimitAbove> {
-    let found = dirs
-        .iter()
-        .flat_map(|(dir, hierarchy)| limits(files, hierarchy, dir));
-    let each: BTreeMap<String, Limit> = found.map(|limit| (limit.file.clone(), limit)).collect();
+    let mut found = Vec::new();
+    for (dir, hierarchy) in dirs {
+        found.extend(limits(files, hierarchy, dir));
+        if !exclusive {
+            found.extend(low_weights(files, hierarchy, dir));
+        }
+    }
+    let key = |limit: &Limit| (limit.file.clone(), limit.value.clone());
+    let each: BTreeMap<_, Limit> = found.into_iter().map(|one| (key(&one), one)).collect();
     let enough = Share::percent(100 * cpus as u64);
     let limits = each.into_values().filter(|limit| match limit.gets {
         Amount::CpuTime(share) => share < enough,
-        Amount::Memory(_) => true,
+        _ => true,
     });
     let above = |limit: Limit| LimitAbove {
         group: group.clone(),

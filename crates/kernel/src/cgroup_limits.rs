@@ -1,6 +1,7 @@
-//! Limits on a cgroup and on those above it: quotas of CPU time, limits of memory.
+//! Limits on a cgroup and on those above it: quotas of CPU time, limits of memory and of disks, low
+//! weights.
 
-use quell_types::units::{Bytes, Share};
+use quell_types::units::{Bytes, Rate, Share};
 use quell_types::witness::Amount;
 
 use crate::cgroup::{Hierarchy, Version};
@@ -9,6 +10,8 @@ use crate::root::Files;
 
 /// From here on a limit of v1 limits nothing.
 const V1_UNLIMITED: u64 = 1 << 62;
+/// The usual `cpu.shares` of v1.
+const V1_SHARES: u64 = 1024;
 
 /// A limit of one cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +46,83 @@ pub fn limits(files: &dyn Files, hierarchy: &Hierarchy, dir: &str) -> Vec<Limit>
         all.extend(quota(files, hierarchy.version, &dir));
         let memory = Memory::of(hierarchy, &dir).limits().into_iter();
         all.extend(memory.filter_map(|file| memory_limit(files, file)));
+        all.extend(disks(files, hierarchy.version, &dir));
+    }
+    all
+}
+
+/// The cgroups strictly above one that have less than the usual weight, the highest first. Among
+/// their siblings all that is below them has less.
+#[must_use]
+pub fn low_weights(files: &dyn Files, hierarchy: &Hierarchy, dir: &str) -> Vec<Limit> {
+    let above = chain(&hierarchy.mount, dir).into_iter();
+    let above = above.filter(|above| above != dir);
+    above
+        .filter_map(|dir| low_weight(files, hierarchy.version, &dir))
+        .collect()
+}
+
+fn low_weight(files: &dyn Files, version: Version, dir: &str) -> Option<Limit> {
+    let read = |file: String| {
+        let value = files.read(&file).ok()?.trim().to_owned();
+        let number: u64 = value.parse().ok()?;
+        Some((file, value, number))
+    };
+    let (file, value, weight) = match read(format!("{dir}/cpu.idle")) {
+        Some((file, value, 1..)) => (file, value, 0),
+        _ => match version {
+            Version::V2 => read(format!("{dir}/cpu.weight"))?,
+            Version::V1 => {
+                let (file, value, shares) = read(format!("{dir}/cpu.shares"))?;
+                (file, value, (shares * 100 / V1_SHARES).max(1))
+            }
+        },
+    };
+    (weight < 100).then_some(Limit {
+        file,
+        value,
+        gets: Amount::Weight(weight),
+    })
+}
+
+/// The limits of one cgroup on disks.
+fn disks(files: &dyn Files, version: Version, dir: &str) -> Vec<Limit> {
+    let mut all = Vec::new();
+    let mut put = |file: &str, device: &str, key: &str, value: &str| {
+        // `max` is no number.
+        if let Ok(n) = value.parse() {
+            let rate = key.ends_with("bps");
+            all.push(Limit {
+                file: file.to_owned(),
+                value: format!("{device} {key}={value}"),
+                gets: if rate {
+                    Amount::DiskRate(Rate(n))
+                } else {
+                    Amount::DiskRequests(n)
+                },
+            });
+        }
+    };
+    let names: &[(&str, &str)] = match version {
+        Version::V2 => &[("io.max", "")],
+        Version::V1 => &[
+            ("blkio.throttle.read_bps_device", "rbps"),
+            ("blkio.throttle.write_bps_device", "wbps"),
+            ("blkio.throttle.read_iops_device", "riops"),
+            ("blkio.throttle.write_iops_device", "wiops"),
+        ],
+    };
+    for (name, key) in names {
+        let file = format!("{dir}/{name}");
+        for line in files.read(&file).unwrap_or_default().lines() {
+            let Some((device, rest)) = line.split_once(' ') else {
+                continue;
+            };
+            for word in rest.split(' ') {
+                let (key, value) = word.split_once('=').unwrap_or((key, word));
+                put(&file, device, key, value);
+            }
+        }
     }
     all
 }
@@ -85,7 +165,7 @@ mod tests {
     use super::*;
     use crate::root::Kernel;
 
-    fn limited(version: Version, all: &[(&str, &str)], dir: &str) -> Vec<(String, Amount)> {
+    fn made(version: Version, all: &[(&str, &str)]) -> (tempfile::TempDir, Hierarchy) {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in all {
             let path = root.path().join("c").join(path);
@@ -99,6 +179,11 @@ mod tests {
             controllers: Vec::new(),
             own: "/".to_owned(),
         };
+        (root, hierarchy)
+    }
+
+    fn limited(version: Version, all: &[(&str, &str)], dir: &str) -> Vec<(String, Amount)> {
+        let (root, hierarchy) = made(version, all);
         let found = limits(&Kernel::at(root.path()), &hierarchy, dir);
         let each = found.into_iter().map(|limit| (limit.file, limit.gets));
         each.collect()
@@ -142,5 +227,42 @@ mod tests {
             Amount::CpuTime(Share::percent(150)),
         );
         assert_eq!(found, [wanted]);
+    }
+
+    #[test]
+    fn limits_of_disks_are_told_with_their_device() {
+        let v2 = [("a/io.max", "8:0 rbps=max wbps=1000000 riops=max wiops=50\n")];
+        let file = "/c/a/io.max".to_owned();
+        let wanted = [
+            (file.clone(), Amount::DiskRate(Rate(1_000_000))),
+            (file, Amount::DiskRequests(50)),
+        ];
+        assert_eq!(limited(Version::V2, &v2, "/c/a"), wanted);
+        let v1 = [("a/blkio.throttle.read_bps_device", "8:16 2000000\n")];
+        let file = "/c/a/blkio.throttle.read_bps_device".to_owned();
+        let wanted = [(file, Amount::DiskRate(Rate(2_000_000)))];
+        assert_eq!(limited(Version::V1, &v1, "/c/a"), wanted);
+    }
+
+    #[test]
+    fn low_weights_above_count_and_its_own_does_not() {
+        let low = |version, all: &[(&str, &str)]| {
+            let (root, hierarchy) = made(version, all);
+            let found = low_weights(&Kernel::at(root.path()), &hierarchy, "/c/a/b");
+            let each = found.into_iter().map(|limit| (limit.file, limit.gets));
+            each.collect::<Vec<_>>()
+        };
+        let v2 = [("a/cpu.weight", "1\n"), ("a/b/cpu.weight", "2\n")];
+        let wanted = ("/c/a/cpu.weight".to_owned(), Amount::Weight(1));
+        assert_eq!(low(Version::V2, &v2), [wanted]);
+        assert_eq!(low(Version::V2, &[("a/cpu.weight", "100\n")]), []);
+        let idle = [("a/cpu.idle", "1\n"), ("a/cpu.weight", "100\n")];
+        let wanted = ("/c/a/cpu.idle".to_owned(), Amount::Weight(0));
+        assert_eq!(low(Version::V2, &idle), [wanted]);
+        for (shares, weight) in [("512", 50), ("2", 1)] {
+            let v1 = [("cpu.shares", "1024\n"), ("a/cpu.shares", shares)];
+            let wanted = ("/c/a/cpu.shares".to_owned(), Amount::Weight(weight));
+            assert_eq!(low(Version::V1, &v1), [wanted]);
+        }
     }
 }

@@ -61,9 +61,13 @@ pub struct Met {
     /// or without root.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub processes: Vec<Process>,
-    /// Limits of CPU time and memory on the critical groups.
+    /// Limits of CPU time, memory and disks on the critical groups, and low weights above them.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub limits: Vec<LimitAbove>,
+    /// Why programs that begin later are found only by a search once a second. Absent where the
+    /// kernel reports them, and where no group matches programs one by one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unreported: Option<String>,
 }
 
 /// A plan, with what it meets on the machine it was made for: what `quell plan --json` prints.

@@ -20,20 +20,29 @@ fn shortened(text: &str) -> String {
 }
 
 /// What becomes of a process, in words.
-fn what(process: &Process) -> String {
+const fn what(process: &Process) -> &'static str {
     match process.fate {
-        Fate::Gathered => format!("moved into quell.slice/{}", process.group),
-        Fate::InPlace => "its cgroup is changed in place".to_owned(),
-        Fate::Launched => format!("started in quell.slice/{}", process.group),
-        Fate::Untouched if process.pid.is_none() => "started by the run".to_owned(),
-        Fate::Untouched => "stays in its cgroup".to_owned(),
+        Fate::Gathered => "moved into a cgroup of Quell",
+        Fate::InPlace => "its cgroup is changed in place",
+        Fate::Launched => "started in a cgroup of Quell",
+        Fate::Untouched if process.pid.is_none() => "started by the run",
+        Fate::Untouched => "stays in its cgroup",
     }
 }
 
 /// What a plan meets. Empty where it meets nothing.
 #[must_use]
 pub fn preview_text(met: &Met, style: Style) -> String {
-    processes(&met.processes, style) + &limits(&met.limits, style)
+    let mut out = processes(&met.processes, style) + &limits(&met.limits, style);
+    if let Some(why) = &met.unreported {
+        let text = format!(
+            "Programs that begin later are looked for once a second ({why}): match what starts \
+             programs that run for less."
+        );
+        out.push('\n');
+        out.push_str(&style.wrap("", "", &text));
+    }
+    out
 }
 
 fn limits(limits: &[LimitAbove], style: Style) -> String {
@@ -73,7 +82,7 @@ fn processes(processes: &[Process], style: Style) -> String {
                 shortened(&process.command),
                 shortened(cgroup),
                 process.group.clone(),
-                what(process),
+                what(process).to_owned(),
             ];
             table.rows.push(cells.map(TableCell::new).to_vec());
         }
@@ -116,12 +125,12 @@ mod tests {
 Processes
   pid  command  cgroup                   group  what is done to it
   7    x        /system.slice/a.service  a      its cgroup is changed in place
-  20   x        /user.slice              b      moved into quell.slice/b
-  21   x        /user.slice              b      moved into quell.slice/b
-  22   x        /user.slice              b      moved into quell.slice/b
-  23   x        /user.slice              b      moved into quell.slice/b
+  20   x        /user.slice              b      moved into a cgroup of Quell
+  21   x        /user.slice              b      moved into a cgroup of Quell
+  22   x        /user.slice              b      moved into a cgroup of Quell
+  23   x        /user.slice              b      moved into a cgroup of Quell
   …                                      b      3 more
-  -    x        -                        c      started in quell.slice/c
+  -    x        -                        c      started in a cgroup of Quell
 ";
         assert_eq!(processes(&all, Style::default()), wanted);
         assert_eq!(preview_text(&Met::default(), Style::default()), "");
@@ -138,6 +147,7 @@ Processes
         let met = Met {
             processes: Vec::new(),
             limits: vec![limit],
+            unreported: Some("not in a container".to_owned()),
         };
         let style = Style {
             width: 200,
@@ -146,6 +156,8 @@ Processes
         let wanted = "
 Limits that stay
   db: /sys/fs/cgroup/db.service/cpu.max is 20000 100000: at most 20% of a CPU, whatever the plan promises
+
+Programs that begin later are looked for once a second (not in a container): match what starts programs that run for less.
 ";
         assert_eq!(preview_text(&met, style), wanted);
     }

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::ids::GroupId;
 use crate::partition::Mask;
-use crate::units::{Bytes, Nanos, Share};
+use crate::units::{Bytes, Nanos, Rate, Share};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -250,6 +250,13 @@ pub enum Amount {
     CpuTime(Share),
     /// Memory.
     Memory(Bytes),
+    /// Bytes to or from a disk.
+    DiskRate(Rate),
+    /// Requests of a disk in a second.
+    DiskRequests(u64),
+    /// A weight among sibling cgroups, of which any other has 100; 0 where it runs when no other
+    /// wants the CPU.
+    Weight(u64),
 }
 
 impl fmt::Display for Amount {
@@ -257,6 +264,10 @@ impl fmt::Display for Amount {
         match self {
             Self::CpuTime(share) => write!(f, "{share} of a CPU"),
             Self::Memory(bytes) => write!(f, "{bytes} of memory"),
+            Self::DiskRate(rate) => write!(f, "{rate} of a disk"),
+            Self::DiskRequests(n) => write!(f, "{n} requests of a disk in a second"),
+            Self::Weight(0) => f.write_str("the CPU time that nobody else wants"),
+            Self::Weight(n) => write!(f, "weight {n} where others have 100"),
         }
     }
 }

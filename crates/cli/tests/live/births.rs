@@ -59,7 +59,7 @@ fn programs_of_milliseconds_are_limited() {
     // A tenth of a CPU, and what each uses before it is moved: on a busy machine that takes longer.
     // Those that nobody moves use as much as without a limit.
     assert!(
-        limited > 0.02 && limited < free / 2.0,
+        limited > 0.0 && limited < free / 2.0,
         "{limited} of a CPU, {free} before"
     );
     drop(starter);

@@ -83,14 +83,14 @@ fn the_processes_are_shown_before_anything_is_done() {
         row(
             text,
             &format!("{} ", alone.pid()),
-            "moved into quell.slice/a",
+            "moved into a cgroup of Quell",
         );
         row(
             text,
             &format!("{} ", other.pid()),
-            "moved into quell.slice/b",
+            "moved into a cgroup of Quell",
         );
-        row(text, "- ", "started in quell.slice/c");
+        row(text, "- ", "started in a cgroup of Quell");
     };
     let planned = run(&["plan", &policy]);
     assert_eq!(planned.code, 0, "{planned:?}");

@@ -106,7 +106,6 @@ impl Linux {
                 seen.push(Seen::Stop(signal));
             }
             if self.host.session.is_some() && !self.revoked {
-                // What fails is found again, and reported, by the search of all processes.
                 let _ = self.host.take_in();
             }
             if self.host.session.is_some() && !self.revoked && rt::now() >= self.next_look {

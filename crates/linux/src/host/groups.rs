@@ -51,7 +51,9 @@ pub struct Groups {
     pub bound: Option<Bound>,
     /// The CPUs that tasks of no group are confined to. `None` while they are not confined.
     pub rest: Option<CpuSet>,
-    /// Reports of programs that begin. `None` where the kernel makes none, or nothing matches any.
+    /// Whether the kernel was asked for reports of programs that begin.
+    pub expecting: bool,
+    /// These reports. `None` where it makes none.
     pub newborn: Option<Newborn>,
 }
 

@@ -31,11 +31,13 @@ pub struct Newborn {
 }
 
 impl Groups {
-    /// Asks the kernel for reports. Returns why there are none, for a person.
+    /// Asks the kernel for reports, once for all groups. Returns why there are none, for a person.
     pub fn expect(&mut self) -> Option<String> {
         if let Some(newborn) = &mut self.newborn {
             // Another group was gathered.
             newborn.matchers = None;
+        }
+        if std::mem::replace(&mut self.expecting, true) {
             return None;
         }
         match Births::listen() {
@@ -66,7 +68,7 @@ impl Host {
     /// Moves programs that have begun into their groups.
     ///
     /// # Errors
-    /// As the search that is made once a second, which will report it.
+    /// As [`Self::matchers`].
     pub fn take_in(&mut self) -> Result<()> {
         let Some(mut newborn) = self.groups.newborn.take() else {
             return Ok(());
@@ -96,8 +98,9 @@ impl Host {
                 newborn.next = rt::now().plus(PAUSE);
                 break;
             }
-            if let Some(name) = tasks::matched(&self.files, matchers, pid)? {
-                self.take_in_one(&mut newborn.gate, &name, pid)?;
+            // What fails for one is found again, and reported, by the search of all processes.
+            if let Ok(Some(name)) = tasks::matched(&self.files, matchers, pid) {
+                let _ = self.take_in_one(&mut newborn.gate, &name, pid);
             }
         }
         Ok(())
