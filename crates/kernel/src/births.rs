@@ -20,8 +20,9 @@ use rustix::net::{
 const PROC: u32 = 1;
 /// `NLMSG_DONE`.
 const DONE: u16 = 3;
-/// `PROC_CN_MCAST_LISTEN`.
+/// `PROC_CN_MCAST_LISTEN` and `PROC_CN_MCAST_IGNORE`.
 const LISTEN: u32 = 1;
+const IGNORE: u32 = 2;
 /// Kinds of event (`enum proc_cn_event`).
 const ACKNOWLEDGED: u32 = 0;
 const EXEC: u32 = 0x2;
@@ -117,6 +118,13 @@ impl Births {
             }
         }
         born
+    }
+}
+
+impl Drop for Births {
+    fn drop(&mut self) {
+        // Kernels before 6.6 count listeners, and do not see that one has closed its socket.
+        let _ = send(&self.socket, &request(&[IGNORE]), SendFlags::empty());
     }
 }
 
