@@ -395,7 +395,8 @@ impl Loop for Adapt {
     }
 
     /// Records what is left, and reports whether the targets were met.
-    fn end(&mut self, now: Nanos, sink: &mut dyn Sink) {
+    fn end(&mut self, backend: &mut dyn Backend, sink: &mut dyn Sink) {
+        let now = backend.now();
         self.tell(now, sink);
         for (group, watched) in &self.watched {
             let verdict = watched.judged;

@@ -204,7 +204,7 @@ fn attend(
         }
     }
     for one in &mut loops {
-        one.end(backend.now(), sink);
+        one.end(backend, sink);
     }
     ended
 }

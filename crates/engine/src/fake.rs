@@ -21,10 +21,11 @@ use quell_record::events::{CpuTimes, Declared, Event};
 use quell_record::measurement::Measurement;
 use quell_record::standing::Standing;
 use quell_types::cpuset::{CpuId, CpuSet};
-use quell_types::ids::StepId;
+use quell_types::ids::{PromiseId, StepId};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::Partitions;
 use quell_types::units::{Bytes, Nanos, Rate};
+use quell_types::witness::{Fault, Verdict};
 
 /// What a generator reports, as a function of the scene.
 pub type Behaviour = Box<dyn Fn(&Scene<'_>) -> Measurement + Send>;
@@ -81,6 +82,7 @@ pub struct Fake {
     memory: Option<fn(Nanos) -> Sample>,
     refuses_memory: Option<String>,
     blind: Range<Nanos>,
+    broken: Option<Range<Nanos>>,
 }
 
 impl Fake {
@@ -128,6 +130,11 @@ impl Fake {
     /// Makes the machine count what each subject draws: a byte read per nanosecond.
     pub fn count_draws(&mut self) {
         self.draws = true;
+    }
+
+    /// Makes the first promise of a plan observable: it is broken in this span.
+    pub fn break_promise(&mut self, span: Range<Nanos>) {
+        self.broken = Some(span);
     }
 
     /// Makes its memory observable; `look` gives the state at each moment.
@@ -298,6 +305,21 @@ impl Backend for Fake {
             seen.push(one);
         }
         Ok(self.now)
+    }
+
+    fn can_look(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    fn look(&mut self) -> Vec<(PromiseId, Verdict)> {
+        let broken = self
+            .broken
+            .iter()
+            .map(|span| match span.contains(&self.now) {
+                true => Verdict::Broken(Fault::NoProcess { group: "g".into() }),
+                false => Verdict::Holds,
+            });
+        broken.map(|verdict| (PromiseId(1), verdict)).collect()
     }
 
     fn drawn(&mut self, id: SubjectId) -> Result<Option<Drawn>, BackendError> {

@@ -34,8 +34,8 @@ pub(crate) trait Loop {
         sink: &mut dyn Sink,
     ) -> Result<(), String>;
 
-    /// The plan does not hold any more. Records what has not been recorded yet.
-    fn end(&mut self, _now: Nanos, _sink: &mut dyn Sink) {}
+    /// The plan is about to be undone. Records what has not been recorded yet.
+    fn end(&mut self, _backend: &mut dyn Backend, _sink: &mut dyn Sink) {}
 }
 
 /// The controllers that a plan wants. Called after its steps were applied.

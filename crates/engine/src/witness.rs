@@ -1,4 +1,5 @@
-//! What an independent look at the machine says of each promise, on record where it changes.
+//! What an independent look at the machine says of each promise, on record where it changes: at the
+//! beginning of each plan, in equal steps while it holds, and before it is undone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,6 +15,8 @@ use crate::sink::Sink;
 /// Time between two looks. A promise is called broken at the second look that finds it so: after
 /// less than 1.5 s.
 const EVERY: Nanos = Nanos::millis(700);
+/// Time after which a fault that only the last look has found is looked for once more.
+const AGAIN: Nanos = Nanos::millis(100);
 
 /// The loop that looks.
 #[derive(Debug)]
@@ -27,10 +30,24 @@ pub(crate) struct Witness {
 impl Witness {
     pub(crate) fn begin(now: Nanos) -> Self {
         Self {
-            next: now.plus(EVERY),
+            next: now,
             said: BTreeMap::new(),
             doubted: BTreeSet::new(),
         }
+    }
+
+    /// Looks, and records what is news.
+    fn look(&mut self, backend: &mut dyn Backend, sink: &mut dyn Sink) {
+        let seen = backend.look();
+        for (id, verdict) in self.news(seen) {
+            sink.put(backend.now(), &Event::Witnessed { id, verdict });
+        }
+    }
+
+    /// Whether the last look found a fault that has not been told.
+    fn suspects(&self) -> bool {
+        let told = |id: &PromiseId| matches!(self.said.get(id), Some(Verdict::Broken(_)));
+        !self.doubted.iter().all(told)
     }
 
     /// What a look says that is news. A task between its birth and its group's cgroup, or a value
@@ -72,16 +89,27 @@ impl Loop for Witness {
         sink: &mut dyn Sink,
     ) -> Result<(), String> {
         self.next = now.plus(EVERY);
-        for (id, verdict) in self.news(backend.look()) {
-            sink.put(now, &Event::Witnessed { id, verdict });
-        }
+        self.look(backend, sink);
         Ok(())
+    }
+
+    fn end(&mut self, backend: &mut dyn Backend, sink: &mut dyn Sink) {
+        self.look(backend, sink);
+        if self.suspects()
+            && backend
+                .wait(backend.now().plus(AGAIN), &mut Vec::new())
+                .is_ok()
+        {
+            self.look(backend, sink);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::Fake;
+    use proptest::prelude::*;
     use quell_types::witness::Fault;
 
     const ID: PromiseId = PromiseId(1);
@@ -111,5 +139,55 @@ mod tests {
         assert_eq!(looks(Verdict::Holds), Some(Verdict::Holds));
         let unseen = Verdict::Unseen("why".to_owned());
         assert_eq!(looks(unseen.clone()), Some(unseen));
+    }
+
+    /// When a promise that is broken in a span is said to be, in a hold of `length`.
+    fn said_broken(span: std::ops::Range<Nanos>, length: Nanos) -> Vec<Nanos> {
+        let mut fake = Fake::new();
+        fake.break_promise(span);
+        let mut sink: Vec<(Nanos, Event)> = Vec::new();
+        let mut witness = Witness::begin(Nanos(0));
+        while witness.next() < length {
+            let now = fake.wait(witness.next(), &mut Vec::new()).unwrap();
+            witness.step(&mut fake, now, &mut sink).unwrap();
+        }
+        fake.wait(length, &mut Vec::new()).unwrap();
+        witness.end(&mut fake, &mut sink);
+        let verdict = |(at, event)| match event {
+            Event::Witnessed { verdict, .. } => (at, verdict),
+            other => panic!("{other:?}"),
+        };
+        let all = sink.into_iter().map(verdict);
+        all.filter(|(_, verdict)| *verdict != Verdict::Holds)
+            .map(|(at, _)| at)
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_fault_is_told_once_within_a_second_and_a_half(
+            from in 0_u64..5_000,
+            length in 5_000_u64..9_000,
+        ) {
+            let ever = Nanos::millis(from)..Nanos(u64::MAX);
+            let said = said_broken(ever, Nanos::millis(length));
+            prop_assert_eq!(said.len(), 1);
+            prop_assert!(said[0].since(Nanos::millis(from)) < Nanos::millis(1_500));
+        }
+    }
+
+    #[test]
+    fn a_fault_of_the_last_moment_is_told_and_one_that_passes_is_not() {
+        let end = Nanos::secs(3);
+        assert_eq!(
+            said_broken(Nanos::millis(2_999)..Nanos::secs(9), end).len(),
+            1
+        );
+        assert_eq!(
+            said_broken(Nanos::millis(2_999)..Nanos::millis(3_050), end),
+            []
+        );
+        // At the beginning nothing is waited for.
+        assert_eq!(said_broken(Nanos(0)..end, end), [Nanos::millis(700)]);
     }
 }
