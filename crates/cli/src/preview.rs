@@ -3,11 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use std::path::Path;
+
 use quell_kernel::births::Births;
 use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
 use quell_kernel::cgroup_limits::{Limit, limits, low_weights};
 use quell_kernel::error::Result as Read;
 use quell_kernel::procfs;
+use quell_kernel::real_time;
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::tasks::{Assigned, Matcher, assign, cgroups_of};
 use quell_plan::{Plan, Setting};
@@ -62,13 +65,15 @@ pub fn assigned(files: &dyn Files, policy: &Policy) -> Result<Assigned> {
 
 /// The processes of all groups with what the plan does to each, and limits on critical groups that
 /// it does not lift; `launched` are the programs that the run starts. Empty without root, which
-/// cannot see all processes.
+/// cannot see all processes. Refuses what a run would refuse.
 pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Met> {
     if !quell_kernel::is_root() {
         return Ok(Met::default());
     }
     let files = Kernel::new().map_err(failed)?;
     let cgroups = Cgroups::discover(&files).map_err(failed)?;
+    let run_root = Path::new(crate::machine::RUN_ROOT);
+    quell_linux::enforce::classes::check(&files, plan, run_root).map_err(refused)?;
     let processes = processes(&files, policy, plan, launched)?;
     let critical = policy
         .groups
@@ -90,6 +95,9 @@ pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Me
             );
             alone && step.group.as_ref() == Some(name)
         });
+        let own = processes.iter().filter(|process| process.group == *name);
+        let bound = real_time::bound(&files, own.filter_map(|process| process.pid), cpus);
+        limits.extend(bound.map(|limit| above(name, limit)));
         limits.extend(limits_on(&files, name, cpus, exclusive, &dirs));
     }
     let one_by_one = |group: &Group| group.matching.iter().any(|table| !table.in_place());
@@ -155,13 +163,16 @@ fn limits_on(
         Amount::CpuTime(share) => share < enough,
         _ => true,
     });
-    let above = |limit: Limit| LimitAbove {
+    limits.map(|limit| above(group, limit)).collect()
+}
+
+fn above(group: &GroupId, limit: Limit) -> LimitAbove {
+    LimitAbove {
         group: group.clone(),
         file: limit.file,
         value: limit.value,
         gets: limit.gets,
-    };
-    limits.map(above).collect()
+    }
 }
 
 fn processes(

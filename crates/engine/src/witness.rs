@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_of_the_last_moment_is_told_and_one_that_passes_is_not() {
+    fn a_fault_of_the_last_moment_is_told_unless_it_passes() {
         let end = Nanos::secs(3);
         assert_eq!(
             said_broken(Nanos::millis(2_999)..Nanos::secs(9), end).len(),

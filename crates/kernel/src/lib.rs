@@ -39,6 +39,7 @@ mod process_memory;
 pub mod procfs;
 pub mod psi;
 mod ptrace;
+pub mod real_time;
 pub mod relocate;
 pub mod remaining;
 pub mod resctrl;

@@ -140,6 +140,9 @@ pub enum Setting {
         level: u32,
         /// The ways that the group may fill, one bit each.
         mask: Mask,
+        /// CPUs whose caches this is about; in all others nothing changes. Empty: all caches.
+        #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+        caches_of: CpuSet,
     },
     /// Mount resctrl so that code and data of the caches of these levels have separate masks (CDP).
     /// It was not mounted before, and is unmounted at the end.

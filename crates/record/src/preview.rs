@@ -45,7 +45,7 @@ pub struct Process {
 pub struct LimitAbove {
     /// Name of the group.
     pub group: GroupId,
-    /// Path of the file, of a cgroup of the group or one above it.
+    /// Path of the file: of a cgroup of the group or one above it, or of a setting of the kernel.
     pub file: String,
     /// Its content. In v1 quota and period, as v2 shows them.
     pub value: String,

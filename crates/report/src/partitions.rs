@@ -218,12 +218,26 @@ fn function(mask: Mask) -> String {
     bits.join("+")
 }
 
+/// `L3`, or `L3 of CPUs 6-7` where this is about some caches of the level.
+pub(crate) fn caches_of_level(level: u32, caches_of: &CpuSet) -> String {
+    match caches_of.is_empty() {
+        true => format!("L{level}"),
+        false => format!("L{level} of {}", on(caches_of)),
+    }
+}
+
 /// What a step does with caches and banks. Empty for a step that does nothing with them.
 pub(crate) fn described(set: &Setting) -> String {
     match set {
-        Setting::Ways { level, mask } => {
+        Setting::Ways {
+            level,
+            mask,
+            caches_of,
+        } => {
             let ways = if mask.count() == 1 { "way" } else { "ways" };
-            format!("fill {} {ways} of L{level} only: {mask}", mask.count())
+            let n = mask.count();
+            let of = caches_of_level(*level, caches_of);
+            format!("fill {n} {ways} of {of} only: {mask}")
         }
         Setting::MountCodeData { levels } => {
             let levels: Vec<String> = levels.iter().map(|l| format!("L{l}")).collect();

@@ -252,7 +252,16 @@ fn cost(plan: &Plan, step: &Step) -> Option<String> {
             describe(&step.set)
         }
         // What is its own is all that it fills.
-        Setting::Ways { level, mask } | Setting::WayRegisters { level, mask, .. } => {
+        Setting::Ways {
+            level,
+            mask,
+            caches_of,
+        } => {
+            let s = if mask.count() == 1 { "" } else { "s" };
+            let of = partitions::caches_of_level(*level, caches_of);
+            format!("fills these {} way{s} of {of} only", mask.count())
+        }
+        Setting::WayRegisters { level, mask, .. } => {
             let s = if mask.count() == 1 { "" } else { "s" };
             format!("fills these {} way{s} of L{level} only", mask.count())
         }

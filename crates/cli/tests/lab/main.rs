@@ -16,6 +16,7 @@ mod hoarded;
 mod interrupts;
 mod isolated;
 mod locked;
+mod near;
 mod nodes;
 mod outside;
 mod pressed;

@@ -33,8 +33,17 @@ fn halves(ways: &WayPartition) -> (Mask, Mask, Mask) {
     (Mask(low), Mask(all & !low), Mask(all))
 }
 
+/// Ways of all caches of a level.
+fn of_all(level: u32, mask: Mask) -> Setting {
+    Setting::Ways {
+        level,
+        mask,
+        caches_of: CpuSet::new(),
+    }
+}
+
 fn give(arm: &mut dyn Arm, group: &str, level: u32, mask: Mask) {
-    let set = Setting::Ways { level, mask };
+    let set = of_all(level, mask);
     arm.backend()
         .apply(&step(group, Mechanism::Ways, set))
         .unwrap();
@@ -86,10 +95,7 @@ pub fn groups_of_the_same_ways_share_a_class_where_there_are_few(arm: &mut dyn A
     let (first, _) = divided(arm);
     let (own, ..) = halves(&ways);
     let names: Vec<String> = (0..=ways.classes).map(|n| format!("g{n}")).collect();
-    let set = |name: &String| {
-        let (level, mask) = (ways.level, own);
-        step(name, Mechanism::Ways, Setting::Ways { level, mask })
-    };
+    let set = |name: &String| step(name, Mechanism::Ways, of_all(ways.level, own));
     let promise = Promise::ReserveWays {
         level: ways.level,
         mask: own,

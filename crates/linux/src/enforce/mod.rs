@@ -16,7 +16,7 @@ use crate::host::Host;
 pub mod affinity;
 mod brakes;
 pub mod cache;
-mod classes;
+pub mod classes;
 pub mod colours;
 pub mod cores;
 pub mod cpumax;

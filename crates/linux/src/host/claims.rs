@@ -5,7 +5,7 @@ use quell_kernel::pmu::Counting;
 use quell_plan::{Direction, DiskRates, GroupPlan, Held, Plan, Promise, Setting, Step};
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::ids::{GroupId, PromiseId};
-use quell_types::mechanism::Level;
+use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::{CpuWeight, PageSize};
 use quell_types::partition::Mask;
 use quell_types::units::{Nanos, Rate, Share};
@@ -107,6 +107,18 @@ fn steps<'a>(plan: &'a Plan, held: &'a Held) -> impl Iterator<Item = &'a Step> {
     plan.steps.iter().filter(by)
 }
 
+/// The CPUs that a promise's steps give its group alone.
+fn own_cpus(plan: &Plan, held: &Held) -> Option<CpuSet> {
+    steps(plan, held).find_map(|step| match &step.set {
+        Setting::Confine {
+            cpus,
+            exclusive: true,
+            ..
+        } => Some(cpus.clone()),
+        _ => None,
+    })
+}
+
 /// Whether a group has brakes.
 fn braked(plan: &Plan, group: &str) -> bool {
     let mut own = plan.steps.iter();
@@ -194,6 +206,10 @@ fn ways(plan: &Plan, held: &Held, level: u32, mask: Mask, shared_with: &[GroupId
         || (plan.steps.iter()).any(|step| matches!(step.set, Setting::Windows(_)));
     if moves {
         return What::Invisible("the ways move while the plan holds");
+    }
+    let given = steps(plan, held).any(|step| step.mechanism == Mechanism::Ways);
+    if !given && let Some(cpus) = own_cpus(plan, held) {
+        return What::Alone { cpus };
     }
     let by_registers =
         steps(plan, held).any(|step| matches!(step.set, Setting::WayRegisters { .. }));

@@ -7,6 +7,7 @@
 //! partition of fewer, joint colours.
 
 use quell_policy::{Banks, CacheForm, CacheMechanism, CacheWanted, Role, WindowWays};
+use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::partition::{Colouring, Divides, Partitions};
 use quell_types::refusal::Remedy;
@@ -59,7 +60,13 @@ pub(super) fn read(draft: &mut Draft<'_>) -> Vec<Claims> {
         let known = all.iter().position(|c| c.kind == kind);
         let at = known.unwrap_or_else(|| {
             let list = Vec::new();
-            all.push(Claims { kind, whole, list });
+            let caches_of = CpuSet::new();
+            all.push(Claims {
+                kind,
+                whole,
+                list,
+                caches_of,
+            });
             all.len() - 1
         });
         let claims = &mut all[at];

@@ -71,10 +71,18 @@ pub(super) fn mount(draft: &mut Draft<'_>, divided: &mut [Divided]) {
 }
 
 /// The setting that gives a group its ways.
-pub(super) fn setting(level: u32, part: &CpuSet, own: Option<&Claim>) -> Setting {
+pub(super) fn setting(
+    level: u32,
+    part: &CpuSet,
+    own: Option<&Claim>,
+    caches_of: &CpuSet,
+) -> Setting {
     let Some(code) = own.and_then(|claim| claim.code) else {
-        let mask = mask_of(part);
-        return Setting::Ways { level, mask };
+        return Setting::Ways {
+            level,
+            mask: mask_of(part),
+            caches_of: caches_of.clone(),
+        };
     };
     let low: CpuSet = part.iter().take(code as usize).collect();
     Setting::WaysCodeData {
@@ -87,7 +95,7 @@ pub(super) fn setting(level: u32, part: &CpuSet, own: Option<&Claim>) -> Setting
 /// The ways of a level that a setting gives, for code and for data.
 pub(super) fn masks(set: &Setting) -> Option<(u32, [Mask; 2])> {
     match *set {
-        Setting::Ways { level, mask } => Some((level, [mask; 2])),
+        Setting::Ways { level, mask, .. } => Some((level, [mask; 2])),
         Setting::WaysCodeData { level, code, data } => Some((level, [code, data])),
         _ => None,
     }

@@ -276,7 +276,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
         );
         if let (Some(refusal), true) = (refusals.last_mut(), names.len() > 1) {
             let share = words::share(&names.join(" and "));
-            refusal.remedies.push(Remedy::from(share.as_str()));
+            refusal.remedies.insert(0, Remedy::from(share.as_str()));
         }
     }
     division.free = free;

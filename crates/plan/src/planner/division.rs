@@ -113,6 +113,8 @@ pub(super) struct Claims {
     pub kind: Kind,
     pub whole: Whole,
     pub list: Vec<Claim>,
+    /// For ways: CPUs whose caches are divided. Empty: all.
+    pub caches_of: CpuSet,
 }
 
 /// One key of a group that asks for a mechanism.
@@ -170,6 +172,8 @@ pub(super) struct Divided {
     pub kind: Kind,
     pub claims: Vec<Claim>,
     pub allotted: Allotted,
+    /// For ways: CPUs whose caches are divided. Empty: all.
+    pub caches_of: CpuSet,
     /// The groups that get what is left, and `rest` where there are unmatched tasks.
     pub others: Vec<String>,
     /// The steps that hold the division.

@@ -44,6 +44,7 @@ mod io;
 mod locking;
 mod mba;
 mod memory;
+mod near;
 mod nodes;
 mod others;
 mod paging;

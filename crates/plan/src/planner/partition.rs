@@ -23,14 +23,16 @@ use super::division::{Claim, Claims, Divided, Kind, colouring, domains, ways_of_
 use super::draft::Draft;
 use super::wanted::Worth;
 use super::words::{division as words, one_or};
-use super::{adaptive_ways, codedata, hoard, locking, nodes};
+use super::{adaptive_ways, codedata, hoard, locking, near, nodes};
 
 /// Adds the steps, promises and notes about parts.
 pub(super) fn plan(draft: &mut Draft<'_>) {
     let before = draft.refusals.len();
     let mut divided: Vec<Divided> = Vec::new();
     for claims in claims::read(draft) {
-        divided.extend(divide(draft, claims));
+        for claims in near::split(draft, claims) {
+            divided.extend(divide(draft, claims));
+        }
     }
     if draft.refusals.len() > before {
         return;
@@ -62,7 +64,12 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
 
 /// Divides one kind of part. `None`: it is refused.
 fn divide(draft: &mut Draft<'_>, claims: Claims) -> Option<Divided> {
-    let Claims { kind, whole, list } = claims;
+    let Claims {
+        kind,
+        whole,
+        list,
+        caches_of,
+    } = claims;
     let wants: Vec<Want> = list.iter().map(|c| c.want.clone()).collect();
     let allotted = match allot::allot(whole, &wants) {
         // No program is kept out of anything.
@@ -122,6 +129,7 @@ fn divide(draft: &mut Draft<'_>, claims: Claims) -> Option<Divided> {
         kind,
         claims: list,
         allotted,
+        caches_of,
         others,
         steps: Vec::new(),
     })
@@ -150,8 +158,9 @@ fn confine(draft: &mut Draft<'_>, name: &str, group: Option<&Group>, divided: &m
         };
         let because = because(one, name, own);
         match one.kind {
+            Kind::Ways(level) if !near::fills(draft, name, level, &one.caches_of) => {}
             Kind::Ways(level) => {
-                let set = codedata::setting(level, part, own);
+                let set = codedata::setting(level, part, own, &one.caches_of);
                 let id = draft.step(Some(name), Mechanism::Ways, set, because);
                 one.steps.push(id);
             }
@@ -297,7 +306,11 @@ fn notes(draft: &mut Draft<'_>, one: &Divided) {
             let domains = domains(draft, level);
             if domains.len() > 1 {
                 let sets: Vec<String> = domains.iter().map(CpuSet::brief).collect();
-                let note = words::several_caches(sets.len(), level, &sets.join(" | "));
+                let (n, sets) = (sets.len(), sets.join(" | "));
+                let note = match one.caches_of.is_empty() {
+                    true => words::several_caches(n, level, &sets),
+                    false => words::some_caches(n, level, &sets, &one.caches_of),
+                };
                 draft.notes.push(note);
             }
         }
@@ -357,9 +370,9 @@ fn narrowed(draft: &Draft<'_>, one: &Divided, divides: Divides) -> Vec<String> {
         .collect()
 }
 
-/// What a class of service stands for: the masks by level (for code, for data), and the percentage
-/// or rate.
-type Class = (Vec<(u32, [Mask; 2])>, Option<u32>);
+/// What a class of service stands for: the masks by level (for code, for data) with the CPUs whose
+/// caches they are about, and the percentage or rate.
+type Class = (Vec<(u32, [Mask; 2], String)>, Option<u32>);
 
 /// Refuses a plan that needs more classes of service than the hardware has.
 pub(super) fn classes(draft: &mut Draft<'_>) {
@@ -381,7 +394,11 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
         {
             if let Some((level, masks)) = codedata::masks(&step.set) {
                 levels.insert(level);
-                class.0.push((level, masks));
+                let caches = match &step.set {
+                    Setting::Ways { caches_of, .. } => caches_of.to_string(),
+                    _ => String::new(),
+                };
+                class.0.push((level, masks, caches));
             }
             match step.set {
                 Setting::Mba { percent: set } | Setting::MbaRate { mib_s: set } => {
@@ -392,7 +409,10 @@ pub(super) fn classes(draft: &mut Draft<'_>) {
                 _ => {}
             }
         }
-        distinct.insert((first_window(name), class));
+        // Tasks of a group without parts stay in the default class.
+        if name == REST || class != Class::default() {
+            distinct.insert((first_window(name), class));
+        }
     }
     let partitions = &draft.machine.partitions;
     let ways = partitions.ways.iter().filter(|w| levels.contains(&w.level));

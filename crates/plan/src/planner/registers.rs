@@ -79,7 +79,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         let own = draft.steps.iter();
         let own = own.filter(|s| s.group.as_deref() == Some(name));
         own.filter_map(|s| match s.set {
-            Setting::Ways { level, mask } => Some((level, mask)),
+            Setting::Ways { level, mask, .. } => Some((level, mask)),
             _ => None,
         })
         .collect()
@@ -110,7 +110,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         draft.refuse(key, words::classes_are_of_cpus(&name), remedies);
     }
     for step in &mut draft.steps {
-        let Setting::Ways { level, mask } = step.set else {
+        let Setting::Ways { level, mask, .. } = step.set else {
             continue;
         };
         let of = own

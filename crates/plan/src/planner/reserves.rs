@@ -1,5 +1,6 @@
 //! Reserves: whether they fit, what they leave to best-effort groups, and what each is worth.
 
+use quell_control::config::Meter;
 use quell_policy::{Group, Role, Sustainable};
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::StepId;
@@ -10,6 +11,7 @@ use quell_types::units::Rate;
 use crate::inventory::Measured;
 use crate::plan::Promise;
 
+use super::brake::regulator;
 use super::caps::Limited;
 use super::deadline;
 use super::draft::Draft;
@@ -44,15 +46,32 @@ pub(super) fn fit(draft: &mut Draft<'_>, rates: &Rates) {
     draft.refuse(key, why, remedy);
 }
 
-/// What the reserves leave, divided by weight among the best-effort groups without a limit.
+/// What the reserves leave, divided by weight among the best-effort groups without a limit. Without
+/// reserves a target alone takes nothing before units are late: each has all that it can draw.
 pub(super) fn spare_of(draft: &Draft<'_>, rates: &Rates) -> Option<Vec<Wanted>> {
-    if rates.reserves.is_empty() && !deadline::adapts(draft.policy) {
-        return None;
-    }
-    let total = draft.sustainable(&draft.machine.cpu_set())?;
     let policy = draft.policy;
     let open = |(_, g): &(&String, &Group)| g.role == Role::BestEffort && policy.cap(g).is_none();
     let open: Vec<(&String, &Group)> = policy.groups.iter().filter(open).collect();
+    let total = draft.sustainable(&draft.machine.cpu_set())?;
+    if rates.reserves.is_empty() {
+        let peak = draft.machine.measured.as_ref()?.peak_cpu;
+        let all = |(name, group): (&String, &Group)| {
+            let cpus = draft.division.of(name).cpus.len() as u64;
+            let mut wanted = Wanted {
+                group: name.clone(),
+                rate: Rate(peak.0.saturating_mul(cpus)),
+                origin: words::ALL_IT_CAN_DRAW.to_owned(),
+                share: None,
+                budget: Budget::Spare,
+                apart: None,
+            };
+            if regulator(draft, group, &wanted) == Ok(Meter::Hardware) {
+                wanted.rate = wanted.rate.min(total);
+            }
+            wanted
+        };
+        return deadline::adapts(policy).then(|| open.into_iter().map(all).collect());
+    }
     let fixed = policy.groups.keys().map(|name| {
         let limit = rates.limit(name).map_or(Rate(0), Wanted::exact);
         limit.max(rates.kept(name)).0

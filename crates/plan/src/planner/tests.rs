@@ -20,6 +20,7 @@ mod isolated;
 mod mba;
 mod measured;
 mod memory;
+mod near;
 mod nodes;
 mod pooling;
 mod registers;

@@ -108,9 +108,9 @@ fn ways(draft: &mut Draft<'_>, keys: &WindowKeys) -> Ways {
     let given = |name: &str| {
         let mut of = draft.steps.iter();
         of.find_map(|step| match step.set {
-            Setting::Ways { level: at, mask } => {
-                (at == level && step.group.as_deref() == Some(name)).then_some(mask)
-            }
+            Setting::Ways {
+                level: at, mask, ..
+            } => (at == level && step.group.as_deref() == Some(name)).then_some(mask),
             _ => None,
         })
     };

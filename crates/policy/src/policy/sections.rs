@@ -301,8 +301,9 @@ pub struct RegulatorKeys {
     /// Whether reserves follow the target. What is left to the best-effort groups under the
     /// regulator then moves with how many units are late in the critical groups with targets. The
     /// group that is worst off counts first. The planned rate is what best-effort groups have at
-    /// first and at most. With `reclaim` the rest is headroom: theirs while no critical group with
-    /// a reserve draws anything, and kept whole while one does.
+    /// first and at most: what reserves and limits leave or, without any, all that they can draw.
+    /// With `reclaim` the rest is headroom: theirs while no critical group with a reserve draws
+    /// anything, and kept whole while one does.
     pub adapt: Adapt,
     /// Whether a reserve is also its group's cap (as in MemGuard), whatever the group's `allow`. By
     /// default a critical group is never throttled.

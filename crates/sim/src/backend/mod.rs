@@ -503,7 +503,9 @@ impl Backend for Sim {
                     .ok_or_else(|| nobody(subject))?;
                 generator.go(&mut self.os, Key(subject.0), *warmup, *duration);
             }
-            Action::Ways { group, level, mask } => self.fill(group, *level, *mask)?,
+            Action::Ways { group, level, mask } => {
+                self.fill(group, *level, *mask, &CpuSet::new())?
+            }
             Action::Memory(_) => {
                 return Err(BackendError(
                     "the memory of a simulated machine cannot be steered".to_owned(),

@@ -6,6 +6,7 @@ use quell_plan::inventory::Availability;
 use quell_plan::{Setting, Step};
 use quell_record::backend::BackendError;
 use quell_types::address::Colours;
+use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Mechanism;
 use quell_types::partition::{ColourChoice, Mask};
 use quell_types::units::{Bytes, Nanos, Share};
@@ -36,8 +37,15 @@ impl Sim {
         self.group(name)?;
         let class = self.os.class(name).map_err(wrong)?;
         match &step.set {
-            Setting::Ways { level, mask } => {
-                self.fill(name, *level, *mask)?;
+            Setting::Ways {
+                level,
+                mask,
+                caches_of,
+            } => {
+                if !caches_of.is_empty() {
+                    self.exists(caches_of)?;
+                }
+                self.fill(name, *level, *mask, caches_of)?;
                 self.group(name)?.share.ways = true;
             }
             Setting::Lock { level, mask, size } => {
@@ -121,13 +129,22 @@ impl Sim {
         Ok(())
     }
 
-    /// Restricts what a group fills from now on to these ways.
-    pub(super) fn fill(&mut self, name: &str, level: u32, mask: Mask) -> Result<(), BackendError> {
+    /// Restricts what a group fills from now on to these ways. Where `caches_of` is not empty, only
+    /// in the caches of these CPUs.
+    pub(super) fn fill(
+        &mut self,
+        name: &str,
+        level: u32,
+        mask: Mask,
+        caches_of: &CpuSet,
+    ) -> Result<(), BackendError> {
         self.has(Mechanism::Ways)?;
         let class = self.os.class(name).map_err(wrong)?;
         let ways = self.ways(level, mask)?;
-        self.os.set_ways(class, level, ways).map_err(wrong)?;
-        self.tell_ways(name, level, mask);
+        self.os
+            .set_ways(class, level, ways, caches_of)
+            .map_err(wrong)?;
+        self.tell_ways(name, level, mask, caches_of);
         Ok(())
     }
 
@@ -266,7 +283,11 @@ mod tests {
             id: StepId(1),
             group: Some("a".to_owned()),
             mechanism: Mechanism::Ways,
-            set: Setting::Ways { level, mask },
+            set: Setting::Ways {
+                level,
+                mask,
+                caches_of: CpuSet::new(),
+            },
             because: "the test says so".to_owned(),
             assumed: false,
         };

@@ -4,6 +4,7 @@
 use quell_record::backend::Seen;
 use quell_record::events::Event;
 use quell_record::ways::{Cache, Change, Figures, Place, ROOT, Snapshot, changes};
+use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 use quell_types::partition::Mask;
 use quell_types::units::Nanos;
@@ -28,8 +29,8 @@ fn class_of(group: &str) -> &str {
 }
 
 impl Sim {
-    /// A group fills these ways from now on.
-    pub(super) fn tell_ways(&mut self, group: &str, level: u32, mask: Mask) {
+    /// A group fills these ways from now on, in the caches of these CPUs or, without any, in all.
+    pub(super) fn tell_ways(&mut self, group: &str, level: u32, mask: Mask, caches_of: &CpuSet) {
         if self.told.caches.is_empty() {
             self.told.caches = self.divisible();
             let caches = self.told.caches.clone();
@@ -42,9 +43,12 @@ impl Sim {
         let class = state.classes.entry(class_of(group).to_owned());
         let class = class.or_default();
         let resource = format!("L{level}");
-        let places = self.told.caches.iter().map(|c| &c.place);
-        for place in places.filter(|p| p.resource == resource) {
-            class.masks.insert(place.clone(), mask);
+        let about = |cache: &&Cache| {
+            let near = !cache.cpus.intersection(caches_of).is_empty();
+            cache.place.resource == resource && (caches_of.is_empty() || near)
+        };
+        for cache in self.told.caches.iter().filter(about) {
+            class.masks.insert(cache.place.clone(), mask);
         }
         self.tell_state(state);
         self.told.next = self.os.now();

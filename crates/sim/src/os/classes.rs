@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use quell_model::Invalid;
 use quell_model::cache::Level;
+use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 
 use super::{Os, TaskId};
@@ -16,8 +17,8 @@ pub(super) struct Classes {
     names: BTreeMap<String, u8>,
     /// By level (from 0): the ways of a cache, and for each core the cache that it uses.
     shapes: Vec<(u32, Vec<usize>)>,
-    /// Masks as asked for, by class and level.
-    asked: BTreeMap<(u8, usize), u64>,
+    /// Masks as asked for, by class, level and cache.
+    asked: BTreeMap<(u8, usize, usize), u64>,
     /// Ways that hold locked lines, by level and cache.
     reserved: BTreeMap<(usize, usize), u64>,
 }
@@ -58,20 +59,32 @@ impl Os {
         Ok(class)
     }
 
-    /// Restricts the ways that `class` fills in the caches of `level` (1, 2, …) from now on. The
-    /// class still hits in all ways. It never fills ways that hold locked lines. Where that leaves
-    /// none, it fills all ways that are not locked.
+    /// Restricts the ways that `class` fills in the caches of `level` (1, 2, …) from now on; where
+    /// `cpus` is not empty, in those of these CPUs only. The class still hits in all ways. It never
+    /// fills ways that hold locked lines. Where that leaves none, it fills all ways that are not
+    /// locked.
     ///
     /// # Errors
     /// For levels and ways that do not exist, and for an empty mask.
-    pub fn set_ways(&mut self, class: u8, level: u32, mask: u64) -> Result<(), Invalid> {
+    pub fn set_ways(
+        &mut self,
+        class: u8,
+        level: u32,
+        mask: u64,
+        cpus: &CpuSet,
+    ) -> Result<(), Invalid> {
         let (level, ways) = self.level(level)?;
         if mask == 0 || mask & !all(ways) != 0 {
             let reason =
                 format!("ways {mask:#x} of {ways}: name at least one, each within the cache");
             return Err(invalid(reason));
         }
-        self.classes.asked.insert((class, level), mask);
+        let caches = self.classes.shapes[level].1.iter();
+        let chosen = (0..)
+            .zip(caches)
+            .filter(|(core, _)| cpus.is_empty() || cpus.contains(*core));
+        let asked = chosen.map(|(_, cache)| ((class, level, *cache), mask));
+        self.classes.asked.extend(asked);
         self.fill(class, level)
     }
 
@@ -140,9 +153,9 @@ impl Os {
     fn fill(&mut self, class: u8, level: usize) -> Result<(), Invalid> {
         let classes = &self.classes;
         let (ways, cache_of) = &classes.shapes[level];
-        let asked = classes.asked.get(&(class, level));
-        let asked = asked.copied().unwrap_or(all(*ways));
         for (core, cache) in cache_of.iter().enumerate() {
+            let asked = classes.asked.get(&(class, level, *cache));
+            let asked = asked.copied().unwrap_or(all(*ways));
             let reserved = classes.reserved.get(&(level, *cache)).copied().unwrap_or(0);
             let left = match asked & !reserved {
                 0 => all(*ways) & !reserved,

@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 
 use quell_control::config::{Frame, Regulation};
 use quell_control::windows::{Dispatch, Switch};
+use quell_types::cpuset::CpuSet;
 use quell_types::units::Nanos;
 
 use super::{Due, Os, PS, TaskId};
@@ -121,7 +122,7 @@ impl Os {
         if let Some((class, granted)) = begins {
             if let Some((level, mask)) = granted.ways {
                 // The level and its ways were looked up when the windows were set.
-                let _ = self.set_ways(class, level, mask);
+                let _ = self.set_ways(class, level, mask, &CpuSet::new());
             }
             if let Some(regulation) = &granted.budget {
                 self.renew_budget(class, regulation);

@@ -142,14 +142,15 @@ fn a_prefetcher_hides_latency_but_not_the_bus() {
 
 #[test]
 fn masks_restrict_what_is_filled_and_not_what_is_hit() {
+    let all = CpuSet::new();
     let mut os = boot(profile("xeon-w3530"));
     let (victim, others) = (os.class("victim").unwrap(), os.class("others").unwrap());
     // In large pages, so that it is spread evenly over the sets.
     let list = Pattern::latency(MIB, 1);
     let list = spawn(&mut os, 0, victim, list, MIB, &Placement::Huge);
     // One way of 512 KiB. But all lines are cached already, in any way.
-    os.set_ways(victim, 3, 0x1).unwrap();
-    os.set_ways(others, 3, 0xfffe).unwrap();
+    os.set_ways(victim, 3, 0x1, &all).unwrap();
+    os.set_ways(others, 3, 0xfffe, &all).unwrap();
     os.run(Nanos::millis(1));
     assert_eq!(during(&mut os, list, 2).misses, 0);
     stream(&mut os, 1, others, 32 * MIB);
@@ -157,13 +158,33 @@ fn masks_restrict_what_is_filled_and_not_what_is_hit() {
     let after = during(&mut os, list, 4);
     assert!(after.misses > after.accesses / 4, "{after:?}");
     // With four ways to itself it fits, and the stream does not take them.
-    os.set_ways(victim, 3, 0xf).unwrap();
-    os.set_ways(others, 3, 0xfff0).unwrap();
+    os.set_ways(victim, 3, 0xf, &all).unwrap();
+    os.set_ways(others, 3, 0xfff0, &all).unwrap();
     os.run(os.now().plus(Nanos::millis(6)));
     let own = during(&mut os, list, 2);
     assert!(own.misses < own.accesses / 50, "{own:?}");
-    assert!(os.set_ways(victim, 3, 0).is_err() && os.set_ways(victim, 3, 1 << 16).is_err());
-    assert!(os.set_ways(victim, 4, 1).is_err());
+    assert!(
+        os.set_ways(victim, 3, 0, &all).is_err() && os.set_ways(victim, 3, 1 << 16, &all).is_err()
+    );
+    assert!(os.set_ways(victim, 4, 1, &all).is_err());
+}
+
+#[test]
+fn masks_of_one_cache_leave_the_others_as_they_are() {
+    let mut os = boot(profile("apollolake"));
+    let class = os.class("a").unwrap();
+    // Two of sixteen ways of 64 KiB, in the first of two caches.
+    os.set_ways(class, 2, 0x3, &CpuSet::one(0)).unwrap();
+    let list = |os: &mut Os, core| {
+        let list = Pattern::latency(MIB / 2, 1);
+        let list = spawn(os, core, class, list, MIB / 2, &Placement::Huge);
+        during(os, list, 2);
+        during(os, list, 2)
+    };
+    let narrow = list(&mut os, 0);
+    let wide = list(&mut os, 2);
+    assert!(narrow.misses > narrow.accesses / 4, "{narrow:?}");
+    assert!(wide.misses < wide.accesses / 50, "{wide:?}");
 }
 
 #[test]

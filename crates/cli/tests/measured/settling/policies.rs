@@ -20,37 +20,6 @@ fn run_of_colours(machine: &Machine, pid: u32) -> Command {
     run_of(machine, &policy)
 }
 
-#[test]
-fn a_policy_moves_pages_into_colours_that_it_holds() {
-    let Some(mut machine) = able() else {
-        return;
-    };
-    let program = Checked::start(&machine, 16, false);
-    machine.remember();
-    let record = machine.path("record");
-    let mut command = run_of_colours(&machine, program.pid());
-    let run = Running::start(command.arg("--out").arg(&record));
-    let compaction = || fs::read_to_string("/proc/sys/vm/compact_unevictable_allowed").unwrap();
-    eventually("frames are held", || compaction().trim() == "0");
-    eventually("its pages have its colours", || {
-        let (right, all) = share(program.pid());
-        right * 100 >= all * 95
-    });
-    eventually("it is recorded", || {
-        events(&record).is_some_and(|text| text.contains("\"coloured\""))
-    });
-    send(run.pid(), Signal::TERM);
-    let done = run.wait();
-    assert_eq!(done.code, 0, "{done:?}");
-    assert!(
-        done.err.contains("of reserved colours are held"),
-        "{done:?}"
-    );
-    assert!(done.err.contains("had its colours at last"), "{done:?}");
-    program.is_intact();
-    machine.unchanged("after the run");
-}
-
 /// The events of the one run on record, as far as they are written.
 pub(super) fn events(record: &Path) -> Option<String> {
     let run = fs::read_dir(record).ok()?.next()?.ok()?;
@@ -169,6 +138,38 @@ fn a_group_that_is_to_fail_without_colours_ends_the_run() {
 /// Where their files have changed (`tests/changed.toml`).
 mod changed {
     use super::*;
+
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn a_policy_moves_pages_into_colours_that_it_holds() {
+        let Some(mut machine) = able() else {
+            return;
+        };
+        let program = Checked::start(&machine, 16, false);
+        machine.remember();
+        let record = machine.path("record");
+        let mut command = run_of_colours(&machine, program.pid());
+        let run = Running::start(command.arg("--out").arg(&record));
+        let compaction = || fs::read_to_string("/proc/sys/vm/compact_unevictable_allowed").unwrap();
+        eventually("frames are held", || compaction().trim() == "0");
+        eventually("its pages have its colours", || {
+            let (right, all) = share(program.pid());
+            right * 100 >= all * 95
+        });
+        eventually("it is recorded", || {
+            events(&record).is_some_and(|text| text.contains("\"coloured\""))
+        });
+        send(run.pid(), Signal::TERM);
+        let done = run.wait();
+        assert_eq!(done.code, 0, "{done:?}");
+        assert!(
+            done.err.contains("of reserved colours are held"),
+            "{done:?}"
+        );
+        assert!(done.err.contains("had its colours at last"), "{done:?}");
+        program.is_intact();
+        machine.unchanged("after the run");
+    }
 
     /// The hoard has at most 256 MiB, and programs of no group keep what they have.
     #[test]

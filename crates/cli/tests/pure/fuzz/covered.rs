@@ -103,6 +103,7 @@ const COVERED: &[(&str, &[&str])] = &[
             "kernel/src/self_usage.rs",
             "kernel/src/procfs.rs",
             "kernel/src/psi.rs",
+            "kernel/src/real_time.rs",
             "kernel/src/resctrl/groups.rs",
             "kernel/src/resctrl/info.rs",
             "kernel/src/resctrl/locked.rs",

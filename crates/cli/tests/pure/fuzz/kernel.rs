@@ -13,8 +13,8 @@ use quell_kernel::root::{Files, parse_mask};
 use quell_kernel::tasks::{self, Matcher};
 use quell_kernel::{
     cached_file, cgroup_limits, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, maps, msr,
-    node_memory, oom, paging, pmu, procfs, psi, remaining, self_usage, sysctl, topology, traceable,
-    value, vm, workqueue, zram,
+    node_memory, oom, paging, pmu, procfs, psi, real_time, remaining, self_usage, sysctl, topology,
+    traceable, value, vm, workqueue, zram,
 };
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
@@ -187,6 +187,7 @@ fn processes(files: &Everywhere) {
     let _ = oom::score(files, 1);
     let _ = oom::adjustment(files, 1);
     let _ = self_usage::own(files);
+    let _ = real_time::bound(files, [1].into_iter(), 2);
     let _ = paging::mappings_of(files, 1);
     let _ = paging::sizes(files, 1);
     let _ = paging::large_pages(files);

@@ -10,7 +10,7 @@ use quell_record::standing::Cause;
 
 use super::locked::Locked;
 use super::members::{ClassMembers, strangers, threads};
-use super::{Parts, cache, promised};
+use super::{Own, Parts, cache, promised};
 use crate::host::Host;
 
 /// What a check of parts has found.
@@ -140,22 +140,25 @@ impl Parts {
                 Err(e) => found.extend(unknown(&first.name, e)),
             }
         }
-        let Some((first, ..)) = promised(plan).next() else {
+        let Some(first) = promised(plan).next().map(|own| own.group) else {
             return found;
         };
-        let others = match self.others(&host.files) {
-            Ok(others) => others,
+        let foreign = match self.foreign(&host.files) {
+            Ok(foreign) => foreign,
             Err(e) => {
                 found.extend(unknown(first, e));
                 return found;
             }
         };
-        for (group, level, mask, _) in promised(plan) {
-            let others = self.intruders(&others, level, mask).into_iter();
-            found.extend(others.map(|other| {
-                let by = format!("{other}, of what group {group} has to itself");
-                (group.to_owned(), Found::Ways(level, Cause::Shared { by }))
-            }));
+        for own in promised(plan) {
+            let Own { group, level, .. } = own;
+            match foreign.intruders(&host.files, &self.info, &own) {
+                Ok(others) => found.extend(others.into_iter().map(|other| {
+                    let by = format!("{other}, of what group {group} has to itself");
+                    (group.to_owned(), Found::Ways(level, Cause::Shared { by }))
+                })),
+                Err(e) => found.extend(unknown(group, e)),
+            }
         }
         found
     }

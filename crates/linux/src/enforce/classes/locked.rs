@@ -20,11 +20,12 @@ use quell_kernel::root::Files;
 use quell_kernel::topology;
 use quell_record::backend::SubjectId;
 use quell_record::standing::Cause;
+use quell_types::cpuset::CpuSet;
 use quell_types::partition::Mask;
 use quell_types::units::Bytes;
 
-use super::Parts;
 use super::residency::Residency;
+use super::{Own, Parts};
 use crate::enforce::{Launch, cache};
 use crate::host::Host;
 
@@ -93,18 +94,15 @@ impl Parts {
         let cpu = group.cpus.first().unwrap_or(0);
         let matched = !group.matching.is_empty();
         let cache = topology::cache_number(&host.files, cpu, level)?;
-        let others = self.intruders(&self.others(&host.files)?, level, mask);
-        if let Some(other) = others.first() {
-            return Err(Error::refused_with(
-                format!(
-                    "memory of group {name} is to be locked in ways {mask} of L{level}, and {other}, which somebody else made"
-                ),
-                format!(
-                    "remove it (rmdir {}/NAME, `pqos -R`), or give it other ways",
-                    self.resctrl.root
-                ),
-            ));
-        }
+        let own = Own {
+            group: name,
+            level,
+            mask,
+            shared: false,
+            caches_of: CpuSet::one(cpu),
+        };
+        let foreign = self.foreign(&host.files)?;
+        foreign.keep_off(&host.files, &self.resctrl, &own)?;
         let resource = self.way_names(level).next();
         let resource = resource
             .ok_or_else(|| Error::refused(format!("resctrl has no ways of L{level} here")))?;

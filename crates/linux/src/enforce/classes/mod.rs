@@ -10,6 +10,7 @@
 //! that other programs make meanwhile then begin without these ways.
 
 mod check;
+mod foreign;
 mod locked;
 mod members;
 mod residency;
@@ -22,7 +23,7 @@ use quell_kernel::resctrl::info::Content;
 use quell_kernel::resctrl::lock::{For, PATIENCE};
 use quell_kernel::resctrl::{Group, Info, Mode, Reading, Resctrl, Schemata};
 use quell_kernel::root::Files;
-use quell_plan::{GroupPlan, Plan, Promise, Setting, Step};
+use quell_plan::{GroupPlan, Plan, Setting, Step};
 use quell_record::about::About;
 use quell_record::backend::{Action, Observation};
 use quell_types::cpuset::CpuSet;
@@ -33,6 +34,8 @@ use quell_types::partition::Mask;
 use super::{Applied, Enforcer, Launch, cache};
 use crate::host::{Host, finding};
 use check::Found;
+pub use foreign::check;
+use foreign::{Foreign, Own, caches, promised};
 use locked::Locked;
 
 /// resctrl, and what groups have of it.
@@ -94,11 +97,18 @@ impl Parts {
             Ok(Schemata::numbers(&resource.name, domains, value.into()))
         };
         match set {
-            Setting::Ways { level, mask } => {
+            Setting::Ways {
+                level,
+                mask,
+                caches_of,
+            } => {
+                let near = caches(files, *level, caches_of)?;
                 let lines = self
                     .way_names(*level)
                     .fold(Schemata::default(), |lines, name| {
-                        lines.with(&Schemata::masks(name, now.domains(name), *mask))
+                        let mut domains = now.domains(name);
+                        domains.retain(&near);
+                        lines.with(&Schemata::masks(name, domains, *mask))
                     });
                 match lines.0.is_empty() {
                     true => Err(missing(&format!("ways of L{level}"))),
@@ -126,36 +136,17 @@ impl Parts {
         }
     }
 
+    /// The control groups of other programs.
+    fn foreign(&self, files: &dyn Files) -> Result<Foreign> {
+        Foreign::read(files, &self.resctrl, |group| {
+            self.groups.values().any(|g| g == group)
+                || self.locks.values().any(|l| l.is_of(&group.name))
+        })
+    }
+
     /// Names of the `schemata` lines that are ways of a level.
     fn way_names(&self, level: u32) -> impl Iterator<Item = &str> {
         self.info.ways(level).map(|(r, _)| r.name.as_str())
-    }
-
-    /// Control groups of other programs that are used, with their `schemata`.
-    fn others(&self, files: &dyn Files) -> Result<Vec<(String, Schemata)>> {
-        let ours = |group: &Group| {
-            self.groups.values().any(|g| g == group)
-                || self.locks.values().any(|l| l.is_of(&group.name))
-        };
-        let used = self.resctrl.used(files)?.into_iter();
-        used.filter(|group| !ours(group))
-            .map(|group| Ok((group.name.clone(), group.schemata(files)?)))
-            .collect()
-    }
-
-    /// One sentence for each control group in `others` that may fill these ways, too.
-    fn intruders(&self, others: &[(String, Schemata)], level: u32, mask: Mask) -> Vec<String> {
-        let mut found = Vec::new();
-        for (name, schemata) in others {
-            let masks = self.info.ways(level);
-            let masks = masks.filter_map(|(r, _)| schemata.masks_of(&r.name));
-            let theirs = masks.flat_map(|m| m.values()).fold(0, |all, m| all | m.0);
-            let common = Mask(theirs & mask.0);
-            if !common.is_empty() {
-                found.push(format!("resctrl's group {name} has {common} of L{level}"));
-            }
-        }
-        found
     }
 }
 
@@ -173,19 +164,6 @@ fn settings<'a>(plan: &'a Plan, group: &str) -> Vec<&'a Setting> {
         .map(|s| &s.set)
         .filter(|set| parts(set))
         .collect()
-}
-
-/// The ways that a plan promises: group, cache level, mask, and whether other groups of the plan
-/// share them.
-fn promised(plan: &Plan) -> impl Iterator<Item = (&str, u32, Mask, bool)> {
-    plan.promises.iter().filter_map(|held| match &held.promise {
-        Promise::ReserveWays {
-            level,
-            mask,
-            shared_with,
-        } => Some((held.group.as_str(), *level, *mask, !shared_with.is_empty())),
-        _ => None,
-    })
 }
 
 /// Parts of caches and bandwidth. `parts` is `None` until the first step needs resctrl.
@@ -215,7 +193,13 @@ impl Enforcer for Classes {
         };
         let group = self.class_of(group)?;
         let (level, mask) = (*level, *mask);
-        self.steer(host, &group, &Setting::Ways { level, mask })
+        let caches_of = CpuSet::new();
+        let set = Setting::Ways {
+            level,
+            mask,
+            caches_of,
+        };
+        self.steer(host, &group, &set)
     }
 
     /// Brings in newborn tasks, and reports what other programs took of a promise. Each finding is
@@ -324,31 +308,19 @@ impl Classes {
             cache::allocate(&mut host.writer()?, resctrl, info, &group, &lines)?;
         }
         let ways = match *set {
-            Setting::Ways { level, mask } => Some((level, mask)),
+            Setting::Ways { level, mask, .. } => Some((level, mask)),
             Setting::WaysCodeData { level, code, data } => Some((level, Mask(code.0 | data.0))),
             _ => None,
         };
         if let Some((level, mask)) = ways {
-            let mine =
-                |(group, l, m, _): (&str, u32, Mask, bool)| (group, l, m) == (name, level, mask);
+            let mine = |own: &Own<'_>| (own.group, own.level, own.mask) == (name, level, mask);
             let own = host
                 .plan
                 .as_ref()
-                .is_none_or(|plan| promised(plan).any(mine));
-            let others = parts.intruders(&parts.others(&host.files)?, level, mask);
-            if own
-                && name != REST
-                && let Some(other) = others.first()
-            {
-                return Err(Error::refused_with(
-                    format!(
-                        "group {name} is to have ways {mask} of L{level} to itself, and {other}, which somebody else made"
-                    ),
-                    format!(
-                        "remove it (rmdir {}/NAME, `pqos -R`), or give it other ways",
-                        resctrl.root
-                    ),
-                ));
+                .and_then(|plan| promised(plan).find(mine));
+            if let Some(own) = own {
+                let foreign = parts.foreign(&host.files)?;
+                foreign.keep_off(&host.files, resctrl, &own)?;
             }
         }
         if name != REST {
@@ -443,11 +415,11 @@ impl Parts {
         let Some(plan) = &host.plan else {
             return;
         };
-        let own = promised(plan).filter(|(_, _, _, shared)| !shared);
+        let own = promised(plan).filter(|own| !own.shared);
         // The kernel keeps an exclusive group from ways that others fill.
-        let own = own.filter(|(group, ..)| !switching::switches(plan, group));
+        let own = own.filter(|own| !switching::switches(plan, own.group));
         let own: BTreeSet<Group> = own
-            .filter_map(|(group, ..)| self.groups.get(group).cloned())
+            .filter_map(|own| self.groups.get(own.group).cloned())
             .collect();
         let Ok(_lock) = self.resctrl.lock(&host.files, For::Changing, PATIENCE) else {
             return;

@@ -11,6 +11,7 @@ use quell_kernel::resctrl::Schemata;
 use quell_kernel::resctrl::lock::{For, PATIENCE};
 use quell_kernel::root::{Access, Files};
 use quell_plan::{Plan, Setting};
+use quell_types::cpuset::CpuSet;
 
 use super::Classes;
 use crate::dispatcher::windows::WayMasks;
@@ -57,7 +58,12 @@ impl Classes {
                 let Some(Fill { level, mask }) = span.ways else {
                     continue;
                 };
-                let lines = parts.lines(&host.files, &Setting::Ways { level, mask })?;
+                let set = Setting::Ways {
+                    level,
+                    mask,
+                    caches_of: CpuSet::new(),
+                };
+                let lines = parts.lines(&host.files, &set)?;
                 *text = Some((place, format!("{lines}\n")));
                 named = lines;
             }
@@ -76,7 +82,6 @@ impl Classes {
 #[cfg(test)]
 mod tests {
     use quell_control::config::Span;
-    use quell_types::cpuset::CpuSet;
     use quell_types::partition::Mask;
     use quell_types::units::Nanos;
 

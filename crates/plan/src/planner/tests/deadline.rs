@@ -29,15 +29,21 @@ fn without_a_reserve_the_others_begin_with_all_they_draw() {
     assert_eq!(observed.deadline, Some(Nanos::millis(8)));
     assert_eq!(observed.percentile, Share::percent(99));
     assert_eq!(adapts.sustainable, Rate(20_000_000_000));
-    // A twentieth of each of three CPUs, and what all CPUs sustain.
+    // A twentieth of each of three CPUs, and all of them.
     let [lever] = adapts.levers.as_slice() else {
         panic!("{:?}", adapts.levers)
     };
-    assert_eq!(lever.most, Rate(20_000_000_000));
+    assert_eq!(lever.most, Rate(30_000_000_000));
     assert_eq!(lever.least, Rate(3 * 500_000_000));
     let step = plan.steps.iter().find(|s| s.id == lever.step).unwrap();
     assert!(matches!(&step.set, Setting::Regulate(r) if r.cpus.len() == 3));
     assert_eq!(plan.loops.observed["victim"].source, Source::Client);
+    // Where bytes are counted, all CPUs together draw no more than they sustain.
+    let plan = planned(DEADLINE, &counted(machine(4, 1), ""));
+    assert_eq!(
+        plan.loops.adapts.unwrap().levers[0].most,
+        Rate(20_000_000_000)
+    );
 }
 
 #[test]

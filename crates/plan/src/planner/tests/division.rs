@@ -17,7 +17,7 @@ fn cores(groups: &[(&str, &str)]) -> String {
 fn parts(plan: &Plan) -> Vec<String> {
     let told = plan.steps.iter().filter_map(|step| {
         let what = match &step.set {
-            Setting::Ways { level, mask } => format!("L{level} {mask}"),
+            Setting::Ways { level, mask, .. } => format!("L{level} {mask}"),
             Setting::Lock { level, mask, size } => format!("lock {size} L{level} {mask}"),
             Setting::Colour { choices, .. } => {
                 let each = choices
@@ -407,15 +407,15 @@ fn locked_memory_takes_ways_from_everybody() {
 
 #[test]
 fn more_classes_than_the_hardware_has_are_refused() {
+    let mut machine = apollolake();
+    machine.caches.truncate(1);
+    machine.caches[0].cpus = machine.cpu_set();
     let one = |n: usize| (format!("g{n}"), "reserve.cache={ ways=1 }");
     let groups: Vec<(String, &str)> = (0..4).map(one).collect();
     let groups: Vec<(&str, &str)> = groups.iter().map(|(n, k)| (n.as_str(), *k)).collect();
-    assert_eq!(
-        parts(&planned(&cores(&groups[..3]), &apollolake())).len(),
-        4
-    );
+    assert_eq!(parts(&planned(&cores(&groups[..3]), &machine)).len(), 4);
     let four = cores(&groups).replacen("role='critical'", "role='best-effort'", 1);
-    let text = refused(&four, &apollolake());
+    let text = refused(&four, &machine);
     assert!(
         text.contains("5 classes of service") && text.contains("has 4"),
         "{text}"

@@ -80,6 +80,9 @@ sentences! {
     several_caches(n: usize, level: u32, sets: &str)
         "there are {n} caches of L{level} (CPUs {sets}): the masks hold in each of them, and a task that runs on the \
          CPUs of one fills no other";
+    some_caches(n: usize, level: u32, sets: &str, own: &CpuSet)
+        "there are {n} caches of L{level} (CPUs {sets}): the masks hold in those of CPUs {own}, and nothing changes in the \
+         others";
     leave_of_the_other(who: &str, kind: &str, part: &str, left: &str, what: &str)
         "{who}: {kind} {part} leave {left} parts of {what}, which share address bits with them";
     given_as(mechanism: Mechanism, why: &str)

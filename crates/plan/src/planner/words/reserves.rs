@@ -9,6 +9,8 @@ use crate::inventory::Measured;
 
 pub const REST_IS_UNMEASURED: &str = "unmatched tasks (group rest) have no limit, and what they draw has not been measured \
     (`quell doctor --deep`)";
+pub const ALL_IT_CAN_DRAW: &str =
+    ", all that its CPUs can draw: nothing is taken before units are late";
 
 /// What a promise rests on that a limit holds, where the limit has no weakest link itself.
 pub fn the_limit_of(group: &str, weakest: Option<&str>) -> String {

@@ -21,6 +21,14 @@ fn fast(sim: &mut Sim) -> quell_plan::inventory::Inventory {
     sim.inventory(quell_record::backend::Probe::Fast).unwrap()
 }
 
+fn ways(level: u32, mask: Mask) -> Setting {
+    Setting::Ways {
+        level,
+        mask,
+        caches_of: cpus(""),
+    }
+}
+
 fn banks(sim: &mut Sim, colours: &str) -> Setting {
     let banks = fast(sim).partitions.banks.unwrap();
     Setting::Colour {
@@ -138,23 +146,14 @@ fn ways_locks_and_the_throttle_are_the_profiles_own() {
     let mut xeon = sim();
     let mask = Mask(0xf);
     let refused = |sim: &mut Sim, set| sim.apply(&step("rest", set)).unwrap_err().to_string();
-    let text = refused(&mut xeon, Setting::Ways { level: 3, mask });
+    let text = refused(&mut xeon, ways(3, mask));
     assert_eq!(text, "ways: the profile xeon-w3530 does not have it");
     assert!(refused(&mut xeon, Setting::Mba { percent: 50 }).starts_with("mba: "));
 
     let mut sim = sim_of("apollolake");
     let size = Bytes(128 << 10);
-    assert!(
-        refused(
-            &mut sim,
-            Setting::Ways {
-                level: 2,
-                mask: Mask(0x100)
-            }
-        )
-        .contains("of 8 bits")
-    );
-    assert!(refused(&mut sim, Setting::Ways { level: 1, mask }).contains("L1"));
+    assert!(refused(&mut sim, ways(2, Mask(0x100))).contains("of 8 bits"));
+    assert!(refused(&mut sim, ways(1, mask)).contains("L1"));
     group(&mut sim, "rta", "0", true);
     sim.apply(&step(
         "rta",
@@ -165,14 +164,7 @@ fn ways_locks_and_the_throttle_are_the_profiles_own() {
         },
     ))
     .unwrap();
-    sim.apply(&step(
-        "rest",
-        Setting::Ways {
-            level: 2,
-            mask: Mask(0xfe),
-        },
-    ))
-    .unwrap();
+    sim.apply(&step("rest", ways(2, Mask(0xfe)))).unwrap();
     let rta = sim
         .start(&subject("rta", "latency:size=128KiB", None))
         .unwrap();
