@@ -31,6 +31,7 @@
 //! `cargo bench -p quell-witness --bench look`; two CPUs of a virtual machine).
 
 mod alone;
+mod census;
 mod claim;
 mod colours;
 mod cpus;

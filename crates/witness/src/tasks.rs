@@ -1,16 +1,17 @@
 //! Looks at every thread of the machine.
 //!
-//! One `getdents` over `/proc` and one for each program's threads, one system call for each
-//! thread's CPUs. The kernel's threads are remembered. Only of a thread that may break a promise
-//! is more read: its `stat`, its time and its cgroup.
+//! One system call for each thread's CPUs, and what it takes to find the new threads ([`Census`]).
+//! The kernel's threads are remembered. Only of a thread that may break a promise is more read: its
+//! `stat`, its time and its cgroup.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use quell_kernel::procfs;
 use quell_kernel::root::Files;
 use quell_types::cpuset::CpuSet;
 
 use crate::alone::{Spent, Thread, is_placed, meet};
+use crate::census::{Census, told};
 use crate::claim::Party;
 use crate::homes::Homes;
 use crate::matches::Matches;
@@ -67,6 +68,7 @@ pub(crate) struct Scan {
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
     pub matches: Matches,
+    census: Census,
     /// Time run and time waited, by thread.
     spent: HashMap<u32, Spent>,
     /// What was read of them in this look.
@@ -81,13 +83,6 @@ fn uptime(files: &dyn Files) -> Option<u64> {
     let seconds = seconds.parse::<u64>().ok()?;
     let ticks = rustix::param::clock_ticks_per_second();
     Some(seconds * ticks + hundredths * ticks / 100)
-}
-
-/// Threads of the machine by the kernel's own count. `None` where it does not say it.
-fn counted(files: &dyn Files) -> Option<usize> {
-    let text = files.read("/proc/loadavg").ok()?;
-    let of = text.split_ascii_whitespace().nth(3)?;
-    of.split_once('/')?.1.parse().ok()
 }
 
 /// The CPUs of a thread: by system call, or as its `status` says where the root is not the running
@@ -141,40 +136,26 @@ impl Tasks {
         let files = view.files;
         let mut scan = Scan::default();
         let mut at_home = view.homes.threads(files);
-        let names = match files.list("/proc") {
-            Ok(names) => names,
-            Err(e) => {
-                scan.blind = Some(format!("/proc cannot be listed: {e}"));
-                return scan;
-            }
-        };
-        let mut pids: Vec<u32> = names.iter().filter_map(|n| n.parse().ok()).collect();
-        pids.sort_unstable();
+        let mut census = std::mem::take(&mut self.census);
+        if let Err(e) = census.update(files) {
+            scan.blind = Some(format!("/proc cannot be listed: {e}"));
+            return scan;
+        }
+        let pids: Vec<u32> = census.threads.keys().copied().collect();
         self.matches.update(files, &pids);
         let mut reader = Reader {
             left: MOST,
             uptime: uptime(files),
         };
-        let (mut seen, mut hidden) = (0, 0);
-        for pid in pids {
-            if self.matches.is_kernel(pid) {
-                seen += 1;
-                continue;
-            }
-            let tids = match procfs::threads(files, pid) {
-                Ok(tids) => tids,
-                Err(e) => {
-                    hidden += usize::from(e.errno() != Some(libc::ESRCH));
-                    continue;
-                }
-            };
-            seen += tids.len();
-            if view.ignore.contains(&pid) {
+        let mut ended = HashSet::new();
+        for (&pid, tids) in &census.threads {
+            if view.ignore.contains(&pid) || self.matches.is_kernel(pid) {
                 continue;
             }
             let matched = self.matches.party(pid, view.ignore);
-            for tid in tids {
+            for &tid in tids {
                 let Some(cpus) = allowed(files, tid) else {
+                    ended.insert(tid);
                     continue;
                 };
                 let places = at_home.remove(&tid).unwrap_or_default();
@@ -187,7 +168,10 @@ impl Tasks {
                 self.take(view, found, matched, &mut reader, &mut scan);
             }
         }
-        scan.blind = blindness(seen, hidden, counted(files));
+        census.forget(&ended);
+        let seen = census.threads.values().map(Vec::len).sum();
+        scan.blind = blindness(seen, census.hidden, told(files).map(|(count, _)| count));
+        self.census = census;
         self.sample(view, &mut scan);
         self.spent = std::mem::take(&mut self.fresh);
         scan
