@@ -94,10 +94,11 @@ escaped() {
     sleep 2; echo "${pids# }" >$R/rt/tasks
     stays escaped 3
 }
-# A policy from these masks has the same ways, and plans.
+# A policy from these masks has the same ways, and plans once the class is gone that has them.
 proposed() {
     class rt 000f; class . fff0; list rt 512KiB; sleep 1
     quell ways --for 200ms --pid "${pids# }" --propose >/tmp/proposed.toml 2>/dev/null
+    rmdir $R/rt
     # shellcheck disable=SC2046
     echo proposed $(sed -n 's/.*mask = "\(.*\)", level.*/\1/p' /tmp/proposed.toml) \
         $(quell plan /tmp/proposed.toml | sed -n 's/.*(\(0x.*\)) of L3 to itself/\1/p')

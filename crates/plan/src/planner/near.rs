@@ -96,15 +96,19 @@ fn alone(draft: &Draft<'_>, claim: &Claim, caches_of: &CpuSet) -> bool {
     !named && part.exclusive && caches_of.difference(&part.blocked).is_empty()
 }
 
-/// Promises a group all ways of its caches, by what keeps others off its CPUs.
+/// Promises a group all ways of its caches but those that devices fill, too, by what keeps others
+/// off its CPUs.
 fn promise(draft: &mut Draft<'_>, claim: &Claim, level: u32, ways: u32) {
     let mut held = draft.promises.iter();
     let cpus =
         held.find(|held| held.group == claim.group && matches!(held.promise, Promise::Cpus { .. }));
     let Some(cpus) = cpus.cloned() else { return };
+    let partitions = &draft.machine.partitions.ways;
+    let of = partitions.iter().find(|of| of.level == level);
+    let devices = of.map_or(0, |of| of.shareable.0);
     let promise = Promise::ReserveWays {
         level,
-        mask: Mask(u64::MAX >> (64 - ways.clamp(1, 64))),
+        mask: Mask(u64::MAX >> (64 - ways.clamp(1, 64)) & !devices),
         shared_with: Vec::new(),
     };
     let worth = Worth {

@@ -232,8 +232,9 @@ mod changed {
             assert!((owners[0][0] / size).abs_diff(before) <= 64, "{owners:?}");
             // The critical program has 4 MiB.
             assert!(owners[1][1] > 7 << 19, "{owners:?}");
+            // Where nothing is moved it stays at a quarter.
             let left = owners[1][0] / size;
-            assert_eq!(left * 100 < all, moves == "groups", "{owners:?}");
+            assert_eq!(left * 20 < all, moves == "groups", "{owners:?}");
         }
         machine.unchanged("after both runs");
     }

@@ -74,6 +74,12 @@ fn a_group_that_is_alone_on_its_cache_keeps_all_of_it() {
         panic!("{ways:?}")
     };
     assert_eq!(mask, Mask(0xfff));
+    // Devices fill two of them.
+    let mut shared = four_caches();
+    shared.partitions.ways[0].shareable = Mask(0xc00);
+    let plan = planned(&text, &shared);
+    let ways = plan.promises[1].promise.to_string();
+    assert_eq!(ways, "10 ways (0x3ff) of L3 to itself");
 }
 
 #[test]
