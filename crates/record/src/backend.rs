@@ -96,6 +96,24 @@ pub enum Seen {
 /// Filled by [`Backend::wait`]; emptied by the caller.
 pub type Observation = Vec<Seen>;
 
+/// Adds an account of what was done so far, ahead of all else, which may end the hold: behind the
+/// accounts that were added so before.
+pub fn put_ahead(seen: &mut Observation, one: Seen) {
+    let account = |one: &&Seen| match one {
+        Seen::Quanta(_) => true,
+        Seen::Event(event) => matches!(
+            event,
+            Event::Spent { .. }
+                | Event::Throttle { .. }
+                | Event::Turns { .. }
+                | Event::Windows { .. }
+        ),
+        _ => false,
+    };
+    let at = seen.iter().take_while(account).count();
+    seen.insert(at, one);
+}
+
 /// What the engine asks of the backend besides steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -250,5 +268,24 @@ pub trait Backend {
     /// account.
     fn cpu_times(&mut self) -> Result<Option<Vec<CpuTimes>>, BackendError> {
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounts_stay_in_order_ahead_of_all_else() {
+        let quantum = |at| {
+            let (at, seed, chances) = (Nanos(at), 1, Vec::new());
+            Seen::Quanta(vec![Quantum { at, seed, chances }])
+        };
+        let mut seen = vec![Seen::Stop(15)];
+        for at in 1..4 {
+            put_ahead(&mut seen, quantum(at));
+        }
+        let all = [quantum(1), quantum(2), quantum(3), Seen::Stop(15)];
+        assert_eq!(seen, all);
     }
 }

@@ -20,7 +20,7 @@ use quell_kernel::root::Files;
 use quell_kernel::{fair, rt};
 use quell_plan::Setting;
 use quell_record::about::About;
-use quell_record::backend::{Action, Observation, Seen};
+use quell_record::backend::{Action, Observation, Seen, put_ahead};
 use quell_record::events::{Decision, Event};
 use quell_record::standing::Cause;
 use quell_types::cpuset::{CpuId, CpuSet};
@@ -384,7 +384,7 @@ impl Brakes {
                 lines,
                 pooled: did.map(|did| did.less(before)),
             };
-            seen.insert(0, Seen::Event(event));
+            put_ahead(seen, Seen::Event(event));
             regulated.take();
             let missed = regulated.brake.stats().decisions.missed();
             let lost = missed - std::mem::replace(&mut regulated.missed, missed);

@@ -16,7 +16,7 @@ use quell_kernel::root::{Files, gone};
 use quell_kernel::{procfs, rt, topology};
 use quell_plan::Setting;
 use quell_record::about::About;
-use quell_record::backend::{Action, Observation, Seen};
+use quell_record::backend::{Action, Observation, Seen, put_ahead};
 use quell_record::events::Event;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::{OwnCpus, Stopped, Undo};
@@ -158,12 +158,12 @@ impl Scheduler {
         };
         held.count_idle(&host.files);
         let turns = held.stats.turns(&held.by, held.idle.sum);
-        seen.insert(0, Seen::Event(Event::Turns { turns }));
+        put_ahead(seen, Seen::Event(Event::Turns { turns }));
         // A dispatcher that was killed may have left it locked.
         if let Ok(mut decided) = held.outbox.try_lock()
             && !decided.is_empty()
         {
-            seen.insert(0, Seen::Quanta(std::mem::take(&mut decided)));
+            put_ahead(seen, Seen::Quanta(std::mem::take(&mut decided)));
         }
     }
 

@@ -10,7 +10,7 @@ use quell_kernel::root::Files;
 use quell_kernel::rt;
 use quell_plan::{Promise, Setting};
 use quell_record::about::About;
-use quell_record::backend::{Observation, Seen};
+use quell_record::backend::{Observation, Seen, put_ahead};
 use quell_record::events::Event;
 use quell_record::standing::Cause;
 use quell_types::journal::Stopped;
@@ -120,7 +120,7 @@ impl Windows {
             return;
         };
         let kept = held.stats.kept(&held.frame);
-        seen.insert(0, Seen::Event(Event::Windows { kept }));
+        put_ahead(seen, Seen::Event(Event::Windows { kept }));
         if let Some((level, because)) = held.punctuality(rt::now()) {
             seen.extend(worth(host, level, &because));
         }

@@ -8,7 +8,7 @@ use quell_kernel::error::{Error, Result};
 use quell_kernel::root::Files;
 use quell_kernel::tasks::{self, Matcher};
 use quell_record::about::About;
-use quell_record::backend::{Observation, Seen};
+use quell_record::backend::{Observation, Seen, put_ahead};
 use quell_record::events::{Event, Spent};
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Level;
@@ -207,8 +207,7 @@ impl Host {
                 Ok(Some(spent)) if spent == Spent::default() => {}
                 Ok(Some(spent)) => {
                     let group = name.clone();
-                    // Ahead of anything that ends the hold.
-                    seen.insert(0, Seen::Event(Event::Spent { group, spent }));
+                    put_ahead(seen, Seen::Event(Event::Spent { group, spent }));
                 }
                 Ok(None) => group.ledger = None,
                 Err(e) => {

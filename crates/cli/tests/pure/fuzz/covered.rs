@@ -123,6 +123,7 @@ const COVERED: &[(&str, &[&str])] = &[
             "witness/src/homes.rs",
             "witness/src/limits.rs",
             "witness/src/memory.rs",
+            "witness/src/census.rs",
             "witness/src/tasks.rs",
             "witness/src/weights.rs",
         ],
