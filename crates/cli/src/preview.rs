@@ -2,7 +2,6 @@
 //! groups, and limits on the critical ones.
 
 use std::collections::{BTreeMap, BTreeSet};
-
 use std::path::Path;
 
 use quell_kernel::births::Births;
@@ -65,7 +64,8 @@ pub fn assigned(files: &dyn Files, policy: &Policy) -> Result<Assigned> {
 
 /// The processes of all groups with what the plan does to each, and limits on critical groups that
 /// it does not lift; `launched` are the programs that the run starts. Empty without root, which
-/// cannot see all processes. Refuses what a run would refuse.
+/// cannot see all processes. Promised ways that a resctrl group of another program fills are
+/// refused, as a run refuses them.
 pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Met> {
     if !quell_kernel::is_root() {
         return Ok(Met::default());
