@@ -4,10 +4,13 @@
 //! Some interrupts cannot be moved: per-CPU ones, and those whose queues the kernel manages itself.
 //! The kernel then answers EIO (or EPERM, since 6.10). They are counted and reported.
 
+use std::time::Duration;
+
 use quell_types::cpuset::CpuId;
 
 use crate::error::Result;
 use crate::root::Files;
+use crate::value::same;
 
 /// The directory with one directory for every interrupt.
 pub const DIR: &str = "/proc/irq";
@@ -67,6 +70,24 @@ pub fn count(files: &dyn Files) -> Result<(u32, u32)> {
         }
     }
     Ok((movable, fixed))
+}
+
+/// Reads a file in which `written` should stand. While the kernel moves an interrupt, the file of
+/// its CPUs shows those of the last move for some microseconds: it is read again a while later.
+///
+/// # Errors
+/// As [`Files::read`].
+pub fn read_settled(files: &dyn Files, path: &str, written: &str) -> std::io::Result<String> {
+    const PAUSE: Duration = Duration::from_millis(5);
+    let mut again = if path.starts_with(DIR) { 3 } else { 0 };
+    loop {
+        let now = files.read(path)?;
+        if again == 0 || same(path, &now, written) {
+            return Ok(now);
+        }
+        again -= 1;
+        std::thread::sleep(PAUSE);
+    }
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use quell_kernel::resctrl::lock::{For, Lock, PATIENCE};
 use quell_kernel::resctrl::{Resctrl, Schemata, locked};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::value::{divided, only, same};
-use quell_kernel::{cgroup_tree, freezer, msr, oom, pidfd, procfs};
+use quell_kernel::{cgroup_tree, freezer, irq, msr, oom, pidfd, procfs};
 use quell_record::backend::Undone;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::{Stopped, Undo};
@@ -199,7 +199,7 @@ impl<'a> Work<'a> {
         {
             return Ok(false);
         }
-        let now = match self.files.read(path) {
+        let now = match irq::read_settled(self.files, path, new) {
             Ok(text) => text.trim().to_owned(),
             Err(e) if gone(&e) && msr::parse(path).is_some() => return Err(msr::unreached(path)),
             Err(e) if gone(&e) => return Ok(false),
@@ -233,8 +233,6 @@ impl<'a> Work<'a> {
             other => other,
         };
         match written {
-            Ok(()) => Ok(true),
-            Err(e) if gone(&e) => Ok(false),
             Err(e)
                 if e.raw_os_error() == Some(libc::EBUSY)
                     && path.ends_with("/cgroup.subtree_control") =>
@@ -244,10 +242,7 @@ impl<'a> Work<'a> {
                     old.trim_start_matches('-')
                 ))
             }
-            Err(e) => Err(format!(
-                "{path} could not be set back to '{}': {e}",
-                old.trim()
-            )),
+            written => put_result(path, old, written),
         }
     }
 
@@ -293,11 +288,7 @@ impl<'a> Work<'a> {
     }
 
     fn put(&self, path: &str, old: &str) -> Step {
-        match self.files.write(path, old) {
-            Ok(()) => Ok(true),
-            Err(e) if gone(&e) => Ok(false),
-            Err(e) => Err(format!("{path} could not be set back to '{old}': {e}")),
-        }
+        put_result(path, old, self.files.write(path, old))
     }
 
     fn go_on(&mut self, what: &'a Stopped) -> Step {
@@ -583,6 +574,18 @@ impl<'a> Work<'a> {
             .iter()
             .find_map(|pid| moved.get(pid).copied())
             .filter(|from| self.files.exists(from))
+    }
+}
+
+/// What writing an old value did, where it may be gone by now.
+fn put_result(path: &str, old: &str, written: std::io::Result<()>) -> Step {
+    match written {
+        Ok(()) => Ok(true),
+        Err(e) if gone(&e) => Ok(false),
+        Err(e) => Err(format!(
+            "{path} could not be set back to '{}': {e}",
+            old.trim()
+        )),
     }
 }
 

@@ -187,3 +187,27 @@ fn who_is_set_back_by_himself_is_no_heir_of_another() {
         ["0", "300", "0"]
     );
 }
+
+/// An interrupt that the kernel is about to move reads as it was before the last move.
+#[test]
+fn an_interrupt_that_just_moves_is_not_somebody_elses() {
+    use quell_kernel::fake::{Fake, Flavour, Op, Spec};
+
+    let cpus = |text: &str| text.parse::<CpuSet>().unwrap();
+    let path = "/proc/irq/9/smp_affinity_list";
+    for before in ["0", "0-1"] {
+        let fake = Fake::new(&Spec::new(Flavour::V2));
+        fake.with(|machine| machine.interrupt(9, &cpus(before), 0));
+        let mut reads = 0;
+        fake.meanwhile(move |machine, op, of, _| {
+            if op == Op::Read && of == path {
+                reads += 1;
+                machine.interrupt(9, &cpus(if reads == 1 { before } else { "1" }), 0);
+            }
+        });
+        let outcome = undo(&fake, &[write(path, "0-1", "1")]);
+        fake.quiet();
+        assert_eq!(outcome.undone.restored, 1, "{:?}", outcome.undone.left);
+        assert_eq!(fake.read(path).unwrap().trim(), "0-1");
+    }
+}
