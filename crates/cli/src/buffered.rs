@@ -289,7 +289,8 @@ fn banks(mask: Option<&str>, map: Option<&Path>, take: &[u32]) -> Result<Option<
         }
         (None, Some(file)) => {
             let name = file.display();
-            let text = std::fs::read_to_string(file).map_err(|e| usage(format!("{name}: {e}")))?;
+            let text = quell_files::text(file, quell_files::MOST_TEXT)
+                .map_err(|e| usage(format!("{name}: {e}")))?;
             let map = BankMap::parse(&text).map_err(|e| usage(format!("{name}: {e}")))?;
             let one = map.single().ok_or_else(|| {
                 usage(format!(

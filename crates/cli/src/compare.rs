@@ -1,12 +1,11 @@
 //! `quell compare`
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Instant;
 
-use quell_engine::compare::{CompareError, Comparison, Options, run as compare};
+use quell_engine::compare::{CompareError, Comparison, Options, chosen, run as compare};
 use quell_plan::inventory::Inventory;
 use quell_policy::Policy;
 use quell_policy::experiment::{Experiment, Subject};
@@ -79,6 +78,7 @@ fn jobs(text: &str) -> std::result::Result<NonZeroUsize, String> {
 pub fn run(args: &Compare) -> Result {
     let (text, name) = read(&args.experiment)?;
     let experiment = Experiment::parse(&text, &name).map_err(|all| problems(&all))?;
+    chosen(&experiment, &args.only).map_err(|e| failure(e, &name))?;
     let on = machine_of(args.on.as_ref(), &experiment.backends)
         .map_err(|why| usage(format!("{name}: backends: {why}")))?;
     if !matches!(on, On::Lab(_)) {
@@ -401,7 +401,7 @@ fn read(name: &str) -> Result<(String, String)> {
     if let Some(text) = Experiment::builtin(name) {
         return Ok((text.to_owned(), format!("{name}.toml")));
     }
-    match fs::read_to_string(name) {
+    match quell_files::text(Path::new(name), quell_files::MOST_TEXT) {
         Ok(text) => Ok((text, name.to_owned())),
         Err(e) => {
             let known: Vec<&str> = Experiment::builtins().collect();

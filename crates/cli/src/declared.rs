@@ -63,7 +63,7 @@ pub fn read(name: &str) -> Result<Declared> {
             sets: map.sets,
         });
     }
-    let text = std::fs::read_to_string(name).map_err(|e| {
+    let text = quell_files::text(Path::new(name), quell_files::MOST_TEXT).map_err(|e| {
         usage(format!(
             "{name}: {e}; it is no published map either (quell colours map --list names them)"
         ))

@@ -93,7 +93,7 @@ pub fn run(args: &Doctor) -> Result {
             ..Before::default()
         };
         let capture = capture::take(before).map_err(failed)?;
-        std::fs::write(file, capture.to_string())
+        quell_files::put(file, &capture.to_string())
             .map_err(|e| failed(format!("{} cannot be written: {e}", file.display())))?;
     }
     print(args, &inventory)

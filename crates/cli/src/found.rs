@@ -8,8 +8,8 @@ use std::time::Duration;
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::signals::{next_signal, stop_signals};
-use quell_kernel::tasks::{Matcher, assign};
-use quell_policy::{Policy, Role};
+use quell_kernel::tasks::{Assigned, Matcher};
+use quell_policy::{Group, Policy, Role};
 use quell_types::task::TaskMatch;
 use quell_types::text::suggestion;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -32,9 +32,9 @@ struct Wanted<'p> {
     matcher: Matcher,
 }
 
-/// Returns once a process runs for every critical group that only matches, and none is in two
-/// groups. Without `wait` they have to run now. Without root the processes of others cannot be
-/// read: what that means is for the plan to say.
+/// Returns once a process runs for every critical group that only matches, and not all of it are
+/// in two groups. Without `wait` they have to run now. Without root the processes of others cannot
+/// be read: what that means is for the plan to say.
 pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
     if !quell_kernel::is_root() {
         return Ok(());
@@ -59,7 +59,7 @@ pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
     }
     let missing = missing(&files, &wanted)?;
     if missing.is_empty() {
-        return assigned(&files, policy).map(drop);
+        return in_one(policy, assigned(&files, policy)?);
     }
     // A number is given to a process when it starts: nobody can know it before.
     let never = |w: &&&Wanted<'_>| w.tables.iter().all(|table| table.pid.is_some());
@@ -77,20 +77,25 @@ pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
         say("nothing is changed before that; Ctrl-C ends the wait");
     }
     until_found(&files, &wanted)?;
-    assigned(&files, policy).map(drop)
+    in_one(policy, assigned(&files, policy)?)
 }
 
-/// Refuses tasks that fit two groups. A group that nothing is set for is not gathered, and the
-/// protected program itself would be held back unseen.
-pub fn apart(policy: &Policy) -> Result<()> {
-    let files = Kernel::new().map_err(failed)?;
-    let groups = policy.groups.iter();
-    let matched = groups.filter(|(_, group)| !group.matching.is_empty());
-    let matchers: Vec<Matcher> = matched
-        .map(|(name, group)| Matcher::new(&files, name, &group.matching))
-        .collect::<quell_kernel::error::Result<_>>()
-        .map_err(failed)?;
-    assign(&files, &matchers, &BTreeSet::new()).map_err(failed)?;
+/// Refuses a critical group whose only processes fit another group, too, and are in neither. The
+/// protected program would be unprotected, which whoever wrote the policy has to know.
+fn in_one(policy: &Policy, mut assigned: Assigned) -> Result<()> {
+    let critical = |(_, group): &(&String, &Group)| {
+        group.role == Role::Critical && !group.matching.is_empty() && group.command.is_none()
+    };
+    for (name, _) in policy.groups.iter().filter(critical) {
+        let two = assigned.in_two.iter().find(|two| two.groups.contains(name));
+        if let Some(text) = two.map(ToString::to_string)
+            && assigned.take(name).is_empty()
+        {
+            return Err(usage(format!(
+                "{text}; group {name} has no other process, and nothing was changed"
+            )));
+        }
+    }
     Ok(())
 }
 
@@ -132,6 +137,7 @@ fn missing<'w, 'p>(files: &Kernel, wanted: &'w [Wanted<'p>]) -> Result<Vec<&'w W
 
 fn refusal(files: &Kernel, missing: &[&Wanted<'_>], wait: bool) -> Result<crate::exit::Failure> {
     let running = running(files)?;
+    let all = procfs::processes(files).map_err(failed)?;
     let mut lines = Vec::new();
     for one in missing {
         lines.push(format!(
@@ -139,6 +145,11 @@ fn refusal(files: &Kernel, missing: &[&Wanted<'_>], wait: bool) -> Result<crate:
             one.name,
             spelled(one.tables)
         ));
+        if let Some(name) = kernels(one.tables, &all) {
+            lines.push(format!(
+                "{name} is a thread of the kernel: those belong to no group"
+            ));
+        }
         let close = closest(one.tables, &running);
         if !close.is_empty() {
             lines.push(format!("the closest that run: {}", close.join(", ")));
@@ -151,6 +162,16 @@ fn refusal(files: &Kernel, missing: &[&Wanted<'_>], wait: bool) -> Result<crate:
             .to_owned()
     });
     Ok(usage(lines.join("\nquell: ")))
+}
+
+/// The kernel's thread that a table names by its number or name.
+fn kernels<'t>(tables: &'t [TaskMatch], all: &'t [Stat]) -> Option<&'t str> {
+    let mut threads = all.iter().filter(|stat| stat.kernel_thread());
+    let named = |stat: &Stat, table: &TaskMatch| {
+        table.pid == Some(stat.id.pid) || table.comm.as_deref() == Some(&stat.comm)
+    };
+    let found = threads.find(|stat| tables.iter().any(|table| named(stat, table)));
+    found.map(|stat| stat.comm.as_str())
 }
 
 /// Match tables as the command line has them.

@@ -11,7 +11,6 @@ mod scan;
 mod text;
 
 use std::collections::BTreeSet;
-use std::fs::OpenOptions;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -182,11 +181,16 @@ fn groups(
         .collect::<quell_kernel::error::Result<_>>()
         .map_err(usage)?;
     let assigned = assign(files, &matchers, &BTreeSet::new()).map_err(usage)?;
-    let members = assigned.values().flatten().map(|s| s.id.pid).collect();
+    let only = names
+        .first()
+        .is_some_and(|critical| assigned.of(critical).is_empty());
+    if let Some(two) = assigned.in_two.first().filter(|_| only) {
+        return Err(usage(two));
+    }
+    let members = assigned.all().map(|s| s.id.pid).collect();
     let unnamed_cpus = sample.without(&members);
     let mut all = names.into_iter().zip(tables).map(|(name, matching)| {
-        let pids = assigned.get(&name).into_iter().flatten().map(|s| s.id.pid);
-        let figures = sample.of(pids);
+        let figures = sample.of(assigned.of(&name).iter().map(|s| s.id.pid));
         Chosen {
             name,
             matching,
@@ -257,10 +261,9 @@ fn save(text: &str, out: &Path, force: bool) -> Result<()> {
         return std::io::stdout().write_all(text.as_bytes()).map_err(wrong);
     }
     if force {
-        return std::fs::write(out, text).map_err(wrong);
+        return quell_files::put(out, text).map_err(wrong);
     }
-    let opened = OpenOptions::new().write(true).create_new(true).open(out);
-    let mut file = match opened {
+    let mut file = match quell_files::create(out) {
         Err(e) if e.kind() == ErrorKind::AlreadyExists => return Err(there(out)),
         opened => opened.map_err(wrong)?,
     };

@@ -67,7 +67,7 @@ fn at(path: &Path) -> Result<Profile> {
             path.display()
         ))
     };
-    let text = std::fs::read_to_string(path).map_err(|e| wrong(&e))?;
+    let text = quell_files::text(path, quell_files::MOST_RECORD).map_err(|e| wrong(&e))?;
     let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
     match value.get("schema").and_then(serde_json::Value::as_str) {
         Some(PROFILE_SCHEMA) => {}

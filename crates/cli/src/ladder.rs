@@ -121,7 +121,7 @@ pub fn run(args: &Ladder) -> Result {
     let name = "ladder.toml";
     let experiment = Experiment::parse(&text, name).map_err(|all| problems(&all))?;
     if let Some(file) = &args.save {
-        std::fs::write(file, &text).map_err(|e| failed(format!("{}: {e}", file.display())))?;
+        quell_files::put(file, &text).map_err(|e| failed(format!("{}: {e}", file.display())))?;
         return Ok(Exit::Done);
     }
     crate::status::settle()?;

@@ -12,7 +12,7 @@ use quell_policy::Policy;
 use quell_policy::lab::Guest;
 use quell_record::preview::{Met, Preview};
 use quell_types::refusal::{Cause, Refusal, Remedy};
-use quell_types::text::place_of;
+use quell_types::text::{place_of, printable};
 
 use crate::exit::{Exit, Failure, Result, failed, problems, usage};
 use crate::lab_exec::{self, Bundle};
@@ -60,7 +60,8 @@ pub struct Plan {
 /// without tasks.
 pub fn policy(path: &Path, open: bool) -> Result<Policy> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path)
+    let name = printable(&name).replace(['\n', '\t'], "?");
+    let text = quell_files::text(path, quell_files::MOST_TEXT)
         .map_err(|e| usage(format!("{name}: the policy cannot be read: {e}")))?;
     let parsed = if open {
         Policy::parse_open(&text, &name)
@@ -84,7 +85,7 @@ pub fn plan(
 /// Refusals in three lines each: what, why, and what helps. The first cause comes first: missing
 /// rights, then the order of the file. The others follow where `all` asks for them.
 pub fn refused(refusals: &[Refusal], path: Option<&Path>, all: bool) -> Failure {
-    let text = path.and_then(|p| std::fs::read_to_string(p).ok());
+    let text = path.and_then(|p| quell_files::text(p, quell_files::MOST_TEXT).ok());
     let place = |refusal: &Refusal| text.as_deref().and_then(|t| place_of(t, &refusal.key));
     let mut placed: Vec<_> = refusals.iter().map(|r| (place(r), r)).collect();
     placed.sort_by_key(|(place, r)| (r.cause != Cause::Rights, *place));
@@ -284,7 +285,7 @@ pub fn run(args: &Plan) -> Result {
 /// A machine from a file: a capture, or an inventory, which is JSON.
 pub fn captured(file: &Path) -> Result<Inventory> {
     let name = file.display();
-    let text = std::fs::read_to_string(file)
+    let text = quell_files::text(file, quell_files::MOST_RECORD)
         .map_err(|e| usage(format!("{name}: the machine cannot be read: {e}")))?;
     if text.trim_start().starts_with('{') {
         return serde_json::from_str(&text).map_err(|e| {

@@ -11,7 +11,7 @@ use quell_kernel::error::Result as Read;
 use quell_kernel::procfs;
 use quell_kernel::real_time;
 use quell_kernel::root::{Files, Kernel};
-use quell_kernel::tasks::{Assigned, Matcher, assign, cgroups_of};
+use quell_kernel::tasks::{Assigned, Matcher, assign, cgroups_of, present};
 use quell_plan::{Plan, Setting};
 use quell_policy::{Group, Policy, Role};
 use quell_record::backend::{Program, SubjectSpec};
@@ -59,6 +59,7 @@ pub fn assigned(files: &dyn Files, policy: &Policy) -> Result<Assigned> {
     let groups = policy.groups.iter();
     let matchers = groups.map(|(name, group)| Matcher::new(files, name, &group.matching));
     let matchers: Vec<Matcher> = matchers.collect::<Read<_>>().map_err(refused)?;
+    present(files, &matchers, &BTreeSet::new()).map_err(refused)?;
     assign(files, &matchers, &BTreeSet::new()).map_err(refused)
 }
 
@@ -74,7 +75,7 @@ pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Me
     let cgroups = Cgroups::discover(&files).map_err(failed)?;
     let run_root = Path::new(crate::machine::RUN_ROOT);
     quell_linux::enforce::classes::check(&files, plan, run_root).map_err(refused)?;
-    let processes = processes(&files, policy, plan, launched)?;
+    let (processes, in_two) = processes(&files, policy, plan, launched)?;
     let critical = policy
         .groups
         .iter()
@@ -109,6 +110,7 @@ pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Me
         processes,
         limits,
         unreported,
+        in_two,
     })
 }
 
@@ -175,12 +177,13 @@ fn above(group: &GroupId, limit: Limit) -> LimitAbove {
     }
 }
 
+/// The processes of all groups, and a sentence for each that is in none as two match it.
 fn processes(
     files: &Kernel,
     policy: &Policy,
     plan: &Plan,
     launched: &[SubjectSpec],
-) -> Result<Vec<Process>> {
+) -> Result<(Vec<Process>, Vec<String>)> {
     let mut assigned = assigned(files, policy)?;
     let mut all = Vec::new();
     for (name, group) in &policy.groups {
@@ -189,7 +192,7 @@ fn processes(
         });
         let started = launched.iter().filter(|subject| subject.group == *name);
         all.extend(started.filter_map(|subject| started_by(subject, gathered)));
-        for stat in assigned.remove(name).unwrap_or_default() {
+        for stat in assigned.take(name) {
             let pid = stat.id.pid;
             let lies = procfs::memberships(files, &pid.to_string()).map_err(failed)?;
             let named = in_place(files, group, &stat).map_err(failed)?;
@@ -212,7 +215,8 @@ fn processes(
             });
         }
     }
-    Ok(all)
+    let in_two = assigned.in_two.iter().map(ToString::to_string).collect();
+    Ok((all, in_two))
 }
 
 /// The cgroups that the group names and a process lies in.

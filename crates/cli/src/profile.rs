@@ -372,7 +372,7 @@ fn served(run: &Workload, cpus: &CpuSet, machine: &Inventory) -> Vec<String> {
 
 fn show(profile: &Profile, args: &Args) -> Result {
     if let Some(path) = &args.html {
-        std::fs::write(path, quell_report::profile_html(profile)).map_err(|e| {
+        quell_files::put(path, &quell_report::profile_html(profile)).map_err(|e| {
             failed(format!(
                 "the page could not be written to {}: {e}; name a writable file with --html",
                 path.display()

@@ -76,7 +76,7 @@ pub fn run(args: &Report) -> Result {
             .map_err(failed)?;
         return Ok(Exit::Done);
     }
-    std::fs::write(&path, page).map_err(|e| {
+    quell_files::put(&path, &page).map_err(|e| {
         failed(format!(
             "the page could not be written to {}: {e}; name a writable file with --html, or - for standard output",
             path.display()

@@ -105,9 +105,6 @@ fn in_the_lab(args: &Run, policy: &Policy, profile: Option<&String>) -> Result {
 
 fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     found::critical(policy, args.wait, args.quiet)?;
-    if args.policy.is_none() {
-        found::apart(policy)?;
-    }
     crate::status::settle()?;
     let (mut backend, mut machine) = if policy.needs_rates() {
         machine::measured()?
@@ -272,7 +269,7 @@ fn save(policy: &Policy, subjects: &[SubjectSpec], path: &Path) -> Result<()> {
     }
     let policy = &policy;
     let text = toml::to_string_pretty(policy).map_err(failed)?;
-    std::fs::write(path, text).map_err(|e| {
+    quell_files::put(path, &text).map_err(|e| {
         failed(format!(
             "the policy could not be saved to {}: {e}",
             path.display()

@@ -19,9 +19,7 @@ pub fn state_dir() -> Option<PathBuf> {
 /// Writes a file as a whole or not at all, its directory included.
 pub fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
+        quell_files::folder(dir)?;
     }
-    let new = path.with_extension("new");
-    std::fs::write(&new, text)?;
-    std::fs::rename(&new, path)
+    quell_files::write(path, text.as_bytes())
 }

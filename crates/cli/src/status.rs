@@ -199,7 +199,7 @@ fn read(kernel: &Kernel, dir: &Path, sample: bool) -> Result<Run> {
             &mut state,
         );
     }
-    let changes = undo::left_by(dir).ok();
+    let changes = undo::left_by(kernel, dir).ok();
     let now = match &plan {
         Some(plan) => {
             let of = RunFolder {

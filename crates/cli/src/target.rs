@@ -1,6 +1,7 @@
 //! The machine that `--on` names: this one, a simulated one, or one of the lab.
 
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::str::FromStr;
 
 use quell_engine::compare::Machines;
@@ -131,7 +132,7 @@ fn read(profile: &str) -> Result<Profile> {
     if !is_path(profile) {
         return Profile::built_in(profile).map_err(usage);
     }
-    let text = std::fs::read_to_string(profile)
+    let text = quell_files::text(Path::new(profile), quell_files::MOST_TEXT)
         .map_err(|e| usage(format!("{profile}: {e}; name a profile that can be read")))?;
     Profile::parse(&text, profile).map_err(|problems| {
         let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();

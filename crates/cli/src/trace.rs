@@ -71,7 +71,7 @@ fn import(lackey: &Path, output: &Path) -> Result {
     let mut part = output.as_os_str().to_owned();
     part.push(".part");
     let part = PathBuf::from(part);
-    let to = BufWriter::with_capacity(1 << 20, File::create(&part).map_err(unwritten)?);
+    let to = BufWriter::with_capacity(1 << 20, quell_files::replace(&part).map_err(unwritten)?);
     let count = match import_lackey(from, &name, to) {
         Ok(count) => fs::rename(&part, output).map(|()| count).map_err(unwritten),
         Err(Import::Write(error)) => Err(unwritten(error)),

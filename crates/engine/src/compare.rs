@@ -93,6 +93,8 @@ pub struct Comparison {
     pub folder: Option<PathBuf>,
 }
 
+pub use crate::setup::chosen;
+
 /// Why an experiment has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {

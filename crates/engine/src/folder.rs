@@ -11,6 +11,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use quell_control::bandwidth::Verdict;
+use quell_files::{MOST_RECORD, read_within, text_within};
 use quell_record::about::About;
 use quell_record::attribution::{Account, Row, Unit};
 use quell_record::events::{CpuTimes, Decision, EVENTS_SCHEMA, Event, Stamped};
@@ -78,7 +79,7 @@ impl Folder {
     /// counted.
     pub fn begin(runs: &Path, name: &str, unix_s: u64, begun: Nanos) -> Result<Self, FolderError> {
         let base = format!("{}-{}", plain(name), compact(unix_s));
-        fs::create_dir_all(runs).map_err(|why| error(runs, why))?;
+        quell_files::folder(runs).map_err(|why| error(runs, why))?;
         let mut number = 1;
         let (partial, last) = loop {
             let unique = match number {
@@ -100,7 +101,8 @@ impl Folder {
         let samples = partial.join("samples");
         fs::create_dir(&samples).map_err(|why| error(&samples, why))?;
         let path = partial.join("events.jsonl");
-        let mut events = BufWriter::new(File::create(&path).map_err(|why| error(&path, why))?);
+        let mut events =
+            BufWriter::new(quell_files::create(&path).map_err(|why| error(&path, why))?);
         writeln!(events, "{{\"schema\":\"{EVENTS_SCHEMA}\"}}")
             .and_then(|()| events.flush())
             .map_err(|why| error(&path, why))?;
@@ -134,6 +136,10 @@ impl Folder {
     pub(crate) fn resume(dir: &Path, begun: Nanos) -> Result<Self, FolderError> {
         let last = resume::last(dir);
         let partial = resume::partial(&last);
+        // Through no link: what is in there is about to be removed.
+        for folder in [dir.to_owned(), dir.join("samples")] {
+            quell_files::own_folder(&folder).map_err(|why| error(&folder, why))?;
+        }
         if dir != partial {
             fs::rename(dir, &partial).map_err(|why| error(dir, why))?;
         }
@@ -178,8 +184,7 @@ impl Folder {
                 .map_err(|why| error(&path, std::io::Error::other(why)))?;
             before = before.max(event.at_ns);
         }
-        let opened = fs::OpenOptions::new().append(true).open(&path);
-        let events = BufWriter::new(opened.map_err(|why| error(&path, why))?);
+        let events = BufWriter::new(quell_files::append(&path).map_err(|why| error(&path, why))?);
         Ok(Self::on(partial, last, events, begun, before))
     }
 
@@ -189,10 +194,7 @@ impl Folder {
         let mut line =
             serde_json::to_string(cell).map_err(|why| error(&path, std::io::Error::other(why)))?;
         line.push('\n');
-        fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
+        quell_files::append(&path)
             .and_then(|mut file| file.write_all(line.as_bytes()))
             .map_err(|why| error(&path, why))
     }
@@ -210,7 +212,7 @@ impl Folder {
     /// Writes a file of the record as a whole.
     pub fn write(&self, name: &str, content: &str) -> Result<(), FolderError> {
         let path = self.partial.join(name);
-        fs::write(&path, content).map_err(|why| error(&path, why))
+        quell_files::put(&path, content).map_err(|why| error(&path, why))
     }
 
     /// Appends one metric's windows of one round to `samples/CONFIGURATION--SUBJECT.csv`. Columns:
@@ -294,10 +296,7 @@ impl Folder {
         } else {
             format!("{head}{rows}")
         };
-        fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
+        quell_files::append(&path)
             .and_then(|mut file| file.write_all(text.as_bytes()))
             .map_err(|why| error(&path, why))
     }
@@ -498,11 +497,8 @@ pub(crate) fn course_name(configuration: &str, subject: &str) -> String {
 
 /// A file of rows under `head`, new or resumed, and how many rows it holds.
 fn rows_of(path: &Path, head: &str) -> std::io::Result<(BufWriter<File>, u64)> {
-    let file = fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(path)?;
-    let lines = fs::read_to_string(path)?.lines().count() as u64;
+    let file = quell_files::append(path)?;
+    let lines = text_within(path, MOST_RECORD)?.lines().count() as u64;
     let mut file = BufWriter::new(file);
     if lines == 0 {
         writeln!(file, "{head}")?;
@@ -513,9 +509,9 @@ fn rows_of(path: &Path, head: &str) -> std::io::Result<(BufWriter<File>, u64)> {
 /// Cuts off what follows the last line break: it was being written when the run ended. Returns the
 /// rest.
 fn cut(path: &Path) -> Result<String, FolderError> {
-    let bytes = fs::read(path).map_err(|why| error(path, why))?;
+    let bytes = read_within(path, MOST_RECORD).map_err(|why| error(path, why))?;
     let text = resume::whole_lines(&String::from_utf8_lossy(&bytes)).to_owned();
-    fs::write(path, &text).map_err(|why| error(path, why))?;
+    quell_files::put(path, &text).map_err(|why| error(path, why))?;
     Ok(text)
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use quell_files::{MOST_RECORD, text_within};
 use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
 use quell_record::events::{
@@ -160,7 +161,7 @@ pub fn read(folder: &Path) -> Result<Record, ReadError> {
 }
 
 fn text(path: &Path, remedy: &'static str) -> Result<String, ReadError> {
-    fs::read_to_string(path).map_err(|why| ReadError::File {
+    text_within(path, MOST_RECORD).map_err(|why| ReadError::File {
         path: path.to_owned(),
         why,
         remedy,

@@ -8,9 +8,9 @@
 //! machine, plans, seed, rounds, or the chosen configurations.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use quell_files::{MOST_RECORD, text_within};
 use quell_record::measurement::Measurement;
 use quell_record::standing::Cause;
 use quell_types::ids::PromiseId;
@@ -101,7 +101,7 @@ impl Kept {
         };
         let shown = dir.display();
         let read = |name: &str| {
-            fs::read_to_string(dir.join(name)).map_err(|e| {
+            text_within(&dir.join(name), MOST_RECORD).map_err(|e| {
                 format!(
                     "{}: there is no record of an experiment to go on with: {e}; give the folder that an interrupted \
                      `quell compare` left (names of folders that were cut off begin with a dot and end in .partial)",
@@ -111,7 +111,7 @@ impl Kept {
         };
         let manifest = serde_json::from_str(&read("manifest.json")?)
             .map_err(|e| format!("{shown}/manifest.json is damaged: {e}; start anew"))?;
-        let Ok(cells) = fs::read_to_string(dir.join(CELLS)) else {
+        let Ok(cells) = text_within(&dir.join(CELLS), MOST_RECORD) else {
             let whole = dir.join("results.json").exists();
             return if whole {
                 Err(format!(

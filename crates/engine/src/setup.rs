@@ -253,7 +253,10 @@ fn confine(
 
 /// The configurations asked for: by name, by family, or by a pattern. The baseline is always
 /// included.
-fn chosen<'e>(
+///
+/// # Errors
+/// [`CompareError::Unknown`].
+pub fn chosen<'e>(
     experiment: &'e Experiment,
     only: &[String],
 ) -> Result<Vec<&'e Configuration>, CompareError> {

@@ -163,7 +163,7 @@ pub fn threads(files: &dyn Files, pid: u32) -> Result<Vec<u32>> {
     const ONE: u64 = 3;
     let path = format!("/proc/{pid}/task");
     // One system call instead of five, for most processes of a machine.
-    if matches!(files.links(&path), Ok(ONE)) {
+    if files.node(&path).is_ok_and(|node| node.links == ONE) {
         return Ok(vec![pid]);
     }
     let names = files.names(&path)?;
@@ -221,14 +221,6 @@ pub fn is_capable(files: &dyn Files, pid: u32, capability: u32) -> Result<bool> 
     Ok(bits.is_some_and(|bits| bits >> capability & 1 == 1))
 }
 
-/// Whether a filter decides about a process's system calls (SECCOMP_MODE_FILTER).
-///
-/// # Errors
-/// [`Error::File`].
-pub fn has_filter(files: &dyn Files, pid: u32) -> Result<bool> {
-    Ok(status_field(files, pid, "Seccomp:")? == Some(2))
-}
-
 fn status_field(files: &dyn Files, tid: u32, name: &str) -> Result<Option<u32>> {
     let text = files.optional(&format!("/proc/{tid}/status"))?;
     Ok(text
@@ -241,13 +233,15 @@ fn field_of<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name))
 }
 
-/// The arguments of a process, the program's name first. Empty for kernel threads and ended
+/// The arguments of a process, the program's name first: the first 128 KiB of them, as a process
+/// can make them as long as it likes (`PR_SET_MM_MAP`). Empty for kernel threads and ended
 /// processes.
 ///
 /// # Errors
 /// [`Error::File`].
 pub fn arguments(files: &dyn Files, pid: u32) -> Result<Vec<String>> {
-    let text = match files.read(&format!("/proc/{pid}/cmdline")) {
+    const MOST: usize = 128 << 10;
+    let text = match files.read_start(&format!("/proc/{pid}/cmdline"), MOST) {
         Ok(text) => text,
         Err(e) if gone(&e) => return Ok(Vec::new()),
         Err(e) => {

@@ -72,15 +72,6 @@ impl Call {
         }
     }
 
-    /// Closes all descriptors of a range of numbers (close_range(2)).
-    #[must_use]
-    pub const fn close_all(first: u32, last: u32) -> Self {
-        Self {
-            number: libc::SYS_close_range,
-            arguments: [first as u64, last as u64, 0, 0, 0, 0],
-        }
-    }
-
     /// What a thread does on its way back.
     pub(crate) const MASK_SIGNALS: Self = Self {
         number: libc::SYS_rt_sigprocmask,

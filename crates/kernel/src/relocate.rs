@@ -7,7 +7,10 @@
 //! - Nothing is written but the side area, whose first page has a token and the calls' arguments,
 //!   and the thread's way back ([`crate::vdso`]).
 //! - If the caller is killed, the thread ends the call that it does and gets its own registers
-//!   again. Threads that touch a page that is away wait until [`bring_back`] supplies it.
+//!   again. Threads that touch a page that is away wait until [`bring_back`] supplies it. A program
+//!   without rights opens a userfaultfd that any program may have: system calls that touch such a
+//!   page fail (EFAULT) instead. Nothing is opened for it that it could not open itself: whoever
+//!   shares its files or may trace it could take that.
 //! - The kernel writes a thread's area for restartable sequences whenever the thread returns to the
 //!   program. So the page with that area is moved by the last call, and is back before the thread
 //!   runs.
@@ -15,7 +18,7 @@
 mod calls;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use quell_types::cpuset::CpuSet;
@@ -23,7 +26,6 @@ use quell_types::pages::{Caller, Piece, SideArea};
 use quell_types::task::TaskId;
 
 use crate::affinity;
-use crate::handed::{self, Device};
 use crate::pidfd;
 pub use crate::process_memory::read_memory;
 use crate::process_memory::write_memory;
@@ -160,11 +162,9 @@ fn at<T>(step: Step, result: io::Result<T>) -> Done<T> {
 
 /// How a process is treated.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner<'a> {
+pub struct Manner {
     /// Whether the pages are locked.
     pub locked: bool,
-    /// What makes a userfaultfd for a program that may not open one. `None`: it may.
-    pub device: Option<&'a Device>,
     /// How long all threads may be stopped. Pages that there is no time for stay where they are.
     pub longest: Duration,
 }
@@ -224,7 +224,7 @@ impl Process {
     pub fn relocate(
         &self,
         side: &SideArea,
-        manner: Manner<'_>,
+        manner: Manner,
         frames: &mut dyn Frames,
         boundary: &dyn Fn(),
     ) -> Outcome {
@@ -316,7 +316,7 @@ impl Drop for Kept<'_> {
 struct Work<'a> {
     process: &'a Process,
     side: &'a SideArea,
-    manner: Manner<'a>,
+    manner: Manner,
     thread: Lent<'a>,
     /// The page with the thread's area for restartable sequences.
     sequences: Option<u64>,
@@ -398,19 +398,14 @@ impl Work<'_> {
 
     /// Opens a descriptor in the process. Returns its number there, and a copy.
     fn open(&mut self) -> Done<(u32, Uffd)> {
-        let opened = match self.manner.device {
-            Some(device) => handed::open(
-                device,
-                self.process.pidfd.as_fd(),
-                &mut self.thread,
-                self.side,
-            ),
-            None => {
-                let number = self.thread.call(&calls::OPEN);
-                number.map(|number| u32::try_from(number).unwrap_or(u32::MAX))
+        let opened = match self.thread.call(&calls::OPEN) {
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+                self.thread.call(&calls::OPEN_FOR_ITSELF)
             }
+            opened => opened,
         };
         let number = at(Step::Open, opened)?;
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
         let fetched = self.process.copy(number).map(Uffd::of);
         let agreed = fetched.and_then(|uffd| uffd.agree().map(|()| uffd));
         if agreed.is_err() {

@@ -25,6 +25,11 @@ use crate::{affinity, limit, msr, pidfd, trace};
 pub trait Files: Send + Sync {
     /// The whole content. Bytes that are not UTF-8 are replaced.
     fn read(&self, path: &str) -> io::Result<String>;
+    /// The content up to so many bytes. Bytes that are not UTF-8 are replaced.
+    fn read_start(&self, path: &str, most: usize) -> io::Result<String> {
+        let text = self.read(path)?;
+        Ok(String::from_utf8_lossy(text.as_bytes().get(..most).unwrap_or(text.as_bytes())).into())
+    }
     /// One `write(2)` of the text, as `echo` would send it. A newline is added where there is none.
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
     /// The names in a directory, sorted.
@@ -44,9 +49,8 @@ pub trait Files: Send + Sync {
     fn exists(&self, path: &str) -> bool;
     /// The type and permission bits, as `st_mode` has them.
     fn mode(&self, path: &str) -> io::Result<u32>;
-    /// The number of links of a file or directory (`st_nlink`). ENOSYS where the root is no running
-    /// kernel.
-    fn links(&self, _path: &str) -> io::Result<u64> {
+    /// What a path leads to, links followed. ENOSYS where the root is no running kernel.
+    fn node(&self, _path: &str) -> io::Result<Node> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
     /// The target of a symbolic link.
@@ -92,6 +96,23 @@ pub trait Files: Send + Sync {
         Ok(None)
     }
 }
+
+/// A file or directory, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Number of its file system (`st_dev`).
+    pub device: u64,
+    /// Its number there (`st_ino`).
+    pub number: u64,
+    /// The number of its names (`st_nlink`). 0: it was removed.
+    pub links: u64,
+    /// The user that it belongs to.
+    pub owner: u32,
+}
+
+/// The most bytes of a file that are read. The longest are the maps of a process, which may have
+/// 65,530 lines (`vm.max_map_count`) of as long names as it likes.
+const MOST: usize = 64 << 20;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,6 +289,7 @@ impl Kernel {
 
 /// All bytes of a file. The kernel's files say nothing of their sizes, so that none is asked for:
 /// two system calls of six less.
+/// EFBIG beyond [`MOST`].
 fn whole(file: &mut fs::File) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; 4096];
     let mut length = 0;
@@ -277,6 +299,9 @@ fn whole(file: &mut fs::File) -> io::Result<Vec<u8>> {
             Ok(read) => length += read,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
+        }
+        if length > MOST {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
         if length == bytes.len() {
             bytes.resize(2 * length, 0);
@@ -361,9 +386,22 @@ impl Files for Kernel {
         Ok(fs::metadata(self.path(path))?.permissions().mode())
     }
 
-    fn links(&self, path: &str) -> io::Result<u64> {
+    fn node(&self, path: &str) -> io::Result<Node> {
         self.need_live()?;
-        Ok(fs::metadata(self.path(path))?.nlink())
+        let is = fs::metadata(self.path(path))?;
+        Ok(Node {
+            device: is.dev(),
+            number: is.ino(),
+            links: is.nlink(),
+            owner: is.uid(),
+        })
+    }
+
+    fn read_start(&self, path: &str, most: usize) -> io::Result<String> {
+        let mut bytes = Vec::new();
+        let file = fs::File::open(self.path(path))?;
+        file.take(most as u64).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn link(&self, path: &str) -> io::Result<String> {

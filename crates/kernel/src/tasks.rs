@@ -1,16 +1,22 @@
 //! Which tasks belong to which group.
 //!
 //! Rules: the keys of one table must all hold, and one table is enough. A child follows its closest
-//! matched ancestor unless it is matched itself. A task that two groups match is an error. Kernel
+//! matched ancestor unless it is matched itself. A task that two groups match is in neither. Kernel
 //! threads, Quell itself, and processes that the caller names (the watchdog) are never matched.
+//!
+//! `pid`, `user`, `exe`, `cgroup`, `unit` and `container` are facts: an unprivileged user cannot
+//! bring them about for a program of the user's own. `comm` and `arg` are what a program says.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use quell_types::ids::GroupId;
-use quell_types::task::TaskMatch;
+use quell_types::task::{TaskId, TaskMatch};
 use regex::Regex;
 
+use crate::cgroup::Cgroups;
 use crate::error::{Error, Result};
+use crate::identity::{executes, is_container, is_managers, is_unit};
 use crate::procfs::{self, Membership, Stat};
 use crate::root::Files;
 
@@ -33,6 +39,8 @@ struct Table {
     exe: Option<String>,
     arg: Option<Regex>,
     user: Option<u32>,
+    /// The cgroups that a unit or container is looked for in.
+    cgroups: Option<Cgroups>,
 }
 
 impl Matcher {
@@ -140,12 +148,10 @@ impl Table {
                 "group {group}: a match table without keys would match everything"
             )));
         }
-        let single = keys.pid.is_some()
-            || keys.exe.is_some()
-            || keys.comm.is_some()
-            || keys.arg.is_some()
-            || keys.user.is_some();
-        if keys.in_place() && single {
+        let single =
+            keys.pid.is_some() || keys.exe.is_some() || keys.comm.is_some() || keys.arg.is_some();
+        let managed = keys.unit.is_some() || keys.container.is_some();
+        if keys.in_place() && (single || keys.user.is_some() && !managed) {
             return Err(Error::refused_with(
                 format!(
                     "group {group}: a cgroup, unit or container is taken whole and changed in place; it cannot be \
@@ -178,6 +184,10 @@ impl Table {
             exe: keys.exe.as_ref().map(|exe| resolved(files, exe)),
             arg,
             user,
+            cgroups: match managed {
+                true => Some(Cgroups::discover(files)?),
+                false => None,
+            },
         })
     }
 
@@ -194,14 +204,13 @@ impl Table {
         if keys.pid.is_some_and(|p| p != pid) || keys.comm.as_deref().is_some_and(|c| !comm(c)) {
             return Ok(false);
         }
-        if let (Some(literal), Some(resolved)) = (&keys.exe, &self.exe) {
-            // In another mount namespace the path as written may be the true one.
-            let runs = procfs::executable(task.files, pid);
-            if !runs.is_some_and(|path| path == *resolved || path == *literal) {
-                return Ok(false);
-            }
+        if let Some(path) = &self.exe
+            && !executes(task.files, pid, path)
+        {
+            return Ok(false);
         }
         if let Some(user) = self.user
+            && !keys.in_place()
             && procfs::effective_user(task.files, pid)? != Some(user)
         {
             return Ok(false);
@@ -215,7 +224,13 @@ impl Table {
         }
         if keys.in_place() {
             let places = procfs::memberships(task.files, &pid.to_string())?;
-            if !places.iter().any(|m| in_cgroup(keys, &m.path)) {
+            let managers = |m: &Membership| {
+                let user = self.user.unwrap_or(0);
+                let is = |all| is_managers(task.files, all, keys, user, m);
+                self.cgroups.as_ref().is_none_or(is)
+            };
+            let meant = |m: &&Membership| in_cgroup(keys, &m.path);
+            if !places.iter().filter(meant).any(managers) {
                 return Ok(false);
             }
         }
@@ -233,43 +248,14 @@ fn in_cgroup(keys: &TaskMatch, path: &str) -> bool {
                 .is_some_and(|rest| rest.starts_with('/'))
     });
     let parts = || path.split('/');
-    let unit = keys
-        .unit
-        .as_deref()
-        .is_none_or(|unit| parts().any(|p| p == unit || unescaped(p) == unescaped(unit)));
-    let container = keys
-        .container
-        .as_deref()
-        .is_none_or(|id| parts().any(|p| is_container(p, id)));
-    cgroup && unit && container
-}
-
-/// A unit's name without systemd's escapes (`\x2d` for `-`): people write both.
-fn unescaped(unit: &str) -> String {
-    let mut pieces = unit.split("\\x");
-    let mut whole = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        let code = piece.get(..2).and_then(|d| u8::from_str_radix(d, 16).ok());
-        match code.filter(u8::is_ascii) {
-            Some(byte) => {
-                whole.push(char::from(byte));
-                whole.push_str(&piece[2..]);
-            }
-            None => {
-                whole.push_str("\\x");
-                whole.push_str(piece);
-            }
-        }
-    }
-    whole
-}
-
-/// Whether a part of a path names a container: `<id>`, `docker-<id>.scope`,
-/// `cri-containerd-<id>.scope`, `libpod-<id>`. Its monitor (`libpod-conmon-<id>.scope`) is none.
-fn is_container(part: &str, id: &str) -> bool {
-    let part = part.strip_suffix(".scope").unwrap_or(part);
-    let mut pieces = part.split(['-', ':']);
-    pieces.clone().all(|p| p != "conmon") && pieces.any(|p| p.starts_with(id))
+    let (unit, container) = (&keys.unit, &keys.container);
+    cgroup
+        && unit
+            .as_ref()
+            .is_none_or(|unit| parts().any(|p| is_unit(p, unit)))
+        && container
+            .as_ref()
+            .is_none_or(|id| parts().any(|p| is_container(p, id)))
 }
 
 /// The cgroups (as paths from the hierarchy's root) that the in-place tables of a group name, as
@@ -332,56 +318,123 @@ struct Candidate<'a> {
     stat: &'a Stat,
 }
 
-/// The processes of each group, by the group's name.
-pub type Assigned = BTreeMap<GroupId, Vec<Stat>>;
+/// A process that two groups match, and that is in neither.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InTwo {
+    /// The process.
+    pub task: TaskId,
+    /// Its command name.
+    pub comm: String,
+    /// The two groups.
+    pub groups: [GroupId; 2],
+}
 
-/// The group that matches a process by itself. `None` where none does.
-///
-/// # Errors
-/// [`Error::Refused`] for a process in two groups; [`Error::File`].
-pub fn matched(files: &dyn Files, groups: &[Matcher], pid: u32) -> Result<Option<GroupId>> {
-    let Some(stat) = procfs::stat(files, pid)?.filter(|s| !s.kernel_thread() && !s.dead()) else {
-        return Ok(None);
-    };
-    let candidate = Candidate { files, stat: &stat };
-    let mut found: Option<&Matcher> = None;
-    for group in groups {
-        if !group.matches(&candidate)? {
-            continue;
-        }
-        if let Some(other) = found.replace(group) {
-            return Err(in_two(&stat, other, group));
+impl InTwo {
+    fn new(stat: &Stat, one: &Matcher, other: &Matcher) -> Self {
+        Self {
+            task: stat.id,
+            comm: stat.comm.clone(),
+            groups: [one.group.clone(), other.group.clone()],
         }
     }
-    Ok(found.map(|group| group.group.clone()))
 }
 
-fn in_two(stat: &Stat, one: &Matcher, other: &Matcher) -> Error {
-    Error::refused_with(
-        format!(
-            "process {} ({}) is matched by two groups, {} and {}",
-            stat.id.pid, stat.comm, one.group, other.group
-        ),
-        "make one of their match tables narrower",
-    )
+impl fmt::Display for InTwo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "process {} ({}) is matched by two groups, {} and {}, and is in neither; make one of their match tables \
+             narrower",
+            self.task.pid, self.comm, self.groups[0], self.groups[1]
+        )
+    }
 }
 
-/// Finds the processes of every group. Groups without any are in the result, empty.
+/// Which group matches a process by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// None does, or it has ended.
+    None,
+    /// This one.
+    Group(GroupId),
+    /// Two do.
+    Two(InTwo),
+}
+
+/// The group that matches a process by itself.
 ///
 /// # Errors
-/// [`Error::Refused`] for a task in two groups, and for a `pid` that is gone; [`Error::File`].
-pub fn assign(files: &dyn Files, groups: &[Matcher], never: &BTreeSet<u32>) -> Result<Assigned> {
-    let ourselves = std::process::id();
-    let all = procfs::processes(files)?;
-    let eligible = |s: &Stat| {
-        !s.kernel_thread() && !s.dead() && s.id.pid != ourselves && !never.contains(&s.id.pid)
+/// [`Error::File`].
+pub fn matched(files: &dyn Files, groups: &[Matcher], pid: u32) -> Result<Fit> {
+    let Some(stat) = procfs::stat(files, pid)?.filter(|s| !s.kernel_thread() && !s.dead()) else {
+        return Ok(Fit::None);
     };
+    Ok(match direct(files, groups, &stat)? {
+        (None, _) => Fit::None,
+        (Some(group), None) => Fit::Group(group.group.clone()),
+        (Some(one), Some(other)) => Fit::Two(InTwo::new(&stat, one, other)),
+    })
+}
+
+/// The first two groups that match a process by itself.
+fn direct<'g>(
+    files: &dyn Files,
+    groups: &'g [Matcher],
+    stat: &Stat,
+) -> Result<(Option<&'g Matcher>, Option<&'g Matcher>)> {
+    let candidate = Candidate { files, stat };
+    let mut found = (None, None);
+    for group in groups {
+        if group.matches(&candidate)? {
+            match found.0 {
+                None => found.0 = Some(group),
+                Some(_) => {
+                    found.1 = Some(group);
+                    break;
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The processes of each group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assigned {
+    groups: BTreeMap<GroupId, Vec<Stat>>,
+    /// Those that two groups match.
+    pub in_two: Vec<InTwo>,
+}
+
+impl Assigned {
+    /// Those of a group.
+    #[must_use]
+    pub fn of(&self, group: &str) -> &[Stat] {
+        self.groups.get(group).map_or(&[], Vec::as_slice)
+    }
+
+    /// Those of all groups.
+    pub fn all(&self) -> impl Iterator<Item = &Stat> {
+        self.groups.values().flatten()
+    }
+
+    /// Takes those of a group out.
+    pub fn take(&mut self, group: &str) -> Vec<Stat> {
+        self.groups.remove(group).unwrap_or_default()
+    }
+}
+
+/// Refuses `pid` keys without such a process.
+///
+/// # Errors
+/// [`Error::Refused`] with the group and the number; [`Error::File`].
+pub fn present(files: &dyn Files, groups: &[Matcher], never: &BTreeSet<u32>) -> Result<()> {
     for group in groups {
         for pid in group.pids() {
-            let Some(stat) = all.iter().find(|s| s.id.pid == pid) else {
+            let Some(stat) = procfs::stat(files, pid)? else {
                 return Err(pid_gone(files, group, pid)?);
             };
-            if !eligible(stat) {
+            if !eligible(&stat, never) {
                 return Err(Error::refused(format!(
                     "group {}: process {pid} ({}) is a kernel thread, has ended, or is Quell itself",
                     group.group, stat.comm
@@ -389,32 +442,46 @@ pub fn assign(files: &dyn Files, groups: &[Matcher], never: &BTreeSet<u32>) -> R
             }
         }
     }
-    let mut direct: BTreeMap<u32, usize> = BTreeMap::new();
-    for stat in all.iter().filter(|s| eligible(s)) {
-        let candidate = Candidate { files, stat };
-        for (i, group) in groups.iter().enumerate() {
-            if !group.matches(&candidate)? {
-                continue;
+    Ok(())
+}
+
+fn eligible(stat: &Stat, never: &BTreeSet<u32>) -> bool {
+    let pid = stat.id.pid;
+    !stat.kernel_thread() && !stat.dead() && pid != std::process::id() && !never.contains(&pid)
+}
+
+/// Finds the processes of every group.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn assign(files: &dyn Files, groups: &[Matcher], never: &BTreeSet<u32>) -> Result<Assigned> {
+    let ourselves = std::process::id();
+    let all = procfs::processes(files)?;
+    let mut assigned = Assigned::default();
+    // Of each process that is matched by itself: its group, or that it is in none.
+    let mut known: BTreeMap<u32, Option<&GroupId>> = BTreeMap::new();
+    for stat in all.iter().filter(|s| eligible(s, never)) {
+        match direct(files, groups, stat)? {
+            (None, _) => {}
+            (Some(group), None) => {
+                known.insert(stat.id.pid, Some(&group.group));
             }
-            if let Some(other) = direct.insert(stat.id.pid, i) {
-                return Err(in_two(stat, &groups[other], group));
+            (Some(one), Some(other)) => {
+                known.insert(stat.id.pid, None);
+                assigned.in_two.push(InTwo::new(stat, one, other));
             }
         }
     }
     let parents: BTreeMap<u32, u32> = all.iter().map(|s| (s.id.pid, s.parent)).collect();
-    let mut assigned: Assigned = groups
-        .iter()
-        .map(|g| (g.group.clone(), Vec::new()))
-        .collect();
-    for stat in all.iter().filter(|s| eligible(s)) {
+    for stat in all.iter().filter(|s| eligible(s, never)) {
         let mut at = stat.id.pid;
         // At most as many steps as there are processes: /proc is no snapshot, and may show a loop.
         for _ in 0..=parents.len() {
-            if let Some(i) = direct.get(&at) {
-                assigned
-                    .entry(groups[*i].group.clone())
-                    .or_default()
-                    .push(stat.clone());
+            if let Some(group) = known.get(&at) {
+                if let Some(group) = group {
+                    let of = assigned.groups.entry((*group).clone()).or_default();
+                    of.push(stat.clone());
+                }
                 break;
             }
             match parents.get(&at) {

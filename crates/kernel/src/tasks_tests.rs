@@ -1,6 +1,7 @@
 //! Tests of which tasks belong to which group.
 
 use super::*;
+use crate::identity::unescaped;
 use crate::root::Kernel;
 use std::path::Path;
 
@@ -48,6 +49,10 @@ fn machine() -> (tempfile::TempDir, Kernel) {
         "x",
         "/system.slice/docker-0123456789abcdef.scope/inner",
     );
+    std::fs::create_dir_all(root.join("proc/self")).unwrap();
+    std::fs::write(root.join("proc/self/cgroup"), "0::/\n").unwrap();
+    let mounts = "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+    std::fs::write(root.join("proc/self/mountinfo"), mounts).unwrap();
     std::fs::create_dir_all(root.join("etc")).unwrap();
     std::fs::write(
         root.join("etc/passwd"),
@@ -63,10 +68,15 @@ fn found(kernel: &Kernel, groups: &[(&str, &[TaskMatch])]) -> Result<BTreeMap<St
         .iter()
         .map(|(name, tables)| Matcher::new(kernel, name, tables))
         .collect::<Result<_>>()?;
-    let assigned = assign(kernel, &matchers, &BTreeSet::new())?;
-    Ok(assigned
-        .into_iter()
-        .map(|(name, tasks)| (name, tasks.iter().map(|t| t.id.pid - 4_000_000).collect()))
+    present(kernel, &matchers, &BTreeSet::new())?;
+    let mut assigned = assign(kernel, &matchers, &BTreeSet::new())?;
+    let mut pids = |name: &str| {
+        let tasks = assigned.take(name).into_iter();
+        tasks.map(|task| task.id.pid - 4_000_000).collect()
+    };
+    Ok(groups
+        .iter()
+        .map(|(name, _)| ((*name).to_owned(), pids(name)))
         .collect())
 }
 
@@ -90,17 +100,34 @@ fn children_follow_their_parent_unless_matched_themselves() {
 }
 
 #[test]
-fn a_task_in_two_groups_is_an_error_that_names_both_and_it() {
+fn a_task_in_two_groups_is_in_neither_and_the_rest_are_found() {
     let (_dir, kernel) = machine();
-    let one = by(|m| m.comm = Some("python3".into()));
-    let two = by(|m| m.pid = Some(4_000_011));
-    let error = found(&kernel, &[("a", &[one]), ("b", &[two])])
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("process 4000011 (python3) is matched by two groups, a and b"),
-        "{error}"
+    let matcher = |name, table: TaskMatch| Matcher::new(&kernel, name, &[table]).unwrap();
+    let groups = [
+        matcher("a", by(|m| m.user = Some("vision".into()))),
+        matcher("b", by(|m| m.comm = Some("python3".into()))),
+    ];
+    let mut assigned = assign(&kernel, &groups, &BTreeSet::new()).unwrap();
+    let pids = |tasks: Vec<Stat>| {
+        tasks
+            .iter()
+            .map(|t| t.id.pid - 4_000_000)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(pids(assigned.take("a")), [1, 10, 12, 20]);
+    assert_eq!(pids(assigned.take("b")), [0; 0]);
+    let [two] = assigned.in_two.as_slice() else {
+        panic!("{:?}", assigned.in_two);
+    };
+    assert_eq!(
+        two.to_string(),
+        "process 4000011 (python3) is matched by two groups, a and b, and is in neither; make one of their match \
+         tables narrower"
     );
+    let fit = |pid: u32| matched(&kernel, &groups, 4_000_000 + pid).unwrap();
+    assert_eq!(fit(11), Fit::Two(two.clone()));
+    assert_eq!(fit(12), Fit::Group("a".into()));
+    assert_eq!(fit(99), Fit::None);
 }
 
 #[test]
@@ -155,8 +182,7 @@ fn a_container_is_found_by_the_beginning_of_its_id() {
     let matcher = Matcher::new(&kernel, "c", &tables).unwrap();
     let tasks = assign(&kernel, &[matcher], &BTreeSet::new())
         .unwrap()
-        .remove("c")
-        .unwrap();
+        .take("c");
     let dirs = cgroups_of(&kernel, &tables, &tasks).unwrap();
     assert_eq!(
         dirs.into_iter().collect::<Vec<_>>(),

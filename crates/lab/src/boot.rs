@@ -154,7 +154,8 @@ impl Lab {
         });
         let said = ["qemu", "console"].map(|name| fs::read(folder.path(name)).unwrap_or_default());
         if let Some(path) = &self.console {
-            fs::write(path, said.concat()).map_err(|e| at(path, e))?;
+            let mut file = quell_files::replace(path).map_err(|e| at(path, e))?;
+            file.write_all(&said.concat()).map_err(|e| at(path, e))?;
         }
         let (ended, archive) = done.map_err(|failed| {
             let console = String::from_utf8_lossy(&said.concat()).replace('\r', "");
@@ -365,7 +366,7 @@ impl Drop for Machine {
 }
 
 fn unpack(archive: &[u8], out: &Path) -> Result<(), Error> {
-    fs::create_dir_all(out).map_err(|e| at(out, e))?;
+    quell_files::folder(out).map_err(|e| at(out, e))?;
     let mut tar = Command::new("tar")
         .args(["-x", "-m", "--no-same-owner", "-C"])
         .arg(out)

@@ -230,7 +230,7 @@ impl Profile {
         if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return Self::parse(name, text);
         }
-        let text = std::fs::read_to_string(Path::new(name)).map_err(|e| {
+        let text = quell_files::text(Path::new(name), quell_files::MOST_TEXT).map_err(|e| {
             let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
             Error::Input(format!(
                 "profile {name}: {e}; built in are {}, others are files",

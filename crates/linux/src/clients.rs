@@ -15,7 +15,7 @@ use quell_client::{Caller, Listener, Refused};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::procfs;
 use quell_kernel::root::Files;
-use quell_kernel::tasks::{self, Matcher};
+use quell_kernel::tasks::{self, Fit, Matcher};
 use quell_plan::Observed;
 use quell_record::about::About;
 use quell_record::backend::Seen;
@@ -61,8 +61,10 @@ impl Membership<'_> {
             if at == ourselves {
                 break;
             }
-            if let Some(group) = tasks::matched(self.files, &self.matchers, at)? {
-                return Ok(Some(group));
+            match tasks::matched(self.files, &self.matchers, at)? {
+                Fit::None => {}
+                Fit::Group(group) => return Ok(Some(group)),
+                Fit::Two(_) => return Ok(None),
             }
             if n == 0
                 && let Some(group) = self.home_of(pid)?

@@ -10,6 +10,7 @@
 //!   any.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use quell_kernel::cgroup::{
     Cgroups, Controller, Hierarchy, Version, effective_cpus, effective_mems,
@@ -40,6 +41,8 @@ pub const STOP: &str = "stop";
 /// The most passes over newborn children before giving up. Each pass finds at most those born
 /// during the last one, so only a fork bomb needs that many.
 const ROUNDS: u32 = 50;
+/// How long that may take altogether.
+const LONGEST: Duration = Duration::from_millis(300);
 
 /// One cgroup of a group, in one hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -337,17 +340,18 @@ impl GroupCgroups {
 
     /// Moves the processes that `find` finds into the group's own cgroups, again and again until
     /// none is outside. So children born meanwhile are covered. A process that lives in a cgroup
-    /// which is changed in place stays there. Returns how many processes are inside at the end.
+    /// which is changed in place stays there. Returns whether none is outside at the end: whoever
+    /// begins programs without end is not waited for.
     ///
     /// # Errors
-    /// What `find` and the kernel return. [`Error::Refused`] when children are born faster than
-    /// they can be moved.
+    /// What `find` and the kernel return.
     pub fn gather(
         &self,
         writer: &mut JournaledWriter<'_>,
         find: &mut dyn FnMut(&dyn Files) -> Result<Vec<Stat>>,
-    ) -> Result<usize> {
-        for _ in 0..ROUNDS {
+    ) -> Result<bool> {
+        let begun = Instant::now();
+        for round in 0..ROUNDS {
             let found = find(writer.files)?;
             let mut outside = 0;
             for place in self.places.iter().filter(|p| p.collects()) {
@@ -358,13 +362,13 @@ impl GroupCgroups {
                 outside += enter_if(writer, place, &found, &leaves)?;
             }
             if outside == 0 {
-                return Ok(found.len());
+                return Ok(true);
+            }
+            if round > 2 && begun.elapsed() > LONGEST {
+                break;
             }
         }
-        Err(Error::refused(format!(
-            "group {}: its tasks multiply faster than they can be moved",
-            self.group
-        )))
+        Ok(false)
     }
 
     /// Whether a cgroup lies in one of this group that is changed in place.

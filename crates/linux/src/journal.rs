@@ -24,6 +24,11 @@ use serde::{Deserialize, Serialize};
 use crate::fault;
 use crate::lease::Lease;
 
+mod found;
+
+pub use found::{Found, open, parse, read};
+pub(crate) use found::{read_open, trusted};
+
 /// The file's name in the folder of a run.
 pub const FILE: &str = "journal";
 /// The name of a file that is about to replace [`FILE`].
@@ -308,52 +313,6 @@ fn beat(lease: Option<&Arc<Lease>>) {
     }
 }
 
-/// The content of a journal on disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    /// The header. `None` where it is torn or damaged.
-    pub header: Option<Header>,
-    /// The readable entries, oldest first.
-    pub entries: Vec<Undo>,
-    /// One sentence for each damaged line. A torn last line is not among them: its change was never
-    /// made.
-    pub damaged: Vec<String>,
-}
-
-/// Reads a journal left by any process.
-///
-/// # Errors
-/// [`Error::File`].
-pub fn read(path: &Path) -> Result<Found> {
-    let bytes =
-        std::fs::read(path).map_err(|e| Error::file("read", &path.to_string_lossy(), None, e))?;
-    let mut found = Found::default();
-    let mut lines: Vec<&[u8]> = bytes.split(|b| *b == b'\n').collect();
-    // After the last newline the file is empty, or has a line that was torn while it was written.
-    lines.pop();
-    for (i, line) in lines.iter().enumerate() {
-        let number = i + 1;
-        let whole = std::str::from_utf8(line).ok();
-        if i == 0 {
-            found.header = whole.and_then(|l| open("header", l));
-            if found.header.is_none() {
-                found
-                    .damaged
-                    .push(format!("{}: the header is damaged", path.display()));
-            }
-        } else if let Some(entry) = whole.and_then(|l| open("undo", l)) {
-            found.entries.push(entry);
-        } else {
-            let what = format!(
-                "{}: line {number} is damaged; its change cannot be undone",
-                path.display()
-            );
-            found.damaged.push(what);
-        }
-    }
-    Ok(found)
-}
-
 const SUM: &str = "{\"sum\":\"";
 
 /// One line: `{"sum":"<16 hex digits>","<key>":<content>}`.
@@ -365,7 +324,7 @@ fn seal<T: Serialize>(key: &str, content: &T) -> String {
     )
 }
 
-fn open<T: for<'a> Deserialize<'a>>(key: &str, line: &str) -> Option<T> {
+fn unseal<T: for<'a> Deserialize<'a>>(key: &str, line: &str) -> Option<T> {
     let rest = line.strip_prefix(SUM)?;
     let sum = u64::from_str_radix(rest.get(..16)?, 16).ok()?;
     let json = rest
@@ -390,6 +349,7 @@ pub(crate) mod tests {
     use quell_types::units::Nanos;
 
     use super::*;
+    use crate::known::Known;
 
     pub(crate) fn header() -> Header {
         Header {
@@ -400,9 +360,13 @@ pub(crate) mod tests {
         }
     }
 
+    fn found(journal: &Journal) -> Found {
+        read(journal.path(), &Known::here(&Kernel::at("/nowhere"))).unwrap()
+    }
+
     fn write(path: &str, old: &str, new: &str) -> Undo {
         Undo::Write {
-            path: path.into(),
+            path: format!("/proc/sys/vm{path}"),
             old: old.into(),
             new: new.into(),
         }
@@ -416,7 +380,7 @@ pub(crate) mod tests {
         journal
             .record_all(&[write("/b", "\"\n", "4"), write("/c", "", "6")])
             .unwrap();
-        let found = read(journal.path()).unwrap();
+        let found = found(&journal);
         assert_eq!(found.header, Some(header()));
         assert_eq!(found.entries, journal.entries());
         assert!(found.damaged.is_empty());
@@ -439,7 +403,7 @@ pub(crate) mod tests {
             + 1;
         for end in last..whole.len() {
             std::fs::write(journal.path(), &whole[..end]).unwrap();
-            let found = read(journal.path()).unwrap();
+            let found = found(&journal);
             assert_eq!(
                 (found.entries.len(), found.damaged.len()),
                 (2, 0),
@@ -463,7 +427,7 @@ pub(crate) mod tests {
                 continue;
             }
             std::fs::write(journal.path(), &bytes).unwrap();
-            let found = read(journal.path()).unwrap();
+            let found = found(&journal);
             assert_eq!(
                 (found.entries.len(), found.damaged.len()),
                 (2, 1),
@@ -475,9 +439,9 @@ pub(crate) mod tests {
     #[test]
     fn undoing_restores_in_reverse_and_forgets() {
         let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("root");
-        std::fs::create_dir(&root).unwrap();
-        let kernel = Kernel::at(&root);
+        let kernel = Kernel::at(dir.path());
+        let root = dir.path().join("proc/sys/vm");
+        std::fs::create_dir_all(&root).unwrap();
         std::fs::write(root.join("x"), "3").unwrap();
         let mut journal = Journal::create(dir.path(), header()).unwrap();
         journal.record(&write("/x", "1", "2")).unwrap();
@@ -485,7 +449,7 @@ pub(crate) mod tests {
         journal.record(&write("/x", "2", "3")).unwrap();
         assert_eq!(journal.undo_to(&kernel, mark).restored, 1);
         assert_eq!(std::fs::read_to_string(root.join("x")).unwrap().trim(), "2");
-        assert_eq!(read(journal.path()).unwrap().entries.len(), 1);
+        assert_eq!(found(&journal).entries.len(), 1);
         journal.record(&write("/x", "2", "3")).unwrap();
         std::fs::write(root.join("x"), "3").unwrap();
         assert_eq!(journal.undo_all(&kernel).restored, 2);
@@ -505,7 +469,7 @@ pub(crate) mod tests {
             journal.record(&write(path, "1", "2")).unwrap();
         }
         let path_of = |entry: &Undo| match entry {
-            Undo::Write { path, .. } => path.clone(),
+            Undo::Write { path, .. } => path.replace("/proc/sys/vm", ""),
             _ => String::new(),
         };
         // A file that a death in the middle has left is no hindrance.
@@ -513,7 +477,7 @@ pub(crate) mod tests {
         let keep = |entry: &Undo| !["/gone", "/first"].contains(&path_of(entry).as_str());
         journal.rewrite(mark, &keep).unwrap();
         journal.record(&write("/c", "1", "2")).unwrap();
-        let found = read(journal.path()).unwrap();
+        let found = found(&journal);
         assert_eq!(found.header.as_ref(), Some(&header()));
         assert_eq!(found.entries, journal.entries());
         let paths: Vec<String> = found.entries.iter().map(path_of).collect();
@@ -538,7 +502,8 @@ pub(crate) mod tests {
     fn getting_on_with_the_work_keeps_the_heart_beating() {
         let dir = tempfile::tempdir().unwrap();
         let kernel = Kernel::at(dir.path());
-        std::fs::write(dir.path().join("x"), "2").unwrap();
+        std::fs::create_dir_all(dir.path().join("proc/sys/vm")).unwrap();
+        std::fs::write(dir.path().join("proc/sys/vm/x"), "2").unwrap();
         let lease = Arc::new(Lease::create(dir.path(), 1, rt::now()).unwrap());
         let mut journal = Journal::create(dir.path(), header()).unwrap();
         journal.bind(Arc::clone(&lease));

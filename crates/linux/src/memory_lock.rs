@@ -4,6 +4,7 @@
 //! ask ([`quell_kernel::trace`]). A process without CAP_IPC_LOCK may lock up to a limit, and could
 //! map nothing beyond it any more. So its limit is lifted as well.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use quell_kernel::error::Result;
@@ -15,7 +16,7 @@ use quell_types::task::{LockLimit, TaskId};
 use quell_types::units::Bytes;
 
 use crate::change::JournaledWriter;
-use crate::fault;
+use crate::{fault, heirs};
 
 /// How an attempt to make a process lock its memory came out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,22 +29,29 @@ pub enum Locked {
     Not(String),
 }
 
-/// Records that a process has locked its memory since it was launched, with this limit before.
+/// Records that a process has locked its memory since it was launched, with this limit before. Its
+/// children are in `dir`.
 ///
 /// # Errors
 /// As [`crate::journal::Journal::record`].
-pub fn launched(writer: &mut JournaledWriter<'_>, task: TaskId, before: LockLimit) -> Result<()> {
-    writer.journal.record(&Undo::Lock { task, before })
+pub fn launched(
+    writer: &mut JournaledWriter<'_>,
+    task: TaskId,
+    before: LockLimit,
+    dir: String,
+) -> Result<()> {
+    writer.journal.record(&Undo::Lock { task, before, dir })
 }
 
 /// Makes a process lock its memory, journaled. With `filled`, what it has mapped is in memory
-/// afterwards.
+/// afterwards. Its children are in `dir`.
 ///
 /// # Errors
 /// As [`crate::journal::Journal::record`].
 pub fn lock(
     writer: &mut JournaledWriter<'_>,
     task: TaskId,
+    dir: &str,
     filled: bool,
     meanwhile: &mut dyn FnMut(),
 ) -> Result<Locked> {
@@ -57,11 +65,13 @@ pub fn lock(
     let mark = writer.journal.mark();
     if !known {
         let before = match files.lock_limit(task.pid, None) {
+            Ok(limit::ANY) => inherited(writer, task, dir)?.unwrap_or(limit::ANY),
             Ok(before) => before,
             Err(e) if gone(&e) => return Ok(Locked::Nothing),
             Err(e) => return Ok(Locked::Not(why(&e))),
         };
-        writer.journal.record(&Undo::Lock { task, before })?;
+        let dir = dir.to_owned();
+        writer.journal.record(&Undo::Lock { task, before, dir })?;
     }
     let call = Call::lock_memory(filled);
     let done = lift(files, task.pid).and_then(|before| {
@@ -89,6 +99,26 @@ pub fn lock(
             })
         }
     }
+}
+
+/// The limit that a process would have without Quell: that of an ancestor before it was lifted. Of
+/// an orphan in `dir` it is taken to be that of the last such process there.
+fn inherited(writer: &JournaledWriter<'_>, task: TaskId, dir: &str) -> Result<Option<LockLimit>> {
+    let above = procfs::ancestry(writer.files, task.pid)?;
+    let orphan = above.get(1).is_none_or(|parent| *parent == 1);
+    let entries = writer.journal.entries().iter().rev();
+    let mut lifted = entries.filter_map(|entry| match entry {
+        Undo::Lock {
+            task: of,
+            before,
+            dir: home,
+        } if *before != limit::ANY => {
+            let its = above.contains(&of.pid) || orphan && home == dir;
+            (its && of.start <= task.start).then_some(*before)
+        }
+        _ => None,
+    });
+    Ok(lifted.next())
 }
 
 /// Lifts the limit of a process. Returns what it was. Where that is not allowed, it is an error
@@ -167,49 +197,64 @@ pub fn refusal(
     }))
 }
 
-/// Reverts [`lock`]: the process unlocks all, and gets its limit back unless another program has
-/// changed that since. What was undone, or why it was not.
+/// Reverts [`lock`], but for the limit: the process unlocks all. Whether it did, or why it did not.
 pub fn unlock(
     files: &dyn Files,
     task: TaskId,
-    before: LockLimit,
     alive: &dyn Fn(),
 ) -> std::result::Result<bool, String> {
     let pid = task.pid;
     if !procfs::alive(files, task) {
         return Ok(false);
     }
-    let mut undone = false;
     let locked = paging::locked(files, pid).map_err(|e| e.to_string())?;
-    if locked.is_some_and(|locked| locked > Bytes(0)) {
-        let stays = |why: &str| format!("the memory of process {pid} stays locked: {why}");
-        match traceable::obstacle(files, pid).map_err(|e| e.to_string())? {
-            None => {}
-            Some(traceable::Obstacle::Ended) => return Ok(false),
-            Some(obstacle) => return Err(stays(&obstacle.to_string())),
-        }
-        let Some(thread) = traceable::thread(files, task) else {
-            return Ok(false);
-        };
-        match files.call_within(thread, &Call::UNLOCK_MEMORY, None, &mut || alive()) {
-            Ok(_) => undone = true,
-            Err(e) if gone(&e) => return Ok(false),
-            Err(e) => return Err(stays(&why(&e))),
-        }
+    if locked.is_none_or(|locked| locked == Bytes(0)) {
+        return Ok(false);
     }
-    match files.lock_limit(pid, None) {
-        Ok(now) if now == limit::ANY && before != limit::ANY => {
-            let back = files.lock_limit(pid, Some(before));
-            match back {
-                Ok(_) => Ok(true),
-                Err(e) if gone(&e) => Ok(undone),
-                Err(e) => Err(format!(
+    let stays = |why: &str| format!("the memory of process {pid} stays locked: {why}");
+    match traceable::obstacle(files, pid).map_err(|e| e.to_string())? {
+        None => {}
+        Some(traceable::Obstacle::Ended) => return Ok(false),
+        Some(obstacle) => return Err(stays(&obstacle.to_string())),
+    }
+    let Some(thread) = traceable::thread(files, task) else {
+        return Ok(false);
+    };
+    match files.call_within(thread, &Call::UNLOCK_MEMORY, None, &mut || alive()) {
+        Ok(_) => Ok(true),
+        Err(e) if gone(&e) => Ok(false),
+        Err(e) => Err(stays(&why(&e))),
+    }
+}
+
+/// Sets the limit of a process back, and of those in `dir` that have it from it, unless another
+/// program has changed it since. `own` are the processes with an entry of their own.
+pub fn limit_back(
+    files: &dyn Files,
+    task: TaskId,
+    before: LockLimit,
+    dir: &str,
+    own: &BTreeSet<TaskId>,
+) -> std::result::Result<bool, String> {
+    if before == limit::ANY {
+        return Ok(false);
+    }
+    let has = |pid| {
+        files
+            .lock_limit(pid, None)
+            .is_ok_and(|now| now == limit::ANY)
+    };
+    let mut undone = false;
+    for pid in heirs::of(files, task, dir, own, &has) {
+        match files.lock_limit(pid, Some(before)) {
+            Ok(_) => undone = true,
+            Err(e) if gone(&e) => {}
+            Err(e) => {
+                return Err(format!(
                     "the limit of locked memory of process {pid} could not be set back: {e}"
-                )),
+                ));
             }
         }
-        Ok(_) => Ok(undone),
-        Err(e) if gone(&e) => Ok(undone),
-        Err(e) => Err(e.to_string()),
     }
+    Ok(undone)
 }

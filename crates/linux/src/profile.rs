@@ -210,12 +210,12 @@ struct Followed<'a> {
 impl Followed<'_> {
     /// Adds the processes that match now.
     fn sample(&mut self) -> Result<()> {
-        let assigned = assign(
+        let mut assigned = assign(
             self.files,
             std::slice::from_ref(&self.matcher),
             &BTreeSet::new(),
         )?;
-        let all = assigned.into_values().flatten();
+        let all = assigned.take(self.matcher.group()).into_iter();
         self.known.extend(all.map(|stat| stat.id.pid));
         Ok(())
     }

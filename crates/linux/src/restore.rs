@@ -2,6 +2,7 @@
 //! not finish.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use quell_kernel::error::{Error, Result};
@@ -11,9 +12,10 @@ use quell_kernel::rt;
 use quell_record::backend::Undone;
 use quell_types::journal::Undo;
 
-use crate::journal::{self, Journal};
+use crate::journal::{self, Found, Journal, trusted};
+use crate::known::Known;
 use crate::lease::{self, Lease};
-use crate::undo::{self, Outcome};
+use crate::undo;
 
 /// File in a run's folder with the plan, for `quell status`.
 pub const PLAN: &str = "plan.json";
@@ -41,12 +43,28 @@ pub struct Restored {
 /// Reverts every run below `run_root` whose main process has ended, or hangs.
 ///
 /// # Errors
-/// [`Error::Refused`] when a run is alive and well. Neither it nor any run after it is touched
-/// then. [`Error::File`].
+/// [`Error::Refused`] when a run is alive and well: neither it nor any run after it is touched
+/// then. Also where `run_root` is another user's. [`Error::File`].
 pub fn restore(files: &dyn Files, run_root: &Path) -> Result<Vec<Restored>> {
     let boot = procfs::boot_id(files)?;
     let mut done = Vec::new();
-    for dir in folders(run_root)? {
+    let dirs = folders(run_root)?;
+    for dir in dirs.iter().map(PathBuf::as_path).chain([run_root]) {
+        if let Ok(is) = fs::symlink_metadata(dir)
+            && !(is.is_dir() && trusted(&is))
+        {
+            return Err(Error::refused_with(
+                format!(
+                    "{} is user {}'s, with mode {:o}: what it says of changes is not believed",
+                    dir.display(),
+                    is.uid(),
+                    is.mode() & 0o7777
+                ),
+                "find out who made it, and remove it",
+            ));
+        }
+    }
+    for dir in dirs {
         if let Some(restored) = restore_one(files, &dir, &boot)? {
             done.push(restored);
         }
@@ -54,7 +72,8 @@ pub fn restore(files: &dyn Files, run_root: &Path) -> Result<Vec<Restored>> {
     Ok(done)
 }
 
-/// The folders of runs that have a journal, sorted.
+/// The folders of runs that are not empty, sorted: those with a journal, and those whose journal
+/// somebody has removed.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -67,40 +86,56 @@ pub fn folders(run_root: &Path) -> Result<Vec<PathBuf>> {
     let mut found: Vec<PathBuf> = entries
         .flatten()
         .map(|e| e.path())
-        .filter(|p| p.join(journal::FILE).exists())
+        .filter(|p| has(p, journal::FILE) || lost_journal(p))
         .collect();
     found.sort();
     Ok(found)
 }
 
+fn has(dir: &Path, name: &str) -> bool {
+    fs::symlink_metadata(dir.join(name)).is_ok()
+}
+
+/// Whether a folder is of a run whose journal is gone: it is removed last.
+fn lost_journal(dir: &Path) -> bool {
+    [PLAN, lease::FILE].iter().any(|name| has(dir, name)) && !has(dir, journal::FILE)
+}
+
 /// Restores one run. `None` where another process has reverted it in this very moment.
 fn restore_one(files: &dyn Files, dir: &Path, boot: &str) -> Result<Option<Restored>> {
-    let found = match journal::read(&dir.join(journal::FILE)) {
+    let found = match journal::read(&dir.join(journal::FILE), &Known::here(files)) {
         Ok(found) => found,
-        Err(e) if e.errno() == Some(libc::ENOENT) => return Ok(None),
+        Err(e) if e.errno() == Some(libc::ENOENT) && !lost_journal(dir) => return Ok(None),
+        Err(e) if e.errno() == Some(libc::ENOENT) => {
+            alive(dir)?;
+            return Ok(Some(Restored {
+                run: name(dir),
+                undone: Undone::default(),
+                notes: vec![format!(
+                    "somebody has removed its journal, so that nothing is known of its changes; \
+                     remove {} when you have looked",
+                    dir.display()
+                )],
+                complete: false,
+            }));
+        }
         Err(e) => return Err(e),
     };
-    let name = dir
-        .file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default();
-    let mut restored = Restored {
-        run: name,
-        undone: Undone::default(),
-        notes: found.damaged,
-        complete: false,
-    };
-    if let Some(header) = &found.header {
-        if header.boot != boot {
-            restored.notes.push(format!(
+    match &found.header {
+        Some(header) if header.boot != boot => {
+            let note = format!(
                 "run {}: the machine was started again since, nothing of it is left; its journal is discarded",
                 header.run
-            ));
-            restored.complete = true;
+            );
             remove_folder(dir)?;
-            return Ok(Some(restored));
+            return Ok(Some(Restored {
+                run: name(dir),
+                undone: Undone::default(),
+                notes: vec![note],
+                complete: true,
+            }));
         }
-        if header.version != journal::VERSION {
+        Some(header) if header.version != journal::VERSION => {
             return Err(Error::refused_with(
                 format!(
                     "{} is of version {}, not {}",
@@ -111,23 +146,64 @@ fn restore_one(files: &dyn Files, dir: &Path, boot: &str) -> Result<Option<Resto
                 "use the Quell that wrote it",
             ));
         }
-        if procfs::alive(files, header.main) && !lost(dir) {
-            return Err(Error::refused_with(
-                format!(
-                    "run {} is alive: process {} holds it",
-                    header.run, header.main.pid
-                ),
-                "end it (SIGTERM); it undoes everything itself",
-            ));
+        Some(header) if procfs::alive(files, header.main) && !lost(dir) => {
+            return Err(is_alive(&header.run, header.main.pid));
         }
+        Some(_) => {}
+        None => alive(dir)?,
     }
-    let outcome = undo::undo(files, &found.entries);
-    restored.undone = outcome.undone;
-    if outcome.failed.is_empty() {
-        restored.complete = true;
+    let restored = revert(files, dir, &found)?;
+    if restored.complete {
         remove_folder(dir)?;
     }
     Ok(Some(restored))
+}
+
+fn name(dir: &Path) -> String {
+    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned());
+    name.unwrap_or_default()
+}
+
+fn is_alive(run: &str, pid: u32) -> Error {
+    Error::refused_with(
+        format!("run {run} is alive: process {pid} holds it"),
+        "end it (SIGTERM); it undoes everything itself",
+    )
+}
+
+/// Refuses a run that is alive and well by its lease, where its journal does not tell.
+fn alive(dir: &Path) -> Result<()> {
+    let path = dir.join(lease::FILE);
+    if Lease::open(&path).is_err() || lost(dir) {
+        return Ok(());
+    }
+    // The link leads to a descriptor of the main process: /proc/PID/fd/N.
+    let target = fs::read_link(&path).unwrap_or_default();
+    let pid = target.iter().nth(2).and_then(|p| p.to_str()?.parse().ok());
+    Err(is_alive(&name(dir), pid.unwrap_or_default()))
+}
+
+/// Reverts what a run's journal says. Where that is done, only damaged lines stay in the journal.
+///
+/// # Errors
+/// [`Error::File`] where those cannot be kept.
+pub(crate) fn revert(files: &dyn Files, dir: &Path, found: &Found) -> Result<Restored> {
+    let outcome = undo::undo(files, &found.entries);
+    let mut notes = found.damaged.clone();
+    let whole = outcome.failed.is_empty();
+    if whole && !notes.is_empty() {
+        found.keep_damaged(dir)?;
+        notes.push(format!(
+            "all other changes are reverted; remove {} when you have looked",
+            dir.display()
+        ));
+    }
+    Ok(Restored {
+        run: name(dir),
+        undone: outcome.undone,
+        complete: whole && notes.is_empty(),
+        notes,
+    })
 }
 
 /// Whether a living main process has lost its run: the run was revoked, or the heartbeat is late,
@@ -147,11 +223,9 @@ fn lost(dir: &Path) -> bool {
 ///
 /// # Errors
 /// [`Error::File`] when it cannot be read.
-pub fn undo_folder(files: &dyn Files, dir: &Path) -> Result<Outcome> {
-    let found = journal::read(&dir.join(journal::FILE))?;
-    let mut outcome = undo::undo(files, &found.entries);
-    outcome.undone.left.extend(found.damaged);
-    Ok(outcome)
+pub fn undo_folder(files: &dyn Files, dir: &Path) -> Result<Restored> {
+    let found = journal::read(&dir.join(journal::FILE), &Known::here(files))?;
+    revert(files, dir, &found)
 }
 
 /// Removes a run's folder and Quell's files in it, the journal last.
@@ -209,8 +283,8 @@ pub fn sweep(run_root: &Path) {
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn left_by(dir: &Path) -> Result<Vec<Undo>> {
-    Ok(journal::read(&dir.join(journal::FILE))?.entries)
+pub fn left_by(files: &dyn Files, dir: &Path) -> Result<Vec<Undo>> {
+    Ok(journal::read(&dir.join(journal::FILE), &Known::here(files))?.entries)
 }
 
 #[cfg(test)]
@@ -221,13 +295,20 @@ mod tests {
     use super::*;
     use crate::journal::Header;
 
+    const SETTING: &str = "/proc/sys/vm/swappiness";
+
+    fn text(kernel: &Kernel, path: &str) -> String {
+        kernel.read(path).unwrap().trim().to_owned()
+    }
+
     /// A machine with one setting that a dead run has changed.
     fn machine(boot: &str) -> (tempfile::TempDir, Kernel, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("machine");
         fs::create_dir_all(root.join("proc/sys/kernel/random")).unwrap();
         fs::write(root.join("proc/sys/kernel/random/boot_id"), "now\n").unwrap();
-        fs::write(root.join("setting"), "ours").unwrap();
+        fs::create_dir_all(root.join("proc/sys/vm")).unwrap();
+        fs::write(root.join("proc/sys/vm/swappiness"), "1").unwrap();
         let run = dir.path().join("quell/r1");
         fs::create_dir_all(&run).unwrap();
         let header = Header {
@@ -241,9 +322,9 @@ mod tests {
         };
         let mut journal = Journal::create(&run, header).unwrap();
         let entry = Undo::Write {
-            path: "/setting".into(),
-            old: "before".into(),
-            new: "ours".into(),
+            path: SETTING.into(),
+            old: "60".into(),
+            new: "1".into(),
         };
         journal.record(&entry).unwrap();
         (dir, Kernel::at(root), run)
@@ -257,7 +338,7 @@ mod tests {
             (done.len(), done[0].undone.restored, done[0].complete),
             (1, 1, true)
         );
-        assert_eq!(kernel.read("/setting").unwrap().trim(), "before");
+        assert_eq!(text(&kernel, SETTING), "60");
         assert!(!run.exists());
         assert!(
             restore(&kernel, &dir.path().join("quell"))
@@ -272,8 +353,8 @@ mod tests {
         let done = restore(&kernel, &dir.path().join("quell")).unwrap();
         assert!(done[0].notes[0].contains("started again"));
         assert_eq!(
-            kernel.read("/setting").unwrap(),
-            "ours",
+            text(&kernel, SETTING),
+            "1",
             "nothing of this boot is touched"
         );
         assert!(!run.exists());
@@ -298,6 +379,114 @@ mod tests {
         assert!(restore(&kernel, &dir.path().join("quell")).is_err());
         assert!(lease.revoke());
         assert!(restore(&kernel, &dir.path().join("quell")).unwrap()[0].complete);
+    }
+
+    fn restored(dir: &tempfile::TempDir, kernel: &Kernel) -> Restored {
+        let mut done = restore(kernel, &dir.path().join("quell")).unwrap();
+        assert_eq!(done.len(), 1);
+        done.remove(0)
+    }
+
+    #[test]
+    fn a_damaged_line_stays_until_a_person_has_looked() {
+        let (dir, kernel, run) = machine("now");
+        let path = run.join(journal::FILE);
+        let damaged = b"{\"sum\":\"0123456789abcdef\",\"undo\":{}}\n";
+        let before = [fs::read(&path).unwrap(), damaged.to_vec()].concat();
+        fs::write(&path, &before).unwrap();
+        for changes in [1, 0] {
+            let done = restored(&dir, &kernel);
+            assert_eq!((done.undone.restored, done.complete), (changes, false));
+            assert!(
+                done.notes[0].contains("is damaged; its change cannot be undone"),
+                "{:?}",
+                done.notes
+            );
+            assert!(done.notes[1].contains("all other changes are reverted"));
+            assert_eq!(text(&kernel, SETTING), "60");
+        }
+        assert!(fs::read(&path).unwrap().ends_with(damaged));
+        // What somebody sets later is not taken for what the run set.
+        kernel.write(SETTING, "1").unwrap();
+        restored(&dir, &kernel);
+        assert_eq!(text(&kernel, SETTING), "1");
+    }
+
+    #[test]
+    fn a_line_about_what_quell_never_changes_is_kept() {
+        let (dir, kernel, run) = machine("now");
+        let header = journal::read(&run.join(journal::FILE), &Known::here(&kernel));
+        let header = header.unwrap().header.unwrap();
+        fs::remove_file(run.join(journal::FILE)).unwrap();
+        let mut journal = Journal::create(&run, header).unwrap();
+        fs::create_dir(dir.path().join("machine/etc")).unwrap();
+        fs::write(dir.path().join("machine/etc/shadow"), "theirs").unwrap();
+        let forged = Undo::Write {
+            path: "/etc/shadow".into(),
+            old: "forged".into(),
+            new: "theirs".into(),
+        };
+        journal.record(&forged).unwrap();
+        let done = restored(&dir, &kernel);
+        assert_eq!((done.undone.restored, done.complete), (0, false));
+        assert!(done.notes[0].contains("\"/etc/shadow\", which Quell never changes"));
+        assert_eq!(text(&kernel, "/etc/shadow"), "theirs");
+    }
+
+    #[test]
+    fn a_damaged_header_is_left_alone_while_the_lease_is_held() {
+        let (dir, kernel, run) = machine("now");
+        let path = run.join(journal::FILE);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[30] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let lease = Lease::create(&run, 1, rt::now()).unwrap();
+        let error = restore(&kernel, &dir.path().join("quell")).unwrap_err();
+        let expected = format!("run r1 is alive: process {}", std::process::id());
+        assert!(error.to_string().contains(&expected), "{error}");
+        assert_eq!(text(&kernel, SETTING), "1");
+        lease.revoke();
+        let done = restored(&dir, &kernel);
+        assert_eq!((done.undone.restored, done.complete), (1, false));
+        assert!(done.notes[0].contains("the header is damaged"));
+    }
+
+    #[test]
+    fn a_journal_that_somebody_has_removed_is_told() {
+        let (dir, kernel, run) = machine("now");
+        fs::write(run.join(PLAN), "{}").unwrap();
+        fs::remove_file(run.join(journal::FILE)).unwrap();
+        let done = restored(&dir, &kernel);
+        assert!(!done.complete);
+        assert!(done.notes[0].contains("somebody has removed its journal"));
+        fs::remove_dir_all(run).unwrap();
+        assert!(
+            restore(&kernel, &dir.path().join("quell"))
+                .unwrap()
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_to_is_not_believed() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let (dir, kernel, run) = machine("now");
+        let root = dir.path().join("quell");
+        let refused = |what: &str| {
+            let error = restore(&kernel, &root).unwrap_err().to_string();
+            assert!(error.contains(what), "{error}");
+            assert_eq!(text(&kernel, SETTING), "1");
+        };
+        for path in [&root, &run, &run.join(journal::FILE)] {
+            let before = fs::metadata(path).unwrap().permissions();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+            refused(&path.display().to_string());
+            fs::set_permissions(path, before).unwrap();
+        }
+        let aside = dir.path().join("aside");
+        fs::rename(run.join(journal::FILE), &aside).unwrap();
+        symlink(&aside, run.join(journal::FILE)).unwrap();
+        refused("journal");
     }
 
     #[test]

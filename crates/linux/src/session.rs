@@ -24,6 +24,7 @@ use quell_types::units::Nanos;
 use crate::change::JournaledWriter;
 use crate::deputy::Deputy;
 use crate::journal::{self, Header, Journal, Mark};
+use crate::known;
 use crate::lease::Lease;
 use crate::lock::Lock;
 use crate::restore::{self, DECLARED, PLAN, STANDING};
@@ -87,9 +88,9 @@ impl Session {
                 "restored what run {} left: {} changes taken back{}",
                 left.run,
                 left.undone.restored,
-                left.undone
-                    .left
+                left.notes
                     .iter()
+                    .chain(&left.undone.left)
                     .map(|l| format!("; {l}"))
                     .collect::<String>()
             ));
@@ -100,8 +101,10 @@ impl Session {
             .map_err(|e| Error::file("make", &dir.to_string_lossy(), None, e))?;
         let begun = Self::fill(files, cgroups, lock, &dir, cpus, command);
         if begun.is_err() {
-            let _ = restore::undo_folder(files, &dir);
-            let _ = restore::remove_folder(&dir);
+            let undone = restore::undo_folder(files, &dir);
+            if undone.is_ok_and(|undone| undone.complete) {
+                let _ = restore::remove_folder(&dir);
+            }
         }
         let session = begun?;
         notes.extend(session.watchdog.iter().flat_map(|w| w.notes.clone()));
@@ -317,6 +320,7 @@ impl Session {
     /// # Errors
     /// When something could not be reverted. The journal then stays for `quell restore`.
     pub fn end(mut self, files: &dyn Files) -> Result<Undone> {
+        debug_assert_eq!(known::stranger(files, self.changes()), None);
         let mut undone = self.undo(files);
         // Released only now: until here the watchdog must notice a death of this process.
         self.lease.release();

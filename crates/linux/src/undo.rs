@@ -32,7 +32,7 @@ use quell_types::task::TaskId;
 
 use crate::journal::{Journal, Mark};
 use crate::placement::{self, Back};
-use crate::{fault, memory_lock, unsettle};
+use crate::{fault, heirs, memory_lock, unsettle};
 
 /// The result of undoing a journal's entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,7 +75,12 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
                 dir,
             } => work.oom_score(*task, *old, *new, dir),
             Undo::Move { task, from, to } => work.put_back(*task, from, to),
-            Undo::Lock { task, before } => memory_lock::unlock(files, *task, *before, alive),
+            Undo::Lock { task, before, dir } => {
+                memory_lock::unlock(files, *task, alive).and_then(|unlocked| {
+                    let back = memory_lock::limit_back(files, *task, *before, dir, &work.own)?;
+                    Ok(unlocked || back)
+                })
+            }
             Undo::Settle { side } => unsettle::finish(files, side, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
             Undo::Place { dir, cpus, own } => placement::put_back(files, dir, cpus, own),
@@ -120,8 +125,8 @@ struct Work<'a> {
     entries: &'a [Undo],
     /// Cgroups that this undoing will remove: their settings need not be restored first.
     made: BTreeSet<&'a str>,
-    /// Tasks whose `oom_score_adj` is recorded.
-    scored: BTreeSet<TaskId>,
+    /// Tasks with a recorded setting that children inherit.
+    own: BTreeSet<TaskId>,
     /// What Quell has resumed itself, and how many of its stops that reverts.
     resumed: BTreeMap<&'a Stopped, u32>,
     /// Tasks by directory, as read when first needed.
@@ -144,8 +149,8 @@ impl<'a> Work<'a> {
                 _ => None,
             })
             .collect();
-        let scored = entries.iter().filter_map(|e| match e {
-            Undo::OomScore { task, .. } => Some(*task),
+        let own = entries.iter().filter_map(|e| match e {
+            Undo::OomScore { task, .. } | Undo::Lock { task, .. } => Some(*task),
             _ => None,
         });
         let parts = |e: &Undo| matches!(e, Undo::Write { path, .. } | Undo::Steer { path, .. } if divided(path));
@@ -156,7 +161,7 @@ impl<'a> Work<'a> {
             alive,
             entries,
             made,
-            scored: scored.collect(),
+            own: own.collect(),
             resumed: BTreeMap::new(),
             members: BTreeMap::new(),
             resctrl: resctrl.flatten(),
@@ -327,17 +332,9 @@ impl<'a> Work<'a> {
     }
 
     fn oom_score(&self, task: TaskId, old: i32, new: i32, dir: &str) -> Step {
-        let mut heirs = vec![task.pid];
-        heirs.extend(cgroup_tree::tasks(self.files, dir));
+        let has = |pid| matches!(oom::adjustment(self.files, pid), Ok(Some(now)) if now == new);
         let mut restored = false;
-        for pid in heirs {
-            if !self.inherits(pid, task, new) {
-                continue;
-            }
-            // A process that ended, or has another adjustment by now, is left alone.
-            if !matches!(oom::adjustment(self.files, pid), Ok(Some(now)) if now == new) {
-                continue;
-            }
+        for pid in heirs::of(self.files, task, dir, &self.own, &has) {
             match self.files.write(&oom::path(pid), &old.to_string()) {
                 Ok(()) => restored = true,
                 Err(e) if gone(&e) => {}
@@ -349,24 +346,6 @@ impl<'a> Work<'a> {
             }
         }
         Ok(restored)
-    }
-
-    /// Whether a process is this task, or may have its adjustment from it: a later descendant or
-    /// orphan. An older process had its own, and so has one with an entry of its own.
-    fn inherits(&self, pid: u32, task: TaskId, new: i32) -> bool {
-        match procfs::stat(self.files, pid) {
-            Ok(Some(stat)) if stat.id == task => true,
-            Ok(Some(stat)) if self.scored.contains(&stat.id) => false,
-            Ok(Some(stat)) if pid != task.pid && stat.id.start >= task.start => {
-                // An orphan's parent (the first process or a subreaper) cannot have handed on an
-                // adjustment that it does not have.
-                stat.parent == 1
-                    || !matches!(oom::adjustment(self.files, stat.parent), Ok(Some(own)) if own == new)
-                    || procfs::ancestry(self.files, pid)
-                        .is_ok_and(|chain| chain.contains(&task.pid))
-            }
-            _ => false,
-        }
     }
 
     fn put_back(&mut self, task: TaskId, from: &'a str, to: &'a str) -> Step {

@@ -7,7 +7,7 @@ use quell_kernel::relocate::{self, Process};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::trace::{Call, Thread};
 use quell_kernel::traceable::{self, Obstacle};
-use quell_kernel::{affinity, handed, procfs, uffd};
+use quell_kernel::{affinity, procfs, uffd};
 use quell_types::cpuset::CpuSet;
 use quell_types::pages::SideArea;
 
@@ -102,17 +102,11 @@ fn bring_back(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Result<bo
         Some(thread) => files.call_within(thread, call, None, &mut || alive()),
         None => Ok(Duration::ZERO),
     };
-    let handed = handed::left(side);
     let unmapped = match relocate::is_there(side) {
         true => call(&Call::unmap(side.at, side.length())),
         false => Ok(Duration::ZERO),
     };
-    let is_there = |left: &handed::Left| {
-        let link = files.link(&format!("/proc/{pid}/fd/{}", left.number));
-        link.is_ok_and(|link| link == left.link)
-    };
-    let handed = handed.into_iter().filter(is_there).map(|left| left.number);
-    for number in descriptors(files, pid).into_iter().chain(handed) {
+    for number in descriptors(files, pid) {
         let _ = call(&Call::close(number));
     }
     match unmapped {

@@ -14,6 +14,8 @@
 //! lease itself.
 
 use std::ffi::OsString;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -30,6 +32,7 @@ use crate::change::JournaledWriter;
 use crate::fault;
 use crate::group_cgroups::{self, GroupCgroups};
 use crate::journal;
+use crate::known::Known;
 use crate::lease::{self, LAPSE, Lease, State};
 use crate::lock::Lock;
 use crate::restore;
@@ -72,8 +75,8 @@ pub struct Watchdog {
     pub notes: Vec<String>,
 }
 
-/// Starts the watchdog and waits until it is in place. Its cgroups are recorded in the journal.
-/// Nothing else may have been changed before.
+/// Starts the watchdog and waits until it watches. Then come its cgroups, the first change that the
+/// journal records.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Refused`] when it does not come up.
@@ -82,6 +85,41 @@ pub fn spawn(
     cgroups: &Cgroups,
     spec: &Spec<'_>,
 ) -> Result<Watchdog> {
+    let program = spec.program.to_string_lossy().into_owned();
+    let mut command = Command::new(&spec.program);
+    command
+        .args(&spec.arguments)
+        .arg(spec.dir)
+        // The lock is passed as standard input, so that only the watchdog inherits it.
+        .stdin(Stdio::from(spec.lock.share()?))
+        .stdout(Stdio::null())
+        .env_remove(fault::VARIABLE);
+    if let Some(n) = std::env::var_os(fault::WATCHDOG_VARIABLE) {
+        command.env(fault::VARIABLE, n);
+    }
+    spec.lease.set_watchdog(0);
+    let mut child = command
+        .spawn()
+        .map_err(|e| Error::file("start", &program, None, e))?;
+    let started = Instant::now();
+    while spec.lease.watchdog() != Some(child.id()) {
+        let ended = child
+            .try_wait()
+            .map_err(|e| Error::file("wait for", &program, None, e))?;
+        if ended.is_some() || started.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            let why = ended.map_or_else(
+                || "did not come up within 5 s".to_owned(),
+                |s| format!("ended at once ({s})"),
+            );
+            return Err(Error::refused(format!("the watchdog ({program}) {why}")));
+        }
+        // Waiting for the watchdog is no hang. When it comes up, it must find a fresh heartbeat,
+        // and so must the brakes meanwhile.
+        spec.lease.beat(rt::now());
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let mut notes = Vec::new();
     // Other programs may freeze or kill a whole cgroup (freezer, v2). The cpuset keeps the watchdog
     // off the groups' CPUs.
@@ -101,22 +139,6 @@ pub fn spawn(
             GroupCgroups::default()
         }
     };
-    let program = spec.program.to_string_lossy().into_owned();
-    let mut command = Command::new(&spec.program);
-    command
-        .args(&spec.arguments)
-        .arg(spec.dir)
-        // The lock is passed as standard input, so that only the watchdog inherits it.
-        .stdin(Stdio::from(spec.lock.share()?))
-        .stdout(Stdio::null())
-        .env_remove(fault::VARIABLE);
-    if let Some(n) = std::env::var_os(fault::WATCHDOG_VARIABLE) {
-        command.env(fault::VARIABLE, n);
-    }
-    spec.lease.set_watchdog(0);
-    let mut child = command
-        .spawn()
-        .map_err(|e| Error::file("start", &program, None, e))?;
     for place in group_cgroups.places.iter().filter(|p| p.ours) {
         // Its cgroup is in the journal, and the cgroup's heir takes the whole process at the end.
         let procs_file = format!("{}/cgroup.procs", place.dir);
@@ -126,25 +148,6 @@ pub fn spawn(
                 place.dir
             ));
         }
-    }
-    let started = Instant::now();
-    while spec.lease.watchdog() != Some(child.id()) {
-        let ended = child
-            .try_wait()
-            .map_err(|e| Error::file("wait for", &program, None, e))?;
-        if ended.is_some() || started.elapsed() > PATIENCE {
-            let _ = child.kill();
-            let _ = child.wait();
-            let why = ended.map_or_else(
-                || "did not come up within 5 s".to_owned(),
-                |s| format!("ended at once ({s})"),
-            );
-            return Err(Error::refused(format!("the watchdog ({program}) {why}")));
-        }
-        // Waiting for the watchdog is no hang. When it comes up, it must find a fresh heartbeat,
-        // and so must the brakes meanwhile.
-        spec.lease.beat(rt::now());
-        std::thread::sleep(Duration::from_millis(1));
     }
     Ok(Watchdog {
         child,
@@ -211,7 +214,9 @@ pub fn run(dir: &Path) -> Result<Ended> {
     prepare();
     let kernel = Kernel::new()?;
     let journal_path = dir.join(journal::FILE);
-    let found = journal::read(&journal_path)?;
+    let mut watched = Watched::new(&kernel, dir)?;
+    let known = Known::here(&kernel);
+    let found = journal::read_open(&watched.journal, &journal_path, &known)?;
     let Some(header) = found.header else {
         return Err(Error::malformed(
             &journal_path.to_string_lossy(),
@@ -223,28 +228,28 @@ pub fn run(dir: &Path) -> Result<Ended> {
     let handle = i32::try_from(main.pid)
         .ok()
         .and_then(rustix::process::Pid::from_raw);
-    let watched =
+    let handle =
         handle.map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
     // The pidfd first, the start time second: which process the pidfd refers to cannot change any
     // more.
-    let watched = match watched {
-        Some(Ok(watched)) if procfs::alive(&kernel, main) => watched,
+    let handle = match handle {
+        Some(Ok(handle)) if procfs::alive(&kernel, main) => handle,
         Some(Err(e)) if procfs::alive(&kernel, main) => {
             return Err(Error::file("watch", "main process", None, e.into()));
         }
         // The main process died before the watchdog came up.
-        _ => return Ok(undo_for_good(&kernel, dir)),
+        _ => return Ok(watched.undo_for_good()),
     };
     let lease = match Lease::open(&dir.join(lease::FILE)) {
         Ok(lease) => lease,
-        Err(_) if !procfs::alive(&kernel, main) => return Ok(undo_for_good(&kernel, dir)),
+        Err(_) if !procfs::alive(&kernel, main) => return Ok(watched.undo_for_good()),
         Err(e) => return Err(e),
     };
     lease.set_watchdog(std::process::id());
-    watch(&kernel, dir, &lease, &watched)
+    Ok(watch(&mut watched, &lease, &handle))
 }
 
-fn watch(kernel: &Kernel, dir: &Path, lease: &Lease, main: &rustix::fd::OwnedFd) -> Result<Ended> {
+fn watch(watched: &mut Watched<'_>, lease: &Lease, main: &rustix::fd::OwnedFd) -> Ended {
     let look = Timespec {
         tv_sec: 0,
         tv_nsec: i64::try_from(LOOK.0).unwrap_or(100_000_000),
@@ -263,51 +268,91 @@ fn watch(kernel: &Kernel, dir: &Path, lease: &Lease, main: &rustix::fd::OwnedFd)
             }
         };
         if lease.state() == State::Released {
-            return Ok(Ended::Released);
+            return Ended::Released;
         }
         if died {
             if lease.revoke() && !undone {
                 note("the main process has died: its changes are being reverted");
             }
-            return Ok(undo_for_good(kernel, dir));
+            return watched.undo_for_good();
         }
+        watched.follow();
         let beat = lease.last_beat();
         let old = rt::now().since(beat) >= LAPSE;
         let hangs = old && stale == Some(beat);
         stale = old.then_some(beat);
         if hangs && !undone && (lease.revoke() || lease.is_revoked()) {
             note("the main process does not answer: everything is undone");
-            undo_now(kernel, dir);
+            watched.undo();
             undone = true;
         }
     }
 }
 
-/// Reverts, and removes the run's folder if all went well.
-fn undo_for_good(kernel: &dyn Files, dir: &Path) -> Ended {
-    let whole = undo_now(kernel, dir);
-    if whole && restore::remove_folder(dir).is_ok() {
-        Ended::Undone
-    } else {
-        note("something could not be undone: run quell restore");
-        Ended::Incomplete
-    }
+/// A run's folder, and its journal, which stays readable when somebody removes it.
+struct Watched<'a> {
+    kernel: &'a dyn Files,
+    dir: &'a Path,
+    journal: File,
 }
 
-/// Reverts the journal's entries. Returns whether everything was reverted that should have been.
-fn undo_now(kernel: &dyn Files, dir: &Path) -> bool {
-    match restore::undo_folder(kernel, dir) {
-        Ok(outcome) => {
-            for left in &outcome.undone.left {
-                note(left);
-            }
-            outcome.failed.is_empty()
+impl<'a> Watched<'a> {
+    fn new(kernel: &'a dyn Files, dir: &'a Path) -> Result<Self> {
+        Ok(Self {
+            kernel,
+            dir,
+            journal: journal::open(&dir.join(journal::FILE))?,
+        })
+    }
+
+    /// Takes the file that has replaced the journal meanwhile, if any.
+    fn follow(&mut self) {
+        let path = self.dir.join(journal::FILE);
+        let number = |is: std::io::Result<Metadata>| is.ok().map(|is| is.ino());
+        let now = number(std::fs::symlink_metadata(&path));
+        if now.is_some()
+            && now != number(self.journal.metadata())
+            && let Ok(journal) = journal::open(&path)
+        {
+            self.journal = journal;
         }
-        // The folder is gone: another process has reverted it already.
-        Err(e) if e.errno() == Some(libc::ENOENT) => true,
-        Err(e) => {
-            note(&e.to_string());
-            false
+    }
+
+    /// Reverts, and removes the run's folder if all went well.
+    fn undo_for_good(&mut self) -> Ended {
+        if self.undo() && restore::remove_folder(self.dir).is_ok() {
+            Ended::Undone
+        } else {
+            note("something could not be undone: run quell restore");
+            Ended::Incomplete
+        }
+    }
+
+    /// Reverts the journal's entries. Returns whether everything was reverted that should have
+    /// been.
+    fn undo(&mut self) -> bool {
+        self.follow();
+        let path = self.dir.join(journal::FILE);
+        if !path.exists() {
+            if !self.dir.exists() {
+                // Another process has reverted it already.
+                return true;
+            }
+            note("somebody has removed the journal: an open copy of it is used");
+        }
+        let known = Known::here(self.kernel);
+        let found = journal::read_open(&self.journal, &path, &known);
+        match found.and_then(|found| restore::revert(self.kernel, self.dir, &found)) {
+            Ok(restored) => {
+                for text in restored.notes.iter().chain(&restored.undone.left) {
+                    note(text);
+                }
+                restored.complete
+            }
+            Err(e) => {
+                note(&e.to_string());
+                false
+            }
         }
     }
 }

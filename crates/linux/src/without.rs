@@ -28,7 +28,7 @@ pub fn cpus(files: &dyn Files, cgroups: &Cgroups, run_root: &Path) -> Result<Opt
     let mut changes = Vec::new();
     for dir in restore::folders(run_root).unwrap_or_default() {
         // Without root it may not be readable.
-        changes.extend(restore::left_by(&dir).unwrap_or_default());
+        changes.extend(restore::left_by(files, &dir).unwrap_or_default());
     }
     if changes.is_empty() {
         return Ok(None);

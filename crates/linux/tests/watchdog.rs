@@ -28,7 +28,7 @@ use quell_linux::enforce::affinity::Keep;
 use quell_linux::enforce::cores::{confine, confine_rest};
 use quell_linux::enforce::{cpumax, quiet};
 use quell_linux::group_cgroups::GroupCgroups;
-use quell_linux::journal::Journal;
+use quell_linux::journal::{self, Journal};
 use quell_linux::lease::Lease;
 use quell_linux::lock::{Lock, make_dir};
 use quell_linux::watchdog::{self, Health};
@@ -76,7 +76,7 @@ type Test = fn(&Kernel);
 /// Says that they change the machine.
 const LIVE: &str = "live::";
 
-const TESTS: [(&str, Test); 9] = [
+const TESTS: [(&str, Test); 10] = [
     ("a_run_that_ends_by_itself_leaves_nothing", ends_by_itself),
     ("a_killed_main_process_is_undone_for", killed),
     ("a_stopped_main_process_loses_its_run_and_says_so", stopped),
@@ -93,6 +93,10 @@ const TESTS: [(&str, Test); 9] = [
     (
         "a_kill_of_the_whole_cgroup_does_not_reach_the_watchdog",
         cgroup_killed,
+    ),
+    (
+        "a_run_whose_journal_was_removed_is_undone_by_the_watchdogs_copy",
+        journal_removed,
     ),
     ("a_kill_at_every_boundary_leaves_nothing", every_boundary),
 ];
@@ -204,9 +208,7 @@ fn change(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, subject: u32, wit
             ..TaskMatch::default()
         };
         let matcher = Matcher::new(files, "quell-test", &[keys])?;
-        Ok(assign(files, &[matcher], &BTreeSet::new())?
-            .remove("quell-test")
-            .unwrap_or_default())
+        Ok(assign(files, &[matcher], &BTreeSet::new())?.take("quell-test"))
     };
     group_cgroups.gather(writer, &mut find).unwrap();
     confine(
@@ -440,6 +442,19 @@ fn second_run_refused(_: &Kernel) {
         .unwrap_err()
         .to_string();
     assert!(error.contains("is alive"), "{error}");
+}
+
+fn journal_removed(kernel: &Kernel) {
+    let before = Picture::take(kernel);
+    let mut run = Run::start("no", &[]);
+    run.hears("holding");
+    let dir = restore::folders(&run.root).unwrap().remove(0);
+    std::fs::remove_file(dir.join(journal::FILE)).unwrap();
+    assert_ne!(before.differences(kernel), Vec::<String>::new());
+    run.child.kill().unwrap();
+    run.child.wait().unwrap();
+    run.undone();
+    assert_eq!(before.differences(kernel), Vec::<String>::new());
 }
 
 fn cgroup_killed(kernel: &Kernel) {

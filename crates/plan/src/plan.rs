@@ -357,6 +357,10 @@ pub struct GroupPlan {
     pub name: GroupId,
     /// The CPUs on which the group runs.
     pub cpus: CpuSet,
+    /// Which processes that run are of it. A process of two groups is in neither, also where
+    /// nothing is set for one of them.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub matching: Vec<TaskMatch>,
 }
 
 /// What the slow control loops do while a plan holds.

@@ -68,6 +68,9 @@ pub struct Met {
     /// kernel reports them, and where no group matches programs one by one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unreported: Option<String>,
+    /// A sentence for each process that two groups match, and that is in neither.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub in_two: Vec<String>,
 }
 
 /// A plan, with what it meets on the machine it was made for: what `quell plan --json` prints.

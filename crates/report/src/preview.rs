@@ -42,6 +42,10 @@ pub fn preview_text(met: &Met, style: Style) -> String {
         out.push('\n');
         out.push_str(&style.wrap("", "", &text));
     }
+    for text in &met.in_two {
+        out.push('\n');
+        out.push_str(&style.wrap("", "", &format!("{text}.")));
+    }
     out
 }
 
@@ -148,6 +152,7 @@ Processes
             processes: Vec::new(),
             limits: vec![limit],
             unreported: Some("not in a container".to_owned()),
+            in_two: vec!["process 7 (x) is matched by two groups".to_owned()],
         };
         let style = Style {
             width: 200,
@@ -158,6 +163,8 @@ Limits that stay
   db: /sys/fs/cgroup/db.service/cpu.max is 20000 100000: at most 20% of a CPU, whatever the plan promises
 
 Programs that begin later are looked for once a second (not in a container): match what starts programs that run for less.
+
+process 7 (x) is matched by two groups.
 ";
         assert_eq!(preview_text(&met, style), wanted);
     }

@@ -425,10 +425,12 @@ pub(crate) fn plan() -> Plan {
             GroupPlan {
                 name: "victim".into(),
                 cpus: cpus("0"),
+                matching: Vec::new(),
             },
             GroupPlan {
                 name: "neighbour".into(),
                 cpus: cpus("1"),
+                matching: Vec::new(),
             },
         ],
         steps: steps(),

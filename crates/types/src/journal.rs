@@ -103,6 +103,9 @@ pub enum Undo {
         task: TaskId,
         /// What it could lock before (RLIMIT_MEMLOCK).
         before: LockLimit,
+        /// The cgroup with its children, which inherit the limit.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        dir: String,
     },
     /// Pages of a process are moved to other frames while its threads are stopped. Those that are
     /// still away are put back, from the side area that they were moved to.

@@ -17,7 +17,8 @@ pub struct TaskMatch {
     /// Number of a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// The executable's path; symbolic links are followed.
+    /// The executable's path; symbolic links are followed. A process must run that file, not one of
+    /// that name in a mount namespace of its own: a program in a container is named by `container`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
     /// The command name, as `/proc/PID/comm` (at most 15 bytes; longer names are compared by their
@@ -25,21 +26,24 @@ pub struct TaskMatch {
     /// does not, programs are looked for once a second: match what starts programs of less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comm: Option<String>,
-    /// A regular expression found in any argument, as `/proc/PID/cmdline`.
+    /// A regular expression found in any argument, as `/proc/PID/cmdline` (its first 128 KiB).
+    /// `comm` and `arg` are what a program says of itself: add `user` where users are no friends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arg: Option<String>,
-    /// The effective user, by name or number.
+    /// The effective user, by name or number. With `unit` or `container` the user whose manager
+    /// made it; root's without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// A cgroup path from the hierarchy's root, its children included. The group is changed in
     /// place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// A systemd unit. The group is changed in place.
+    /// A systemd unit, as its manager made it: a folder of that name that another user could make
+    /// is none. The group is changed in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// A container, by the beginning of its id (at least 12 characters). The group is changed in
-    /// place.
+    /// A container, by the beginning of its id (at least 12 characters), as root's manager made it.
+    /// The group is changed in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
 }

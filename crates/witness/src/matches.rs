@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use quell_kernel::procfs;
 use quell_kernel::root::Files;
-use quell_kernel::tasks::{self, Matcher};
+use quell_kernel::tasks::{self, Fit, Matcher};
 
 use crate::claim::Party;
 
@@ -115,12 +115,12 @@ impl Matches {
         let own = match kernel || stat.dead() || self.matchers.is_empty() {
             true => Match::None,
             false => match tasks::matched(files, &self.matchers, pid) {
-                Ok(None) => Match::None,
-                Ok(Some(name)) => {
+                Ok(Fit::None) => Match::None,
+                Ok(Fit::Group(name)) => {
                     let at = self.matchers.iter().position(|m| m.group() == name);
                     at.map_or(Match::None, |at| Match::Party(self.of[at]))
                 }
-                Err(quell_kernel::error::Error::Refused { .. }) => Match::Several,
+                Ok(Fit::Two(_)) => Match::Several,
                 // It ended, or may not be read.
                 Err(_) => Match::None,
             },

@@ -19,6 +19,7 @@ mod locked;
 mod near;
 mod nodes;
 mod outside;
+mod paged;
 mod pressed;
 mod registers;
 mod stopped;

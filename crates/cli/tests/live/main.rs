@@ -16,6 +16,7 @@ mod deep;
 mod direct;
 mod gathered;
 mod hoard;
+mod hostile;
 mod input;
 mod look;
 mod memory;

@@ -3,32 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::common::run;
-
-/// Small enough for any machine and any user: nothing is changed by it.
-const SMALL: &str = r#"
-quell    = 1
-name     = "small"
-backends = ["linux"]
-seed     = 1
-
-[measure]
-rounds   = 2
-warmup   = "5ms"
-duration = "250ms"
-baseline = "solo"
-
-[subject.victim]
-role    = "critical"
-cpus    = 1
-run     = { kind = "latency", size = "64KiB", order = "random", pages = "4KiB" }
-primary = "latency_ns"
-
-[configuration.solo]
-alone = true
-
-[configuration.none]
-"#;
+use crate::common::{SMALL, run};
 
 #[test]
 fn a_record_gives_the_same_page_again_and_its_figures() {

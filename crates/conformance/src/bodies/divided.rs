@@ -102,9 +102,12 @@ pub fn groups_of_the_same_ways_share_a_class_where_there_are_few(arm: &mut dyn A
         shared_with: names[..names.len() - 1].to_vec(),
     };
     let mut held = plan(names.iter().map(set).collect(), promise, Level::Estimated);
-    let cpus = || first.clone();
-    let named = names.iter().cloned();
-    held.groups = named.map(|name| GroupPlan { name, cpus: cpus() }).collect();
+    let planned = |name: &String| GroupPlan {
+        name: name.clone(),
+        cpus: first.clone(),
+        matching: Vec::new(),
+    };
+    held.groups = names.iter().map(planned).collect();
     let how = HoldOptions::default();
     arm.backend().hold(&held, how).unwrap();
     for (name, step) in names.iter().zip(&held.steps) {

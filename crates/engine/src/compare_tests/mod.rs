@@ -96,6 +96,7 @@ fn plan(policy: &Policy, machine: &Inventory) -> Result<Plan, Vec<Refusal>> {
         plan.groups.push(GroupPlan {
             name: name.clone(),
             cpus: cpus.clone(),
+            matching: Vec::new(),
         });
         plan.promises
             .extend(promises.into_iter().map(|(promise, level, id)| Held {

@@ -5,7 +5,6 @@ use std::io;
 use quell_types::pages::SideArea;
 
 use super::{ARGUMENTS, Manner};
-use crate::handed;
 use crate::ptrace::{Call, Lent};
 use crate::uffd::Move;
 
@@ -13,18 +12,19 @@ use crate::uffd::Move;
 const DISCARD_LOCKED: u64 = 24;
 const MLOCK_ONFAULT: u64 = 1;
 
+/// `UFFD_USER_MODE_ONLY` (Linux 5.11): every program may open one that is for its own accesses, and
+/// not for the kernel's.
+const FOR_ITSELF: u64 = 1;
+
 /// Opens a userfaultfd.
-pub(super) const OPEN: Call = Call::of(
-    libc::SYS_userfaultfd,
-    [
-        (libc::O_CLOEXEC | libc::O_NONBLOCK).cast_unsigned() as u64,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ],
-);
+pub(super) const OPEN: Call = open(0);
+/// Opens one in a program without rights.
+pub(super) const OPEN_FOR_ITSELF: Call = open(FOR_ITSELF);
+
+const fn open(flags: u64) -> Call {
+    let usual = (libc::O_CLOEXEC | libc::O_NONBLOCK).cast_unsigned() as u64;
+    Call::of(libc::SYS_userfaultfd, [usual | flags, 0, 0, 0, 0, 0])
+}
 
 pub(super) fn map(side: &SideArea) -> Call {
     let unsigned = |n: libc::c_int| u64::from(n.unsigned_abs());
@@ -51,21 +51,19 @@ pub(super) fn move_by(number: u32, what: u64) -> Call {
 }
 
 /// Whether the thread's filters (seccomp) allow all calls of a chunk, and what finishes it.
-pub(super) fn allowed(thread: &Lent<'_>, side: &SideArea, manner: Manner<'_>) -> io::Result<()> {
+pub(super) fn allowed(thread: &Lent<'_>, side: &SideArea, manner: Manner) -> io::Result<()> {
     /// A number that a descriptor may get.
     const SOME: u32 = 9;
     let mut calls = vec![
         ("mmap", map(side)),
+        ("userfaultfd", OPEN),
+        ("userfaultfd", OPEN_FOR_ITSELF),
         ("ioctl", move_by(SOME, side.at + ARGUMENTS)),
         ("close", Call::close(SOME)),
         ("munmap", Call::unmap(side.at, side.length())),
         ("rt_sigprocmask", Call::MASK_SIGNALS),
         ("getppid", Call::NONE),
     ];
-    match manner.device {
-        Some(_) => calls.extend(handed::calls(side.at, SOME)),
-        None => calls.push(("userfaultfd", OPEN)),
-    }
     if manner.locked {
         calls.extend([
             ("mlock2", lock(side)),

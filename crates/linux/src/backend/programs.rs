@@ -228,10 +228,11 @@ impl Programs {
     }
 
     fn membership<'a>(&self, host: &'a Host) -> Result<Membership<'a>> {
-        let of_none = |name: &&String| !host.groups.of.contains_key(*name);
-        let others = self.observed.iter().filter(|(name, _)| of_none(name));
         let mut matchers = host.matchers()?;
-        for (name, observed) in others {
+        for (name, observed) in &self.observed {
+            if matchers.iter().any(|matcher| matcher.group() == name) {
+                continue;
+            }
             matchers.push(Matcher::new(&host.files, name, &observed.matching)?);
         }
         let homes = host.groups.of.iter().flat_map(|(name, group)| {

@@ -10,7 +10,6 @@ use std::time::Duration;
 use quell_control::settling::{Pace, Pacer, PageState, RightFrames, chunk};
 use quell_kernel::cgroup::Cgroups;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::handed::{self, Device};
 use quell_kernel::pagemap::Page;
 use quell_kernel::paging::{self, Mapping};
 use quell_kernel::root::Files;
@@ -115,14 +114,6 @@ pub fn possible(files: &dyn Files, pid: u32) -> Result<()> {
         return refused(
             "it supplies missing pages itself (userfaultfd)".to_owned(),
             "settle it when it does not (a migration, a restore)",
-        );
-    }
-    if handed::is_needed(files, pid)?
-        && let Err(e) = Device::open()
-    {
-        return refused(
-            format!("it may not use userfaultfd, and /dev/userfaultfd cannot be opened ({e})"),
-            "set vm.unprivileged_userfaultfd to 1 while it is settled",
         );
     }
     Ok(())

@@ -8,7 +8,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use quell_control::settling::RightFrames;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::handed::{self, Device};
 use quell_kernel::oom;
 use quell_kernel::relocate::{Manner, Outcome, Process, Step};
 use quell_kernel::root::{Files, Kernel};
@@ -125,9 +124,8 @@ pub fn serve(input: &mut impl BufRead, output: &mut impl Write) -> Result<()> {
     let right = RightFrames::new(&job.colouring, &job.colours).ok_or_else(none)?;
     let page = job.colouring.page;
     let mut sieve = Sieve::new(&files, right, page, job.hold)?;
-    let device = Device::open().ok();
     while let Some(ask) = next::<Ask>(input)? {
-        let mut answer = one(&files, &job, &ask, &mut sieve, parent, device.as_ref());
+        let mut answer = one(&files, &job, &ask, &mut sieve, parent);
         answer.held = sieve.held();
         let line = serde_json::to_string(&answer).unwrap_or_default();
         let said = writeln!(output, "{line}").and_then(|()| output.flush());
@@ -174,14 +172,7 @@ pub(super) fn spare(colours: &CpuSet) -> u64 {
 }
 
 /// Moves one chunk.
-fn one(
-    files: &dyn Files,
-    job: &Job,
-    ask: &Ask,
-    sieve: &mut Sieve,
-    parent: Option<Pid>,
-    device: Option<&Device>,
-) -> Answer {
+fn one(files: &dyn Files, job: &Job, ask: &Ask, sieve: &mut Sieve, parent: Option<Pid>) -> Answer {
     let trouble = |trouble| Answer {
         trouble: Some(trouble),
         ..Answer::default()
@@ -190,7 +181,6 @@ fn one(
         Ok(process) => process,
         Err(_) => return trouble(Trouble::Gone),
     };
-    let is_handed = handed::is_needed(files, job.task.pid).unwrap_or(false);
     // A frame that is released comes back on the same CPU.
     let allowed = files.affinity(0);
     let pin = |cpu| affinity::set(0, &CpuSet::from_iter([cpu])).is_ok();
@@ -220,7 +210,6 @@ fn one(
             };
             let manner = Manner {
                 locked: ask.locked,
-                device: device.filter(|_| is_handed),
                 longest: std::time::Duration::from_nanos(ask.longest.0),
             };
             // Other programs that want this CPU would make the stop longer.
@@ -284,9 +273,6 @@ fn trouble(step: Step, error: &std::io::Error) -> Trouble {
         (Step::Lock, _) => format!(
             "its memory is locked, and no more may be (RLIMIT_MEMLOCK): {error}"
         ),
-        (Step::Open, Some(libc::EPERM)) => {
-            "it may not use userfaultfd, nor receive a descriptor of /dev/userfaultfd".to_owned()
-        }
         (Step::Open, _) => format!("it could not open a userfaultfd: {error}"),
         (Step::Register | Step::Move, _) => {
             return Trouble::Kept(format!("the kernel does not move some pages: {error}"));

@@ -56,8 +56,7 @@ impl Enforcer for Cores {
                     Some(_) => Vec::new(),
                     None => host
                         .assigned()?
-                        .remove(group)
-                        .unwrap_or_default()
+                        .take(group)
                         .iter()
                         .map(|s| s.id.pid)
                         .collect(),
@@ -401,9 +400,11 @@ pub(super) fn move_root(
             break;
         }
         if round == ROUNDS {
-            return Err(Error::refused(format!(
-                "the tasks of {root} multiply faster than they can be moved"
-            )));
+            notes.push(format!(
+                "the tasks of {root} multiply faster than they can be moved: those that are born later may run where \
+                 their parents could"
+            ));
+            break;
         }
         displaced.extend(
             batch

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use quell_kernel::cgroup::{Controller, Version};
 use quell_kernel::cpu_accounting::Ledger;
 use quell_kernel::error::{Error, Result};
+use quell_kernel::tasks::Matcher;
 use quell_kernel::{rt, tasks};
 use quell_plan::Setting;
 use quell_record::about::About;
@@ -44,14 +45,25 @@ impl Enforcer for Gather {
         let groups = host.groups.of.iter();
         let matched = groups.filter(|(_, g)| !g.matching.is_empty());
         let matched: Vec<String> = matched.map(|(name, _)| name.clone()).collect();
+        if matched.is_empty() {
+            return;
+        }
+        let mut assigned = match host.assigned() {
+            Ok(assigned) => assigned,
+            Err(e) => return seen.push(finding(About::Gather, e.to_string(), None)),
+        };
+        host.report_in_two(&assigned.in_two, seen);
         for name in matched {
             if !host.still_held() {
                 return;
             }
-            let adopted = late::adopt(host, &name, seen);
-            if let Err(e) = adopted.and_then(|()| host.collect(&name)) {
-                seen.push(finding(About::Gather, e.to_string(), Some(&name)));
-            }
+            let found = assigned.take(&name);
+            let adopted = late::adopt(host, &name, &found, seen);
+            let what = match adopted.and_then(|()| host.collect(&name, Some(found))) {
+                Ok(what) => what,
+                Err(e) => Some(e.to_string()),
+            };
+            seen.extend(what.map(|what| finding(About::Gather, what, Some(&name))));
         }
     }
 }
@@ -80,6 +92,7 @@ fn gather(
         layout,
         matching: matching.to_vec(),
         tried: BTreeSet::new(),
+        multiplies: false,
         cpus,
         limit_most: Level::Enforced,
         ledger: Some(Ledger::new(rt::ticks_since_boot())),
@@ -88,7 +101,9 @@ fn gather(
     if matching.is_empty() {
         return Ok(notes);
     }
-    let found = host.assigned()?.remove(name).unwrap_or_default();
+    let own = [Matcher::new(&host.files, name, matching)?];
+    tasks::present(&host.files, &own, &host.never())?;
+    let found = host.assigned()?.take(name);
     let named = tasks::cgroups_of(&host.files, &in_place, &found)?;
     let within = layout.braked && !in_place.is_empty();
     if within {
@@ -115,7 +130,7 @@ fn gather(
             "group {name}: no task matches yet; it is looked for every second"
         ));
     }
-    host.collect(name)?;
+    notes.extend(host.collect(name, Some(found))?);
     Ok(notes)
 }
 

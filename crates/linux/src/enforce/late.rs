@@ -3,6 +3,7 @@
 
 use quell_kernel::cgroup::Controller;
 use quell_kernel::error::Result;
+use quell_kernel::procfs::Stat;
 use quell_kernel::tasks;
 use quell_plan::{Setting, Step};
 use quell_record::about::About;
@@ -18,7 +19,12 @@ const GATHERED: [Controller; 3] = [Controller::Cpuset, Controller::Cpu, Controll
 
 /// Applies the plan's settings of a group to cgroups that have appeared since it was gathered. Each
 /// cgroup is tried once.
-pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Result<()> {
+pub(super) fn adopt(
+    host: &mut Host,
+    name: &str,
+    found: &[Stat],
+    seen: &mut Observation,
+) -> Result<()> {
     let group = host.groups.one(name)?;
     let in_place = group.matching.iter().filter(|m| m.in_place());
     let in_place: Vec<TaskMatch> = in_place.cloned().collect();
@@ -26,8 +32,7 @@ pub(super) fn adopt(host: &mut Host, name: &str, seen: &mut Observation) -> Resu
     if in_place.is_empty() || group.layout.braked {
         return Ok(());
     }
-    let found = host.assigned()?.remove(name).unwrap_or_default();
-    let mut named = tasks::cgroups_of(&host.files, &in_place, &found)?;
+    let mut named = tasks::cgroups_of(&host.files, &in_place, found)?;
     named.retain(|cgroup| !group.tried.contains(cgroup));
     if named.is_empty() {
         return Ok(());

@@ -100,6 +100,15 @@ fn measured(host: &Host, group: &str) -> Result<Paged> {
     Ok(sum)
 }
 
+/// A cgroup with all processes of a group.
+fn home(host: &Host, group: &str) -> Result<String> {
+    let places = &host.groups.one(group)?.cgroups.places;
+    Ok(places
+        .first()
+        .map(|place| place.dir.clone())
+        .unwrap_or_default())
+}
+
 /// The memory that programs of a group may still take: of the machine, and of the group's limit.
 fn room(host: &Host, group: &str) -> Result<Option<Bytes>> {
     let files: &dyn Files = &host.files;
@@ -137,7 +146,8 @@ impl Wanted {
             return Ok(Locked::Not(why));
         }
         let mut heart = host.heart();
-        match memory_lock::lock(&mut host.writer()?, task, filled, &mut heart) {
+        let dir = home(host, group)?;
+        match memory_lock::lock(&mut host.writer()?, task, &dir, filled, &mut heart) {
             Ok(Locked::Now(stopped)) => {
                 self.locked.insert(task);
                 Ok(Locked::Now(stopped))
@@ -360,7 +370,8 @@ impl Enforcer for Paging {
         for stat in host.processes(group)? {
             let locked = paging::locked(&host.files, stat.id.pid)?;
             if locked.is_some_and(|l| l > Bytes(0)) && wanted.locked.insert(stat.id) {
-                memory_lock::launched(&mut host.writer()?, stat.id, own)?;
+                let dir = home(host, group)?;
+                memory_lock::launched(&mut host.writer()?, stat.id, own, dir)?;
             }
         }
         Ok(())

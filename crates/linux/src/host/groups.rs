@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use quell_kernel::cgroup::Controller;
 use quell_kernel::cpu_accounting::Ledger;
 use quell_kernel::error::{Error, Result};
+use quell_kernel::procfs::Stat;
 use quell_kernel::root::Files;
-use quell_kernel::tasks::{self, Matcher};
+use quell_kernel::tasks::{self, InTwo, Matcher};
 use quell_record::about::About;
 use quell_record::backend::{Observation, Seen, put_ahead};
 use quell_record::events::{Event, Spent};
@@ -33,6 +34,8 @@ pub struct Group {
     /// The highest level of its limit. Lower than planned once something was found that the limit
     /// does not hold.
     pub limit_most: Level,
+    /// Whether its tasks multiplied faster than they could be moved when they were last collected.
+    pub multiplies: bool,
     /// What its threads have spent. `None` once that could not be read.
     pub ledger: Option<Ledger>,
 }
@@ -55,6 +58,8 @@ pub struct Groups {
     pub expecting: bool,
     /// These reports. `None` where it makes none.
     pub newborn: Option<Newborn>,
+    /// Processes that two groups match and that were named.
+    pub in_two: BTreeSet<InTwo>,
 }
 
 impl Groups {
@@ -94,7 +99,7 @@ impl Host {
             }
         }
         if !in_place.is_empty() {
-            let found = self.assigned()?.remove(name).unwrap_or_default();
+            let found = self.assigned()?.take(name);
             for cgroup in tasks::cgroups_of(&self.files, &in_place, &found)? {
                 let (mut writer, cgroups, group) = self.of(name)?;
                 group
@@ -103,7 +108,7 @@ impl Host {
             }
             self.complete(name, controllers)?;
         }
-        self.collect(name)
+        self.collect(name, None).map(drop)
     }
 
     /// Makes cgroups for a group that is changed in place, in hierarchies that lack its own: to
@@ -161,10 +166,15 @@ impl Host {
         }
     }
 
+    /// What decides between groups: the tables of all groups of the plan.
     pub fn matchers(&self) -> Result<Vec<Matcher>> {
-        let groups = self.groups.of.iter();
-        groups
-            .map(|(name, g)| Matcher::new(&self.files, name, &g.matching))
+        let gathered = self.groups.of.iter().map(|(name, g)| (name, &g.matching));
+        let planned = self.plan.iter().flat_map(|plan| &plan.groups);
+        let others = planned.filter(|g| !self.groups.of.contains_key(&g.name));
+        let others = others.filter(|g| !g.matching.is_empty());
+        gathered
+            .chain(others.map(|g| (&g.name, &g.matching)))
+            .map(|(name, matching)| Matcher::new(&self.files, name, matching))
             .collect()
     }
 
@@ -178,21 +188,40 @@ impl Host {
         tasks::assign(&self.files, &self.matchers()?, &self.never())
     }
 
-    /// Moves the tasks of a group that are still outside into its cgroups.
-    pub fn collect(&mut self, name: &str) -> Result<()> {
+    /// Moves the tasks of a group that are still outside into its cgroups: those that were `found`,
+    /// and then until a search finds none outside. Returns a sentence for a person, once, where
+    /// they are born too fast for that.
+    pub fn collect(&mut self, name: &str, mut found: Option<Vec<Stat>>) -> Result<Option<String>> {
         let group_cgroups = &self.groups.one(name)?.cgroups;
         if !group_cgroups.places.iter().any(CgroupDir::collects) {
-            return Ok(());
+            return Ok(None);
         }
         let (matchers, never) = (self.matchers()?, self.never());
-        let mut find = |files: &dyn Files| {
-            Ok(tasks::assign(files, &matchers, &never)?
-                .remove(name)
-                .unwrap_or_default())
+        let mut find = |files: &dyn Files| match found.take() {
+            Some(found) => Ok(found),
+            None => Ok(tasks::assign(files, &matchers, &never)?.take(name)),
         };
         let (mut writer, _, group) = self.of(name)?;
-        group.cgroups.gather(&mut writer, &mut find)?;
-        Ok(())
+        let whole = group.cgroups.gather(&mut writer, &mut find)?;
+        let told = std::mem::replace(&mut group.multiplies, !whole);
+        Ok((!whole && !told).then(|| {
+            format!(
+                "group {name}: its tasks multiply faster than they can be moved; they are moved as they are found"
+            )
+        }))
+    }
+
+    /// Names processes that two groups match, once each: those that are there.
+    pub fn report_in_two(&mut self, found: &[InTwo], seen: &mut Observation) {
+        /// Whoever starts such processes without end is not to fill the record.
+        const MOST: usize = 100;
+        let before = std::mem::take(&mut self.groups.in_two);
+        for one in found.iter().take(MOST) {
+            if !before.contains(one) {
+                seen.push(finding(About::Gather, one.to_string(), None));
+            }
+            self.groups.in_two.insert(one.clone());
+        }
     }
 
     /// Reports what the groups' threads have spent since the last time.

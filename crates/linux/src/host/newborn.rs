@@ -6,7 +6,7 @@ use quell_kernel::error::Result;
 use quell_kernel::procfs;
 use quell_kernel::root::Files;
 use quell_kernel::rt;
-use quell_kernel::tasks::{self, Matcher};
+use quell_kernel::tasks::{self, Fit, Matcher};
 use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags};
 
@@ -99,7 +99,7 @@ impl Host {
                 break;
             }
             // What fails for one is found again, and reported, by the search of all processes.
-            if let Ok(Some(name)) = tasks::matched(&self.files, matchers, pid) {
+            if let Ok(Fit::Group(name)) = tasks::matched(&self.files, matchers, pid) {
                 let _ = self.take_in_one(&mut newborn.gate, &name, pid);
             }
         }

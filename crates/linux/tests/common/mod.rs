@@ -18,6 +18,7 @@ use quell_kernel::cgroup_tree::tasks_in;
 use quell_kernel::procfs::{self, Membership};
 use quell_kernel::root::{Files, Kernel};
 use quell_linux::journal::{Header, Journal, VERSION};
+use quell_linux::known;
 use quell_linux::lock::{Lock, RUN_ROOT};
 use quell_types::cpuset::CpuSet;
 use quell_types::task::TaskId;
@@ -75,6 +76,9 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(known::stranger(&self.kernel, self.journal.entries()), None);
+        }
         let undone = self.journal.undo_all(&self.kernel);
         if !std::thread::panicking() {
             assert!(

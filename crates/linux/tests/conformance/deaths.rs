@@ -15,6 +15,7 @@ use quell_linux::enforce::cores::{confine, confine_rest};
 use quell_linux::enforce::freezer::Freezer;
 use quell_linux::enforce::{cache, cpumax, quiet, registers, stop, weight};
 use quell_linux::group_cgroups::{GroupCgroups, Layout};
+use quell_linux::known::Known;
 use quell_linux::{enforce, fault, journal, undo};
 use quell_types::cpuset::CpuSet;
 use quell_types::options::CpuWeight;
@@ -259,7 +260,7 @@ fn die(spec: &Spec, exclusive: bool, n: u64, again: u64) -> [bool; 2] {
             why.downcast_ref::<String>()
         );
     }
-    let found = journal::read(held.journal.path()).unwrap();
+    let found = journal::read(held.journal.path(), &Known::here(&fake)).unwrap();
     assert_eq!(found.damaged, Vec::<String>::new());
     let mut died_again = false;
     if again > 0 {

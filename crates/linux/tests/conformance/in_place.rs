@@ -27,7 +27,7 @@ pub fn residents(
     };
     let matcher = Matcher::new(files, GROUP, &[keys])?;
     let mut found = assign(files, &[matcher], &BTreeSet::new())?;
-    Ok(found.remove(GROUP).unwrap_or_default())
+    Ok(found.take(GROUP))
 }
 
 /// Divides a cgroup on v2 into its tasks and room for brakes.

@@ -91,11 +91,8 @@ fn a_fork_bomb_is_given_up_on_and_taken_back() {
         let mut writer = JournaledWriter::new(files, &mut held.journal);
         let group_cgroups =
             GroupCgroups::create(&mut writer, &cgroups, GROUP, &[Controller::Cpuset]).unwrap();
-        let error = group_cgroups
-            .gather(&mut writer, &mut |f| family(f, pid))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("multiply faster"), "{error}");
+        let gathered = group_cgroups.gather(&mut writer, &mut |f| family(f, pid));
+        assert!(!gathered.unwrap(), "some are always outside");
         fake.quiet();
         assert_eq!(held.journal.undo_all(files).left, Vec::<String>::new());
     }

@@ -105,10 +105,11 @@ pub fn plan_beside(
     others::divide(policy, machine, &mut division, &mut refusals);
     let groups = policy
         .groups
-        .keys()
-        .map(|name| GroupPlan {
+        .iter()
+        .map(|(name, group)| GroupPlan {
             name: name.clone(),
             cpus: division.of(name).cpus.clone(),
+            matching: group.matching.clone(),
         })
         .collect();
     let mut draft = Draft {

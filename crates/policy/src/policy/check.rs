@@ -84,6 +84,13 @@ pub(crate) fn fit_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(fit)
 }
 
+/// The most match tables of a group.
+const MOST_TABLES: usize = 1000;
+/// The least memory that a program starts in.
+const LEAST_MEMORY: Bytes = Bytes(1 << 20);
+/// The CPU time of as many CPUs as Linux can have.
+const MOST_CPU_TIME: Share = Share::percent(100 * 8192);
+
 fn name_of_group(found: &mut Found, name: &str) {
     let at = Path::of(&["group", name]);
     if name == REST {
@@ -124,6 +131,14 @@ fn group_of(found: &mut Found, name: &str, group: &Group, shape: Shape, windowed
             );
         }
         _ => {}
+    }
+    if group.matching.len() > MOST_TABLES {
+        let why = format!(
+            "{} tables: every process is compared with each, once a second",
+            group.matching.len()
+        );
+        let remedy = format!("give at most {MOST_TABLES}; `arg` takes a regular expression");
+        return found.say(at.key("match"), why, Some(&remedy));
     }
     for (i, table) in group.matching.iter().enumerate() {
         for (key, why) in task::check(table) {
@@ -306,8 +321,14 @@ fn reserve_and_limit(found: &mut Found, at: &Path, group: &Group) {
     if let Some(bandwidth) = group.limit.bandwidth {
         bandwidth_of(found, limit.key("bandwidth"), bandwidth);
     }
-    if group.limit.memory == Some(Bytes(0)) {
-        found.say(limit.key("memory"), "nothing runs in no memory", None);
+    if let Some(most) = group.limit.memory.filter(|most| *most < LEAST_MEMORY) {
+        let why = format!("no program starts in {most}");
+        let remedy = format!("give at least {LEAST_MEMORY}");
+        found.say(limit.key("memory"), why, Some(&remedy));
+    }
+    if let Some(most) = group.limit.cpu_time.filter(|most| *most > MOST_CPU_TIME) {
+        let why = format!("{most} is more than all CPUs that Linux can have");
+        found.say(limit.key("cpu-time"), why, Some("100% is one CPU"));
     }
     if group.limit.cpu_time == Some(Share(0)) {
         found.say(

@@ -35,6 +35,7 @@ fn plan() -> Plan {
         groups: vec![GroupPlan {
             name: "critical".to_owned(),
             cpus: cpus(),
+            matching: Vec::new(),
         }],
         steps: vec![
             step(

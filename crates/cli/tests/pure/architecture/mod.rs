@@ -63,9 +63,10 @@ const RULES: [Rule; 4] = [
 
 /// Every crate, below those that it may depend on: what is not listed is refused, and what is not
 /// used has to go.
-const CRATES: [(&str, &[&str]); 20] = [
+const CRATES: [(&str, &[&str]); 21] = [
     ("testing", &[]),
     ("types", &[]),
+    ("files", &[]),
     ("model", &["types"]),
     ("client", &[]),
     ("control", &["types"]),
@@ -76,7 +77,10 @@ const CRATES: [(&str, &[&str]); 20] = [
         "conformance",
         &["control", "plan", "record", "testing", "types"],
     ),
-    ("engine", &["control", "plan", "policy", "record", "types"]),
+    (
+        "engine",
+        &["control", "files", "plan", "policy", "record", "types"],
+    ),
     ("report", &["control", "plan", "policy", "record", "types"]),
     (
         "sim",
@@ -90,7 +94,7 @@ const CRATES: [(&str, &[&str]); 20] = [
             "client", "control", "kernel", "plan", "policy", "record", "types",
         ],
     ),
-    ("lab", &["kernel", "model", "policy", "types"]),
+    ("lab", &["files", "kernel", "model", "policy", "types"]),
     ("lab-plugin", &["lab"]),
     ("profile-plugin", &["model"]),
     (
@@ -102,8 +106,8 @@ const CRATES: [(&str, &[&str]); 20] = [
     (
         "cli",
         &[
-            "engine", "kernel", "lab", "linux", "plan", "policy", "record", "report", "sim",
-            "types", "workload",
+            "engine", "files", "kernel", "lab", "linux", "plan", "policy", "record", "report",
+            "sim", "types", "workload",
         ],
     ),
 ];

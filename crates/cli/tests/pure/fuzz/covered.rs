@@ -65,7 +65,10 @@ const COVERED: &[(&str, &[&str])] = &[
         ],
     ),
     ("inventory", &["cli/src/plan.rs"]),
-    ("journal", &["linux/src/journal.rs"]),
+    (
+        "journal",
+        &["linux/src/journal.rs", "linux/src/journal/found.rs"],
+    ),
     (
         "record",
         &[
@@ -110,6 +113,7 @@ const COVERED: &[(&str, &[&str])] = &[
             "kernel/src/resctrl/monitoring.rs",
             "kernel/src/root.rs",
             "kernel/src/stat.rs",
+            "kernel/src/identity.rs",
             "kernel/src/tasks.rs",
             "kernel/src/topology.rs",
             "kernel/src/traceable.rs",
@@ -163,6 +167,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
             "control/src/schedule/recorded.rs",
             "engine/src/aggregate.rs",
             "engine/src/folder.rs",
+            "files/src/walk.rs",
             "kernel/src/lib.rs",
             "lab-plugin/src/lib.rs",
             "lab/src/boot.rs",
@@ -191,6 +196,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
             "linux/src/enforce/weight.rs",
             "linux/src/resident.rs",
             "linux/src/rest.rs",
+            "linux/src/restore.rs",
             "workload/src/account.rs",
         ],
     ),

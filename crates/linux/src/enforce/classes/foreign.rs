@@ -146,7 +146,7 @@ pub fn check(files: &dyn Files, plan: &Plan, run_root: &Path) -> Result<()> {
     };
     let mut own = BTreeSet::new();
     for dir in restore::folders(run_root)? {
-        let changes = restore::left_by(&dir).unwrap_or_default();
+        let changes = restore::left_by(files, &dir).unwrap_or_default();
         own.extend(changes.into_iter().filter_map(|change| match change {
             Undo::Cgroup { path, .. } => Some(path),
             _ => None,
