@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use quell_kernel::identity::executes;
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::signals::{next_signal, stop_signals};
@@ -59,7 +60,10 @@ pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
     }
     let missing = missing(&files, &wanted)?;
     if missing.is_empty() {
-        return in_one(policy, assigned(&files, policy)?);
+        let assigned = assigned(&files, policy)?;
+        if !wait || in_one(policy, &assigned).is_ok() {
+            return in_one(policy, &assigned);
+        }
     }
     // A number is given to a process when it starts: nobody can know it before.
     let never = |w: &&&Wanted<'_>| w.tables.iter().all(|table| table.pid.is_some());
@@ -76,30 +80,32 @@ pub fn critical(policy: &Policy, wait: bool, quiet: bool) -> Result<()> {
         }
         say("nothing is changed before that; Ctrl-C ends the wait");
     }
-    until_found(&files, &wanted)?;
-    in_one(policy, assigned(&files, policy)?)
+    until_found(&files, policy, &wanted)
 }
 
-/// Refuses a critical group whose only processes fit another group, too, and are in neither. The
+/// Refuses a critical group whose only processes are of another group, too, or rather. The
 /// protected program would be unprotected, which whoever wrote the policy has to know.
-fn in_one(policy: &Policy, mut assigned: Assigned) -> Result<()> {
+fn in_one(policy: &Policy, assigned: &Assigned) -> Result<()> {
     let critical = |(_, group): &(&String, &Group)| {
         group.role == Role::Critical && !group.matching.is_empty() && group.command.is_none()
     };
     for (name, _) in policy.groups.iter().filter(critical) {
-        let two = assigned.in_two.iter().find(|two| two.groups.contains(name));
-        if let Some(text) = two.map(ToString::to_string)
-            && assigned.take(name).is_empty()
-        {
+        if assigned.of(name).is_empty() {
+            let own = assigned.in_two.iter().find(|two| two.groups.contains(name));
+            let two = own.or(assigned.in_two.first()).map(ToString::to_string);
+            let why = two.unwrap_or_else(|| {
+                "another group matches it by a fact (pid, user, exe, cgroup, unit, container)"
+                    .to_owned()
+            });
             return Err(usage(format!(
-                "{text}; group {name} has no other process, and nothing was changed"
+                "{why}; group {name} has no other process, and nothing was changed"
             )));
         }
     }
     Ok(())
 }
 
-fn until_found(files: &Kernel, wanted: &[Wanted<'_>]) -> Result<()> {
+fn until_found(files: &Kernel, policy: &Policy, wanted: &[Wanted<'_>]) -> Result<()> {
     let signals = stop_signals().map_err(|e| failed(format!("signals cannot be received: {e}")))?;
     let every = Timespec::try_from(EVERY).unwrap_or_default();
     loop {
@@ -113,7 +119,8 @@ fn until_found(files: &Kernel, wanted: &[Wanted<'_>]) -> Result<()> {
             stopped.exit = Exit::Status(128 + signal);
             return Err(stopped);
         }
-        if missing(files, wanted)?.is_empty() {
+        // Whoever has the name of another group, too, is not who is waited for.
+        if missing(files, wanted)?.is_empty() && in_one(policy, &assigned(files, policy)?).is_ok() {
             return Ok(());
         }
     }
@@ -232,7 +239,7 @@ fn names(files: &dyn Files, stat: &Stat) -> Vec<Name> {
             ..TaskMatch::default()
         },
     );
-    if let Some(exe) = procfs::executable(files, pid) {
+    if let Some(exe) = own_program(files, pid) {
         let table = TaskMatch {
             exe: Some(exe.clone()),
             ..TaskMatch::default()
@@ -260,6 +267,7 @@ fn names(files: &dyn Files, stat: &Stat) -> Vec<Name> {
         if let Some(unit) = place.path.split('/').rfind(|p| p.ends_with(".service")) {
             let table = TaskMatch {
                 unit: Some(unit.to_owned()),
+                user: manager(&place.path),
                 ..TaskMatch::default()
             };
             put(Key::Unit, unit, table);
@@ -273,6 +281,21 @@ fn names(files: &dyn Files, stat: &Stat) -> Vec<Name> {
         }
     }
     names
+}
+
+/// The program of a process, where it can be named by its path.
+pub fn own_program(files: &dyn Files, pid: u32) -> Option<String> {
+    procfs::executable(files, pid).filter(|path| executes(files, pid, path))
+}
+
+/// The user whose manager has made what is below in a cgroup's path. `None`: root's.
+pub fn manager(path: &str) -> Option<String> {
+    let user = |part: &str| {
+        part.strip_prefix("user@")?
+            .strip_suffix(".service")
+            .map(str::to_owned)
+    };
+    path.split('/').find_map(user)
 }
 
 /// The last part of a path.

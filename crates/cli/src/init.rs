@@ -15,7 +15,7 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use quell_kernel::root::{Files, Kernel};
-use quell_kernel::tasks::{Matcher, assign};
+use quell_kernel::tasks::{Matcher, assign, present};
 use quell_plan::inventory::Inventory;
 use quell_types::task::TaskMatch;
 use quell_types::units::Bytes;
@@ -180,6 +180,7 @@ fn groups(
         .map(|(name, tables)| Matcher::new(files, name, tables))
         .collect::<quell_kernel::error::Result<_>>()
         .map_err(usage)?;
+    present(files, &matchers, &BTreeSet::new()).map_err(usage)?;
     let assigned = assign(files, &matchers, &BTreeSet::new()).map_err(usage)?;
     let only = names
         .first()

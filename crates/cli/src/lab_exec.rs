@@ -256,11 +256,12 @@ fn place(from: &Path, to: &Path) -> std::io::Result<()> {
     }
     if from.is_file() {
         if let Some(folder) = to.parent() {
-            fs::create_dir_all(folder)?;
+            quell_files::folder(folder)?;
         }
-        return fs::copy(from, to).map(|_| ());
+        let mut file = quell_files::replace(to)?;
+        return std::io::copy(&mut fs::File::open(from)?, &mut file).map(drop);
     }
-    fs::create_dir_all(to)?;
+    quell_files::folder(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         place(&entry.path(), &to.join(entry.file_name()))?;

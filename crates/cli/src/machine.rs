@@ -10,7 +10,7 @@ use quell_engine::compare::Progress;
 use quell_kernel::procfs;
 use quell_kernel::resctrl::Group;
 use quell_kernel::root::Kernel;
-use quell_kernel::tasks::{Matcher, assign};
+use quell_kernel::tasks::{Matcher, assign, present};
 use quell_linux::backend::{Linux, Tools};
 use quell_linux::colours::settler::SettlerCommand;
 use quell_linux::resident::KeeperCommand;
@@ -179,8 +179,9 @@ pub fn running(
     if matching.is_empty() {
         return Ok(pids);
     }
-    let matcher = Matcher::new(files, "watched", matching).map_err(failed)?;
-    let found = assign(files, &[matcher], &BTreeSet::new()).map_err(failed)?;
+    let matcher = [Matcher::new(files, "watched", matching).map_err(failed)?];
+    present(files, &matcher, &BTreeSet::new()).map_err(failed)?;
+    let found = assign(files, &matcher, &BTreeSet::new()).map_err(failed)?;
     let found: Vec<u32> = found.all().map(|s| s.id.pid).collect();
     if found.is_empty() {
         return Err(usage("--match: no process matches"));

@@ -75,7 +75,7 @@ pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Me
     let cgroups = Cgroups::discover(&files).map_err(failed)?;
     let run_root = Path::new(crate::machine::RUN_ROOT);
     quell_linux::enforce::classes::check(&files, plan, run_root).map_err(refused)?;
-    let (processes, in_two) = processes(&files, policy, plan, launched)?;
+    let (processes, notes) = processes(&files, policy, plan, launched)?;
     let critical = policy
         .groups
         .iter()
@@ -110,7 +110,7 @@ pub fn look(policy: &Policy, plan: &Plan, launched: &[SubjectSpec]) -> Result<Me
         processes,
         limits,
         unreported,
-        in_two,
+        notes,
     })
 }
 
@@ -177,7 +177,8 @@ fn above(group: &GroupId, limit: Limit) -> LimitAbove {
     }
 }
 
-/// The processes of all groups, and a sentence for each that is in none as two match it.
+/// The processes of all groups, and sentences about those that two match and about groups of
+/// several users.
 fn processes(
     files: &Kernel,
     policy: &Policy,
@@ -215,8 +216,37 @@ fn processes(
             });
         }
     }
-    let in_two = assigned.in_two.iter().map(ToString::to_string).collect();
-    Ok((all, in_two))
+    let mut notes: Vec<String> = assigned.in_two.iter().map(ToString::to_string).collect();
+    for (name, group) in &policy.groups {
+        let own = all.iter().filter(|process| process.group == *name);
+        notes.extend(claimed(files, name, group, own).map_err(failed)?);
+    }
+    Ok((all, notes))
+}
+
+/// That processes of several users are in a group by what they say of themselves.
+fn claimed<'p>(
+    files: &dyn Files,
+    name: &str,
+    group: &Group,
+    processes: impl Iterator<Item = &'p Process>,
+) -> Read<Option<String>> {
+    let claims = |t: &TaskMatch| (t.comm.is_some() || t.arg.is_some()) && t.user.is_none();
+    if !group.matching.iter().any(claims) {
+        return Ok(None);
+    }
+    let mut users = BTreeSet::new();
+    for pid in processes.filter_map(|process| process.pid) {
+        users.extend(procfs::users(files, pid)?.map(|[_, effective, _]| effective));
+    }
+    let names: Vec<String> = users.iter().map(u32::to_string).collect();
+    Ok((users.len() > 1).then(|| {
+        format!(
+            "group {name} has processes of users {}; comm and arg are what a program says of itself: add user=NAME \
+             where users are no friends",
+            names.join(", ")
+        )
+    }))
 }
 
 /// The cgroups that the group names and a process lies in.

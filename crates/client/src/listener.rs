@@ -27,6 +27,7 @@ pub struct Listener(OwnedFd);
 pub struct Caller {
     socket: OwnedFd,
     pid: u32,
+    user: u32,
     process: Option<OwnedFd>,
 }
 
@@ -124,6 +125,7 @@ impl Listener {
         Ok(Some(Caller {
             socket,
             pid,
+            user: who.uid,
             process,
         }))
     }
@@ -152,6 +154,12 @@ impl Caller {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// The effective user of the process that asks, by number.
+    #[must_use]
+    pub fn user(&self) -> u32 {
+        self.user
     }
 
     /// A pidfd of the process that connected, even if its PID belongs to another process by now.

@@ -26,7 +26,9 @@
 //!   late.
 //!
 //! Only units that began after a change has settled say something about it. Without units nothing
-//! is known, and nothing is changed.
+//! is known, and at first nothing is changed. What was taken away is not kept for ever for a
+//! program that has nothing more to say: half of it goes back for every [`FORGETS`] of silence,
+//! until the best-effort groups have what they had at first.
 //!
 //! A program that declares what its units move is believed once, before anything is known
 //! ([`Deadline::guess`]). The best-effort groups then begin with what that leaves instead of with
@@ -73,6 +75,9 @@ const MOST_OWED: u64 = 4;
 const SILENT: Nanos = Nanos::secs(1);
 const SILENT_UNITS: u64 = 20;
 
+/// How long units may stay away before half of what was taken away for them goes back.
+const FORGETS: Nanos = Nanos::secs(10);
+
 /// A unit of work of an application: a frame, a job, a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
@@ -111,7 +116,7 @@ pub enum Step {
         /// What caused the change.
         why: Why,
     },
-    /// No unit has come for a long time: everything stays as it is.
+    /// No unit has come for a long time: everything stays as it is for a while.
     Silent {
         /// When the last unit ended.
         since: Nanos,
@@ -149,6 +154,11 @@ pub enum Why {
         /// How many in a row.
         units: u64,
     },
+    /// No unit has come for so long that what was taken away goes back step by step.
+    Silence {
+        /// How long.
+        lasts: Nanos,
+    },
     /// What units are declared to move, before any has ended.
     Declared {
         /// The rate at which they then draw.
@@ -174,6 +184,10 @@ impl fmt::Display for Why {
                 "the last step was too much: a unit took {took} of {target}"
             ),
             Self::InTime { units } => write!(f, "{units} units in time"),
+            Self::Silence { lasts } => {
+                let whole = Nanos(lasts.0 / 1_000_000_000 * 1_000_000_000);
+                write!(f, "no unit for {whole}")
+            }
             Self::Declared { need } => write!(f, "its units are said to draw {need}"),
         }
     }
@@ -260,6 +274,8 @@ pub struct Deadline {
     last: Option<Nanos>,
     between: Nanos,
     silent: bool,
+    /// How often [`FORGETS`] has passed since the last unit.
+    forgotten: u64,
     unmet: bool,
 }
 
@@ -293,6 +309,7 @@ impl Deadline {
             last: None,
             between: Nanos(0),
             silent: false,
+            forgotten: 0,
             unmet: false,
         }
     }
@@ -367,9 +384,13 @@ impl Deadline {
         }
         let batch = std::mem::take(&mut self.batch);
         if let Some(since) = self.silent_since(now) {
-            return (!std::mem::replace(&mut self.silent, true)).then_some(Step::Silent { since });
+            if !std::mem::replace(&mut self.silent, true) {
+                return Some(Step::Silent { since });
+            }
+            return self.forget(now, now.since(since));
         }
         self.silent = false;
+        self.forgotten = 0;
         if let Some((took, target)) = batch.worst {
             if !bounds {
                 // The units were late at what the best-effort groups had, not at what this
@@ -397,6 +418,29 @@ impl Deadline {
         let last = self.last?;
         let usual = Nanos(self.between.0.saturating_mul(SILENT_UNITS));
         (now.since(last) > SILENT.max(usual)).then_some(last)
+    }
+
+    /// Gives half of what was taken away back, once for each [`FORGETS`] of silence.
+    fn forget(&mut self, now: Nanos, lasts: Nanos) -> Option<Step> {
+        let (from, times) = (self.given, lasts.0 / FORGETS.0);
+        if times <= self.forgotten {
+            return None;
+        }
+        self.forgotten = times;
+        let more = (self.aim.most.0 - from.0).div_ceil(2);
+        let to = match more > self.aim.most.part(STEP).0 {
+            true => Rate(from.0 + more),
+            false => self.aim.most,
+        };
+        if to == from {
+            return None;
+        }
+        self.in_time = Durations::default();
+        self.before = None;
+        self.cut = FIRST_CUT;
+        self.change(now, to);
+        let why = Why::Silence { lasts };
+        Some(Step::Change { from, to, why })
     }
 
     fn cut(&mut self, now: Nanos, batch: &Batch, took: Nanos, target: Nanos) -> Option<Step> {

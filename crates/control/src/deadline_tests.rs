@@ -356,7 +356,7 @@ fn without_units_nothing_changes_and_that_is_told_once() {
     let ran = run(&plant, &mut control, deadline, Nanos::secs(3), 1);
     let (held, last) = (control.given(), ran.units.last().unwrap().0);
     let mut steps = Vec::new();
-    while control.next() < last.plus(Nanos::secs(30)) {
+    while control.next() < last.plus(Nanos::secs(9)) {
         let now = control.next();
         steps.extend(control.step(now, held).map(|step| (now, step)));
     }
@@ -367,12 +367,12 @@ fn without_units_nothing_changes_and_that_is_told_once() {
     );
     // It continues when units come again.
     let unit = |took| Unit {
-        ended: last.plus(Nanos::secs(30)),
+        ended: last.plus(Nanos::secs(9)),
         took,
         target: None,
     };
     control.seen(&unit(Nanos::millis(9)));
-    let step = control.step(last.plus(Nanos::secs(30)), held);
+    let step = control.step(last.plus(Nanos::secs(9)), held);
     assert!(
         matches!(step, Some(Step::Change { to, .. }) if to < held),
         "{step:?}"
@@ -412,4 +412,48 @@ fn without_a_deadline_each_unit_says_its_own() {
     control.seen(&unit(Some(Nanos::millis(11))));
     let step = control.step(Nanos::millis(41), MOST);
     assert!(matches!(step, Some(Step::Change { .. })), "{step:?}");
+}
+
+/// Three seconds of late units, and none after: the others have back what they had.
+#[test]
+fn what_was_taken_away_goes_back_in_silence() {
+    let mut control = Deadline::new(aim(Nanos::millis(1)), Nanos(0));
+    let mut now = Nanos(0);
+    while now < Nanos::secs(3) {
+        now = now.plus(Nanos::millis(20));
+        control.seen(&Unit {
+            ended: now,
+            took: Nanos::millis(19),
+            target: None,
+        });
+        control.step(now, control.given());
+    }
+    let taken = control.given();
+    assert!(taken < Rate(MOST.0 / 2), "{taken}");
+    let (last, mut changes) = (now, 0);
+    while now.since(last) < Nanos::secs(200) && control.given() < MOST {
+        now = now.plus(Nanos::millis(100));
+        let before = control.given();
+        match control.step(now, before) {
+            None => assert_eq!(control.given(), before),
+            Some(Step::Silent { since }) => assert_eq!(since, last),
+            Some(Step::Change { from, to, why }) => {
+                changes += 1;
+                assert!(from == before && to > from && to == control.given());
+                assert!(now.since(last) >= Nanos(FORGETS.0 * changes));
+                assert!(matches!(why, Why::Silence { lasts } if lasts == now.since(last)));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(control.given(), MOST);
+    assert!((2..20).contains(&changes), "{changes}");
+    // A late unit is answered as before.
+    control.seen(&Unit {
+        ended: now.plus(Nanos::secs(1)),
+        took: Nanos::millis(19),
+        target: None,
+    });
+    control.step(now.plus(Nanos::secs(1)), MOST);
+    assert!(control.given() < MOST);
 }

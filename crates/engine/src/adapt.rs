@@ -226,7 +226,7 @@ impl Budgets {
                 }
             }
             Step::Silent { since } => finding(format!(
-                "no unit of group {group} has ended for {}: what it leaves to the others stays at {} until one does",
+                "no unit of group {group} has ended for {}: what it leaves to the others stays at {} for a while",
                 Nanos(now.since(since).0 / 1_000_000 * 1_000_000),
                 whole(self.control.given_by(aim))
             )),

@@ -3,8 +3,8 @@
 //!
 //! A path is walked from its beginning, folder by folder, by descriptors. As root, Quell goes
 //! through folders and links of root and of who called sudo only: whoever owns any other could lead
-//! it elsewhere. The last part is never followed when it is written. It is a file of those users or
-//! a new one.
+//! it elsewhere. The last part is never followed when root writes it, but for `/dev/stdout` and the
+//! like. It is a file of those users or a new one.
 
 mod input;
 mod output;

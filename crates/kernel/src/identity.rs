@@ -10,7 +10,7 @@ use crate::root::Files;
 /// Whether a process runs the program at `path`: the same file, not one of that name in a mount
 /// namespace of its own. A program that was replaced since it began is known by its path, its file
 /// system and its owner.
-pub(crate) fn executes(files: &dyn Files, pid: u32, path: &str) -> bool {
+pub fn executes(files: &dyn Files, pid: u32, path: &str) -> bool {
     let link = format!("/proc/{pid}/exe");
     let Ok(runs) = files.link(&link) else {
         return false;

@@ -20,7 +20,7 @@ pub mod fair;
 pub mod fake;
 pub mod frames;
 pub mod freezer;
-mod identity;
+pub mod identity;
 pub mod io;
 pub mod irq;
 pub mod limit;

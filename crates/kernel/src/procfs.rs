@@ -195,17 +195,24 @@ pub fn process_of(files: &dyn Files, tid: u32) -> Result<Option<u32>> {
     status_field(files, tid, "Tgid:")
 }
 
-/// The effective user of a process. `None` when it has ended.
+/// The users of a process by number: real, effective, saved. `None` when it has ended.
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn effective_user(files: &dyn Files, pid: u32) -> Result<Option<u32>> {
+pub fn users(files: &dyn Files, pid: u32) -> Result<Option<[u32; 3]>> {
     let path = format!("/proc/{pid}/status");
     let Some(text) = files.optional(&path)? else {
         return Ok(None);
     };
-    // Real, effective, saved, file system.
-    Ok(field_of(&text, "Uid:").and_then(|f| f.split_ascii_whitespace().nth(1)?.parse().ok()))
+    let mut numbers = field_of(&text, "Uid:")
+        .unwrap_or_default()
+        .split_ascii_whitespace()
+        .map_while(|n| n.parse().ok());
+    let mut next = || numbers.next();
+    Ok(next()
+        .zip(next())
+        .zip(next())
+        .map(|((real, effective), saved)| [real, effective, saved]))
 }
 
 /// Whether a process has an effective capability, by its bit in `capability.h`.
@@ -452,7 +459,7 @@ mod tests {
             arguments(&kernel, 1234).unwrap(),
             ["python3", "detect.py", ""]
         );
-        assert_eq!(effective_user(&kernel, 1234).unwrap(), Some(1001));
+        assert_eq!(users(&kernel, 1234).unwrap().unwrap()[1], 1001);
         assert_eq!(process_of(&kernel, 1234).unwrap(), Some(1234));
         let places = memberships(&kernel, "1234").unwrap();
         assert_eq!(places[1].controllers, ["cpu", "cpuacct"]);

@@ -7,10 +7,10 @@
 //! - Nothing is written but the side area, whose first page has a token and the calls' arguments,
 //!   and the thread's way back ([`crate::vdso`]).
 //! - If the caller is killed, the thread ends the call that it does and gets its own registers
-//!   again. Threads that touch a page that is away wait until [`bring_back`] supplies it. A program
-//!   without rights opens a userfaultfd that any program may have: system calls that touch such a
-//!   page fail (EFAULT) instead. Nothing is opened for it that it could not open itself: whoever
-//!   shares its files or may trace it could take that.
+//!   again. Threads that touch a page that is away wait until [`bring_back`] supplies it.
+//! - Nothing is opened for a program that it could not open itself: whoever shares its files or may
+//!   trace it could take that. What every program may open (`UFFD_USER_MODE_ONLY`) is not enough:
+//!   where the kernel touches a page that is away, the program would be killed, not wait.
 //! - The kernel writes a thread's area for restartable sequences whenever the thread returns to the
 //!   program. So the page with that area is moved by the last call, and is back before the thread
 //!   runs.
@@ -398,13 +398,7 @@ impl Work<'_> {
 
     /// Opens a descriptor in the process. Returns its number there, and a copy.
     fn open(&mut self) -> Done<(u32, Uffd)> {
-        let opened = match self.thread.call(&calls::OPEN) {
-            Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
-                self.thread.call(&calls::OPEN_FOR_ITSELF)
-            }
-            opened => opened,
-        };
-        let number = at(Step::Open, opened)?;
+        let number = at(Step::Open, self.thread.call(&calls::OPEN))?;
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         let fetched = self.process.copy(number).map(Uffd::of);
         let agreed = fetched.and_then(|uffd| uffd.agree().map(|()| uffd));

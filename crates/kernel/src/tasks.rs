@@ -1,8 +1,9 @@
 //! Which tasks belong to which group.
 //!
 //! Rules: the keys of one table must all hold, and one table is enough. A child follows its closest
-//! matched ancestor unless it is matched itself. A task that two groups match is in neither. Kernel
-//! threads, Quell itself, and processes that the caller names (the watchdog) are never matched.
+//! matched ancestor unless it is matched itself. A table of facts counts more than one with claims.
+//! A task that two groups match alike is in neither. Kernel threads, Quell itself, and processes
+//! that the caller names (the watchdog) are never matched.
 //!
 //! `pid`, `user`, `exe`, `cgroup`, `unit` and `container` are facts: an unprivileged user cannot
 //! bring them about for a program of the user's own. `comm` and `arg` are what a program says.
@@ -30,6 +31,8 @@ const COMM: usize = 15;
 pub struct Matcher {
     group: GroupId,
     tables: Vec<Table>,
+    /// The processes that were meant by their numbers: a later one of a number is another.
+    pins: BTreeMap<u32, TaskId>,
 }
 
 #[derive(Debug)]
@@ -58,7 +61,15 @@ impl Matcher {
         Ok(Self {
             group: group.to_owned(),
             tables,
+            pins: BTreeMap::new(),
         })
+    }
+
+    /// The same for these processes where tables name their numbers, and for no later ones.
+    #[must_use]
+    pub fn pinned(mut self, pins: &BTreeMap<u32, TaskId>) -> Self {
+        self.pins.clone_from(pins);
+        self
     }
 
     /// The name of the group that the tables are of.
@@ -100,14 +111,31 @@ impl Matcher {
         Ok(false)
     }
 
-    fn matches(&self, task: &Candidate<'_>) -> Result<bool> {
+    /// How it matches, if it does.
+    fn matches(&self, task: &Candidate<'_>) -> Result<Option<By>> {
+        let id = task.stat.id;
+        let later = |pid: u32| self.pins.get(&pid).is_some_and(|pin| *pin != id);
+        let mut found = None;
         for table in &self.tables {
-            if table.matches(task)? {
-                return Ok(true);
+            if table.keys.pid.is_some_and(later) || !table.matches(task)? {
+                continue;
+            }
+            match table.by() {
+                By::Fact => return Ok(Some(By::Fact)),
+                By::Claim => found = Some(By::Claim),
             }
         }
-        Ok(false)
+        Ok(found)
     }
+}
+
+/// What a table goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// What no program can say of itself.
+    Fact,
+    /// Among others, a name or an argument.
+    Claim,
 }
 
 /// A path with every symbolic link on it followed, as far as it exists. (In Debian `redis-server`
@@ -191,6 +219,13 @@ impl Table {
         })
     }
 
+    fn by(&self) -> By {
+        match self.keys.comm.is_some() || self.keys.arg.is_some() {
+            true => By::Claim,
+            false => By::Fact,
+        }
+    }
+
     /// Whether all keys match. Cheap keys come first.
     fn matches(&self, task: &Candidate<'_>) -> Result<bool> {
         let keys = &self.keys;
@@ -211,7 +246,7 @@ impl Table {
         }
         if let Some(user) = self.user
             && !keys.in_place()
-            && procfs::effective_user(task.files, pid)? != Some(user)
+            && !procfs::users(task.files, pid)?.is_some_and(|all| is_of(all, user))
         {
             return Ok(false);
         }
@@ -224,18 +259,40 @@ impl Table {
         }
         if keys.in_place() {
             let places = procfs::memberships(task.files, &pid.to_string())?;
-            let managers = |m: &Membership| {
-                let user = self.user.unwrap_or(0);
-                let is = |all| is_managers(task.files, all, keys, user, m);
-                self.cgroups.as_ref().is_none_or(is)
-            };
-            let meant = |m: &&Membership| in_cgroup(keys, &m.path);
-            if !places.iter().filter(meant).any(managers) {
+            if !places.iter().any(|m| self.is_meant(task.files, m)) {
                 return Ok(false);
             }
         }
         Ok(true)
     }
+}
+
+impl Table {
+    /// Whether a cgroup is within what the table names, as its manager made it.
+    fn is_meant(&self, files: &dyn Files, at: &Membership) -> bool {
+        let user = self.user.unwrap_or(0);
+        let is = |all| is_managers(files, all, &self.keys, user, at);
+        in_cgroup(&self.keys, &at.path) && self.cgroups.as_ref().is_none_or(is)
+    }
+
+    /// The shortest beginning of a cgroup's path that is still meant: the cgroup as a whole, not
+    /// the child that a task is in.
+    fn topmost(&self, files: &dyn Files, at: &Membership) -> Option<String> {
+        let ends = at.path.match_indices('/').skip(1).map(|(i, _)| i);
+        let mut prefixes = ends.chain([at.path.len()]).map(|i| Membership {
+            path: at.path[..i].to_owned(),
+            ..at.clone()
+        });
+        prefixes
+            .find(|at| self.is_meant(files, at))
+            .map(|at| at.path)
+    }
+}
+
+/// Whether a process is a user's: not one that an ordinary user has started with the rights of this
+/// user (a program with the set-user-ID bit).
+fn is_of(users: [u32; 3], user: u32) -> bool {
+    users[1] == user && users.iter().all(|one| [0, user].contains(one))
 }
 
 /// Whether a cgroup's path is within what the table's cgroup, unit and container keys name.
@@ -268,30 +325,17 @@ pub fn cgroups_of(
     tables: &[TaskMatch],
     tasks: &[Stat],
 ) -> Result<BTreeSet<String>> {
+    let in_place = tables.iter().filter(|table| table.in_place());
+    let tables: Vec<Table> = in_place
+        .map(|table| Table::new(files, "", table))
+        .collect::<Result<_>>()?;
     let mut found = BTreeSet::new();
     for task in tasks {
-        for Membership { path, .. } in procfs::memberships(files, &task.id.pid.to_string())? {
-            for keys in tables
-                .iter()
-                .filter(|k| k.in_place() && in_cgroup(k, &path))
-            {
-                found.insert(topmost(keys, &path));
-            }
+        for at in procfs::memberships(files, &task.id.pid.to_string())? {
+            found.extend(tables.iter().filter_map(|table| table.topmost(files, &at)));
         }
     }
     Ok(found)
-}
-
-/// The shortest beginning of `path` that the table still matches: the cgroup as a whole, not the
-/// child that a task is in.
-fn topmost(keys: &TaskMatch, path: &str) -> String {
-    path.char_indices()
-        .skip(1)
-        .filter(|(_, c)| *c == '/')
-        .map(|(i, _)| &path[..i])
-        .find(|prefix| in_cgroup(keys, prefix))
-        .unwrap_or(path)
-        .to_owned()
 }
 
 fn user_id(files: &dyn Files, group: &str, name: &str) -> Result<u32> {
@@ -376,26 +420,23 @@ pub fn matched(files: &dyn Files, groups: &[Matcher], pid: u32) -> Result<Fit> {
     })
 }
 
-/// The first two groups that match a process by itself.
+/// The first two groups that match a process by itself: by facts, else by what it claims.
 fn direct<'g>(
     files: &dyn Files,
     groups: &'g [Matcher],
     stat: &Stat,
 ) -> Result<(Option<&'g Matcher>, Option<&'g Matcher>)> {
     let candidate = Candidate { files, stat };
-    let mut found = (None, None);
+    let (mut facts, mut claims) = (Vec::new(), Vec::new());
     for group in groups {
-        if group.matches(&candidate)? {
-            match found.0 {
-                None => found.0 = Some(group),
-                Some(_) => {
-                    found.1 = Some(group);
-                    break;
-                }
-            }
+        match group.matches(&candidate)? {
+            Some(By::Fact) => facts.push(group),
+            Some(By::Claim) => claims.push(group),
+            None => {}
         }
     }
-    Ok(found)
+    let found = if facts.is_empty() { claims } else { facts };
+    Ok((found.first().copied(), found.get(1).copied()))
 }
 
 /// The processes of each group.

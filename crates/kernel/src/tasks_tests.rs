@@ -104,17 +104,16 @@ fn a_task_in_two_groups_is_in_neither_and_the_rest_are_found() {
     let (_dir, kernel) = machine();
     let matcher = |name, table: TaskMatch| Matcher::new(&kernel, name, &[table]).unwrap();
     let groups = [
-        matcher("a", by(|m| m.user = Some("vision".into()))),
+        matcher("a", by(|m| m.arg = Some("detect|bash".into()))),
         matcher("b", by(|m| m.comm = Some("python3".into()))),
     ];
     let mut assigned = assign(&kernel, &groups, &BTreeSet::new()).unwrap();
     let pids = |tasks: Vec<Stat>| {
-        tasks
-            .iter()
-            .map(|t| t.id.pid - 4_000_000)
-            .collect::<Vec<_>>()
+        let pids = tasks.iter().map(|t| t.id.pid - 4_000_000);
+        pids.collect::<Vec<_>>()
     };
-    assert_eq!(pids(assigned.take("a")), [1, 10, 12, 20]);
+    assert_eq!(pids(assigned.take("a")), [10]);
+    // What the one in two has begun is in none either.
     assert_eq!(pids(assigned.take("b")), [0; 0]);
     let [two] = assigned.in_two.as_slice() else {
         panic!("{:?}", assigned.in_two);
@@ -124,10 +123,44 @@ fn a_task_in_two_groups_is_in_neither_and_the_rest_are_found() {
         "process 4000011 (python3) is matched by two groups, a and b, and is in neither; make one of their match \
          tables narrower"
     );
-    let fit = |pid: u32| matched(&kernel, &groups, 4_000_000 + pid).unwrap();
-    assert_eq!(fit(11), Fit::Two(two.clone()));
-    assert_eq!(fit(12), Fit::Group("a".into()));
-    assert_eq!(fit(99), Fit::None);
+    let fit = |groups: &[Matcher], pid: u32| matched(&kernel, groups, 4_000_000 + pid).unwrap();
+    assert_eq!(fit(&groups, 11), Fit::Two(two.clone()));
+    assert_eq!(fit(&groups, 10), Fit::Group("a".into()));
+    assert_eq!(fit(&groups, 99), Fit::None);
+    // Who says to be of two groups, or of another one, does not leave that of a fact.
+    let [a, b] = groups;
+    let fact = matcher("c", by(|m| m.user = Some("vision".into())));
+    let groups = [a, b, fact];
+    assert_eq!(fit(&groups, 11), Fit::Group("c".into()));
+}
+
+#[test]
+fn a_number_means_the_process_that_had_it() {
+    let (_dir, kernel) = machine();
+    let own = Matcher::new(&kernel, "a", &[by(|m| m.pid = Some(4_000_011))]).unwrap();
+    let stat = procfs::stat(&kernel, 4_000_011).unwrap().unwrap();
+    let fits = |start| {
+        let pin = TaskId { start, ..stat.id };
+        let again = Matcher::new(&kernel, "a", &[by(|m| m.pid = Some(4_000_011))]).unwrap();
+        let pinned = again.pinned(&BTreeMap::from([(pin.pid, pin)]));
+        matched(&kernel, &[pinned], 4_000_011).unwrap()
+    };
+    assert_eq!(
+        matched(&kernel, &[own], 4_000_011).unwrap(),
+        Fit::Group("a".into())
+    );
+    assert_eq!(fits(stat.id.start), Fit::Group("a".into()));
+    assert_eq!(fits(stat.id.start + 1), Fit::None);
+}
+
+#[test]
+fn a_program_with_the_rights_of_a_user_is_not_that_users() {
+    assert!(is_of([0; 3], 0) && is_of([7; 3], 7));
+    assert!(
+        is_of([0, 7, 0], 7),
+        "a service that has put its rights aside"
+    );
+    assert!(!is_of([7, 0, 0], 0) && !is_of([7, 8, 8], 8) && !is_of([0; 3], 7));
 }
 
 #[test]

@@ -10,6 +10,23 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::procfs;
+use crate::root::Files;
+
+/// Whether a process may open a userfaultfd that is for the kernel's accesses, too: with
+/// CAP_SYS_PTRACE, or where `vm.unprivileged_userfaultfd` lets all.
+///
+/// # Errors
+/// [`Error::File`](crate::error::Error::File).
+pub fn may_open(files: &dyn Files, pid: u32) -> crate::error::Result<bool> {
+    const CAP_SYS_PTRACE: u32 = 19;
+    let of_all = files.parsed::<u32>("/proc/sys/vm/unprivileged_userfaultfd", "0 or 1")?;
+    // Capabilities within a user namespace do not count.
+    let users = |process: &str| files.link(&format!("/proc/{process}/ns/user")).ok();
+    let is_ours = users("self") == users(&pid.to_string());
+    Ok(of_all == Some(1) || is_ours && procfs::is_capable(files, pid, CAP_SYS_PTRACE)?)
+}
+
 /// The version of the interface.
 const API: u64 = 0xaa;
 /// `UFFD_FEATURE_MOVE`.

@@ -34,7 +34,10 @@ pub(crate) const EVERY: Nanos = Nanos::millis(100);
 /// The most requests that are answered at a time.
 const AT_A_TIME: usize = 16;
 /// The most sessions at a time, apart from those of launched programs.
-const MOST: usize = if cfg!(test) { 2 } else { 64 };
+const MOST: usize = if cfg!(test) { 3 } else { 64 };
+/// The most of them that the programs of one user have, so that nobody keeps others from being
+/// heard.
+const MOST_OF_USER: usize = if cfg!(test) { 2 } else { 32 };
 /// The most processes that the record names over the whole run.
 const MOST_TOLD: usize = 64;
 
@@ -90,6 +93,7 @@ impl Membership<'_> {
 #[derive(Debug)]
 struct Client {
     pid: u32,
+    user: u32,
     pidfd: OwnedFd,
     units: Units,
     /// Whether the process has taken the session.
@@ -228,10 +232,14 @@ impl Clients {
             self.tell(pid, what, Some(group), seen);
             return;
         }
-        if self.all.len() >= MOST {
+        let user = caller.user();
+        let of_user = self.all.iter().filter(|c| c.user == user).count();
+        if self.all.len() >= MOST || of_user >= MOST_OF_USER {
             caller.refuse(Refused::TooMany);
             let what = format!(
-                "group {group}: process {pid} is not heard, {MOST} others have sessions already"
+                "group {group}: process {pid} of user {user} is not heard: there are {} sessions of at most {MOST}, and \
+                 {of_user} of that user's of at most {MOST_OF_USER}",
+                self.all.len()
             );
             self.tell(pid, what, Some(group), seen);
             return;
@@ -251,7 +259,7 @@ impl Clients {
     }
 
     fn grant(&mut self, mut caller: Caller, group: &str, observed: &Observed) -> Result<bool> {
-        let pid = caller.pid();
+        let (pid, user) = (caller.pid(), caller.user());
         let Some(pidfd) = caller.take_process().or_else(|| numbered(pid)) else {
             return Ok(false);
         };
@@ -266,6 +274,7 @@ impl Clients {
         }
         self.all.push(Client {
             pid,
+            user,
             pidfd,
             units: Units::of(group, session),
             taken: false,
@@ -505,13 +514,15 @@ mod tests {
         let (_launched, said) = asked(&mut clients, true, true);
         assert_eq!(said, Refused::Second.to_string());
         let mut inside = Vec::new();
-        for _ in 0..MOST {
+        for _ in 0..MOST_OF_USER {
             let (program, said) = asked(&mut clients, true, false);
             assert_eq!(said, "Some(16ms)");
             inside.push(program);
         }
         let (_late, said) = asked(&mut clients, true, false);
         assert_eq!(said, Refused::TooMany.to_string());
+        // There is room, for another user.
+        assert!(clients.all.len() < MOST);
         drop(inside);
         let (_next, said) = asked(&mut clients, true, false);
         assert_eq!(said, "Some(16ms)");

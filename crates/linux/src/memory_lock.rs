@@ -4,19 +4,19 @@
 //! ask ([`quell_kernel::trace`]). A process without CAP_IPC_LOCK may lock up to a limit, and could
 //! map nothing beyond it any more. So its limit is lifted as well.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use quell_kernel::error::Result;
 use quell_kernel::root::{Files, gone};
 use quell_kernel::trace::Call;
-use quell_kernel::{limit, paging, procfs, traceable};
+use quell_kernel::{limit, paging, procfs, rt, traceable};
 use quell_types::journal::Undo;
 use quell_types::task::{LockLimit, TaskId};
 use quell_types::units::Bytes;
 
 use crate::change::JournaledWriter;
-use crate::{fault, heirs};
+use crate::fault;
+use crate::heirs::Family;
 
 /// How an attempt to make a process lock its memory came out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,14 @@ pub fn launched(
     before: LockLimit,
     dir: String,
 ) -> Result<()> {
-    writer.journal.record(&Undo::Lock { task, before, dir })
+    // It was born with it.
+    let since = task.start;
+    writer.journal.record(&Undo::Lock {
+        task,
+        before,
+        dir,
+        since,
+    })
 }
 
 /// Makes a process lock its memory, journaled. With `filled`, what it has mapped is in memory
@@ -70,8 +77,12 @@ pub fn lock(
             Err(e) if gone(&e) => return Ok(Locked::Nothing),
             Err(e) => return Ok(Locked::Not(why(&e))),
         };
-        let dir = dir.to_owned();
-        writer.journal.record(&Undo::Lock { task, before, dir })?;
+        writer.journal.record(&Undo::Lock {
+            task,
+            before,
+            dir: dir.to_owned(),
+            since: rt::ticks_since_boot(),
+        })?;
     }
     let call = Call::lock_memory(filled);
     let done = lift(files, task.pid).and_then(|before| {
@@ -112,9 +123,10 @@ fn inherited(writer: &JournaledWriter<'_>, task: TaskId, dir: &str) -> Result<Op
             task: of,
             before,
             dir: home,
+            since,
         } if *before != limit::ANY => {
             let its = above.contains(&of.pid) || orphan && home == dir;
-            (its && of.start <= task.start).then_some(*before)
+            (its && *since <= task.start).then_some(*before)
         }
         _ => None,
     });
@@ -227,14 +239,13 @@ pub fn unlock(
     }
 }
 
-/// Sets the limit of a process back, and of those in `dir` that have it from it, unless another
-/// program has changed it since. `own` are the processes with an entry of their own.
+/// Sets the limit of a process back, and of those that have it from it, unless another program has
+/// changed it since.
 pub fn limit_back(
     files: &dyn Files,
     task: TaskId,
     before: LockLimit,
-    dir: &str,
-    own: &BTreeSet<TaskId>,
+    family: &Family<'_>,
 ) -> std::result::Result<bool, String> {
     if before == limit::ANY {
         return Ok(false);
@@ -245,7 +256,7 @@ pub fn limit_back(
             .is_ok_and(|now| now == limit::ANY)
     };
     let mut undone = false;
-    for pid in heirs::of(files, task, dir, own, &has) {
+    for pid in family.of(files, task, &has) {
         match files.lock_limit(pid, Some(before)) {
             Ok(_) => undone = true,
             Err(e) if gone(&e) => {}

@@ -18,7 +18,7 @@ use quell_kernel::error::{Error, Result};
 use quell_kernel::perf::{Event, EventCode, SW_TASK_CLOCK, Scope, TYPE_SOFTWARE, Wake};
 use quell_kernel::pmu::{self, Counting};
 use quell_kernel::root::Files;
-use quell_kernel::tasks::{Matcher, assign};
+use quell_kernel::tasks::{Matcher, assign, present};
 use quell_kernel::{procfs, rt, signals};
 use quell_record::backend::{Seen, SubjectId};
 use quell_record::demand::{Work, WorkingSet};
@@ -246,6 +246,8 @@ fn observe(
         matcher: Matcher::new(files, options.name, tables)?,
         known: BTreeSet::new(),
     };
+    let named = std::slice::from_ref(&followed.matcher);
+    present(files, named, &BTreeSet::new())?;
     followed.sample()?;
     let first = followed.known.clone();
     if first.is_empty() {

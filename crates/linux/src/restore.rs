@@ -191,7 +191,7 @@ pub(crate) fn revert(files: &dyn Files, dir: &Path, found: &Found) -> Result<Res
     let outcome = undo::undo(files, &found.entries);
     let mut notes = found.damaged.clone();
     let whole = outcome.failed.is_empty();
-    if whole && !notes.is_empty() {
+    if whole && !notes.is_empty() && dir.exists() {
         found.keep_damaged(dir)?;
         notes.push(format!(
             "all other changes are reverted; remove {} when you have looked",

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -97,7 +98,9 @@ impl Session {
         }
         restore::sweep(run_root);
         let dir = run_root.join(format!("{}-{}", main.pid, main.start));
+        let mode = std::fs::Permissions::from_mode(0o755);
         std::fs::create_dir(&dir)
+            .and_then(|()| std::fs::set_permissions(&dir, mode))
             .map_err(|e| Error::file("make", &dir.to_string_lossy(), None, e))?;
         let begun = Self::fill(files, cgroups, lock, &dir, cpus, command);
         if begun.is_err() {

@@ -30,9 +30,10 @@ use quell_types::cpuset::CpuSet;
 use quell_types::journal::{Stopped, Undo};
 use quell_types::task::TaskId;
 
+use crate::heirs::Family;
 use crate::journal::{Journal, Mark};
 use crate::placement::{self, Back};
-use crate::{fault, heirs, memory_lock, unsettle};
+use crate::{fault, memory_lock, unsettle};
 
 /// The result of undoing a journal's entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,9 +76,15 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
                 dir,
             } => work.oom_score(*task, *old, *new, dir),
             Undo::Move { task, from, to } => work.put_back(*task, from, to),
-            Undo::Lock { task, before, dir } => {
+            Undo::Lock {
+                task,
+                before,
+                dir,
+                since,
+            } => {
+                let family = Family::new(dir, *since, &work.lifted);
                 memory_lock::unlock(files, *task, alive).and_then(|unlocked| {
-                    let back = memory_lock::limit_back(files, *task, *before, dir, &work.own)?;
+                    let back = memory_lock::limit_back(files, *task, *before, &family)?;
                     Ok(unlocked || back)
                 })
             }
@@ -125,8 +132,12 @@ struct Work<'a> {
     entries: &'a [Undo],
     /// Cgroups that this undoing will remove: their settings need not be restored first.
     made: BTreeSet<&'a str>,
-    /// Tasks with a recorded setting that children inherit.
-    own: BTreeSet<TaskId>,
+    /// Tasks whose `oom_score_adj` is recorded.
+    scored: BTreeSet<TaskId>,
+    /// Tasks whose limit of locked memory is recorded.
+    lifted: BTreeSet<TaskId>,
+    /// Files that the kernel refused to change: they read as before.
+    refused: BTreeSet<&'a str>,
     /// What Quell has resumed itself, and how many of its stops that reverts.
     resumed: BTreeMap<&'a Stopped, u32>,
     /// Tasks by directory, as read when first needed.
@@ -149,8 +160,16 @@ impl<'a> Work<'a> {
                 _ => None,
             })
             .collect();
-        let own = entries.iter().filter_map(|e| match e {
-            Undo::OomScore { task, .. } | Undo::Lock { task, .. } => Some(*task),
+        let scored = entries.iter().filter_map(|e| match e {
+            Undo::OomScore { task, .. } => Some(*task),
+            _ => None,
+        });
+        let lifted = entries.iter().filter_map(|e| match e {
+            Undo::Lock { task, .. } => Some(*task),
+            _ => None,
+        });
+        let refused = entries.iter().filter_map(|e| match e {
+            Undo::Write { path, old, new } if old == new => Some(path.as_str()),
             _ => None,
         });
         let parts = |e: &Undo| matches!(e, Undo::Write { path, .. } | Undo::Steer { path, .. } if divided(path));
@@ -161,7 +180,9 @@ impl<'a> Work<'a> {
             alive,
             entries,
             made,
-            own: own.collect(),
+            scored: scored.collect(),
+            lifted: lifted.collect(),
+            refused: refused.collect(),
             resumed: BTreeMap::new(),
             members: BTreeMap::new(),
             resctrl: resctrl.flatten(),
@@ -204,7 +225,12 @@ impl<'a> Work<'a> {
         {
             return Ok(false);
         }
-        let now = match irq::read_settled(self.files, path, new) {
+        let written = if self.refused.contains(path) {
+            old
+        } else {
+            new
+        };
+        let now = match irq::read_settled(self.files, path, written) {
             Ok(text) => text.trim().to_owned(),
             Err(e) if gone(&e) && msr::parse(path).is_some() => return Err(msr::unreached(path)),
             Err(e) if gone(&e) => return Ok(false),
@@ -334,7 +360,8 @@ impl<'a> Work<'a> {
     fn oom_score(&self, task: TaskId, old: i32, new: i32, dir: &str) -> Step {
         let has = |pid| matches!(oom::adjustment(self.files, pid), Ok(Some(now)) if now == new);
         let mut restored = false;
-        for pid in heirs::of(self.files, task, dir, &self.own, &has) {
+        let family = Family::new(dir, task.start, &self.scored);
+        for pid in family.of(self.files, task, &has) {
             match self.files.write(&oom::path(pid), &old.to_string()) {
                 Ok(()) => restored = true,
                 Err(e) if gone(&e) => {}

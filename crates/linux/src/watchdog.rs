@@ -333,17 +333,15 @@ impl<'a> Watched<'a> {
     fn undo(&mut self) -> bool {
         self.follow();
         let path = self.dir.join(journal::FILE);
-        if !path.exists() {
-            if !self.dir.exists() {
-                // Another process has reverted it already.
-                return true;
-            }
-            note("somebody has removed the journal: an open copy of it is used");
-        }
+        // Where another process has reverted it and removed it, nothing is left to be done.
+        let removed = !path.exists();
         let known = Known::here(self.kernel);
         let found = journal::read_open(&self.journal, &path, &known);
         match found.and_then(|found| restore::revert(self.kernel, self.dir, &found)) {
             Ok(restored) => {
+                if removed && restored.undone.restored > 0 {
+                    note("somebody has removed the journal: an open copy of it was used");
+                }
                 for text in restored.notes.iter().chain(&restored.undone.left) {
                     note(text);
                 }

@@ -68,9 +68,10 @@ pub struct Met {
     /// kernel reports them, and where no group matches programs one by one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unreported: Option<String>,
-    /// A sentence for each process that two groups match, and that is in neither.
+    /// A sentence for each process that two groups match, and that is in neither, and for each
+    /// group of several users' processes that are matched by what they say of themselves.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub in_two: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 /// A plan, with what it meets on the machine it was made for: what `quell plan --json` prints.

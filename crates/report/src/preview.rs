@@ -42,7 +42,7 @@ pub fn preview_text(met: &Met, style: Style) -> String {
         out.push('\n');
         out.push_str(&style.wrap("", "", &text));
     }
-    for text in &met.in_two {
+    for text in &met.notes {
         out.push('\n');
         out.push_str(&style.wrap("", "", &format!("{text}.")));
     }
@@ -152,7 +152,7 @@ Processes
             processes: Vec::new(),
             limits: vec![limit],
             unreported: Some("not in a container".to_owned()),
-            in_two: vec!["process 7 (x) is matched by two groups".to_owned()],
+            notes: vec!["process 7 (x) is matched by two groups".to_owned()],
         };
         let style = Style {
             width: 200,

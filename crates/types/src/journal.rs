@@ -106,6 +106,9 @@ pub enum Undo {
         /// The cgroup with its children, which inherit the limit.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         dir: String,
+        /// When it was lifted, in clock ticks since the boot. Who began before has another one.
+        #[serde(default)]
+        since: u64,
     },
     /// Pages of a process are moved to other frames while its threads are stopped. Those that are
     /// still away are put back, from the side area that they were moved to.

@@ -145,9 +145,9 @@ fn available(files: &dyn Files) -> Option<Bytes> {
 
 /// Whether a record can be written there: tried, since a disk may be full or read-only.
 fn writable(dir: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(dir)?;
+    quell_files::folder(dir)?;
     let file = dir.join(".space");
-    let tried = std::fs::write(&file, vec![b' '; 256 << 10]);
+    let tried = quell_files::create(&file)?.write_all(&[b' '; 256 << 10]);
     let removed = std::fs::remove_file(&file);
     tried.and(removed)
 }

@@ -13,6 +13,8 @@ use quell_kernel::root::Files;
 use quell_types::task::TaskMatch;
 use quell_types::units::Bytes;
 
+use crate::found::{manager, own_program};
+
 use super::group::{Figures, ThreadUse};
 
 /// Between the two snapshots.
@@ -119,7 +121,7 @@ impl Sample {
             };
             let places = procfs::memberships(files, &pid.to_string())?;
             let matching = place(&places, &own_units).unwrap_or_else(|| {
-                let exe = procfs::executable(files, pid);
+                let exe = own_program(files, pid);
                 let arguments = procfs::arguments(files, pid).unwrap_or_default();
                 program(&stat.comm, exe, &arguments)
             });
@@ -193,21 +195,26 @@ fn units(places: &[Membership]) -> BTreeSet<String> {
 /// The container or unit that a process is in. `own`: the units of Quell's own process, which hold
 /// the user's shell, too.
 fn place(places: &[Membership], own: &BTreeSet<String>) -> Option<TaskMatch> {
-    let parts = || places.iter().flat_map(|m| m.path.split('/'));
-    if let Some(id) = parts().find_map(container) {
+    let parts = |m: &Membership| m.path.split('/').find_map(container);
+    let within = places
+        .iter()
+        .find_map(|m| Some((parts(m)?, manager(&m.path))));
+    if let Some((id, user)) = within {
         return Some(TaskMatch {
             container: Some(id),
+            user,
             ..TaskMatch::default()
         });
     }
     let innermost = |m: &Membership| {
         let parts = m.path.rsplit('/');
         let mut units = parts.filter(|p| p.ends_with(".service"));
-        units.next().map(str::to_owned)
+        units.next().map(|unit| (unit.to_owned(), manager(&m.path)))
     };
-    let unit = places.iter().find_map(innermost)?;
+    let (unit, user) = places.iter().find_map(innermost)?;
     (!unit.starts_with("user@") && !own.contains(&unit)).then(|| TaskMatch {
         unit: Some(unit),
+        user,
         ..TaskMatch::default()
     })
 }

@@ -156,14 +156,24 @@ fn a_program_of_two_groups_is_in_neither_and_stops_nothing() {
     };
     assert!((1..=2).contains(&named(first.pid())), "{done:?}");
     assert_eq!(named(second.pid()), 1, "{done:?}");
-    drop((second, later));
+    // Processes of several users that are matched by what they say of themselves.
+    let mine = Program::start(&["sh", "-c", "while :; do :; done", "hostile-two"]);
+    let plan = run(&["plan", &policy]);
+    assert!(
+        plan.out
+            .replace("\n", " ")
+            .contains("group two has processes of users 0, 65534"),
+        "{plan:?}"
+    );
+    drop(mine);
     // A critical group with no other process is refused, and the two groups are named.
     let only = format!(
-        "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 1\nmatch = [{{ pid = {0} }}]\n\
-        [group.b]\nrole = 'best-effort'\nmatch = [{{ arg = 'hostile-one' }}]\n",
-        one.pid()
+        "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 1\nmatch = [{{ arg = '{0}' }}]\n\
+        [group.b]\nrole = 'best-effort'\nmatch = [{{ arg = '{0}$' }}]\n",
+        "hostile-one"
     );
     let only = machine.file("only.toml", &only);
+    drop((second, later));
     let refused = run(&["run", &only]);
     refused.fails(
         2,

@@ -12,19 +12,18 @@ use crate::uffd::Move;
 const DISCARD_LOCKED: u64 = 24;
 const MLOCK_ONFAULT: u64 = 1;
 
-/// `UFFD_USER_MODE_ONLY` (Linux 5.11): every program may open one that is for its own accesses, and
-/// not for the kernel's.
-const FOR_ITSELF: u64 = 1;
-
 /// Opens a userfaultfd.
-pub(super) const OPEN: Call = open(0);
-/// Opens one in a program without rights.
-pub(super) const OPEN_FOR_ITSELF: Call = open(FOR_ITSELF);
-
-const fn open(flags: u64) -> Call {
-    let usual = (libc::O_CLOEXEC | libc::O_NONBLOCK).cast_unsigned() as u64;
-    Call::of(libc::SYS_userfaultfd, [usual | flags, 0, 0, 0, 0, 0])
-}
+pub(super) const OPEN: Call = Call::of(
+    libc::SYS_userfaultfd,
+    [
+        (libc::O_CLOEXEC | libc::O_NONBLOCK).cast_unsigned() as u64,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ],
+);
 
 pub(super) fn map(side: &SideArea) -> Call {
     let unsigned = |n: libc::c_int| u64::from(n.unsigned_abs());
@@ -57,7 +56,6 @@ pub(super) fn allowed(thread: &Lent<'_>, side: &SideArea, manner: Manner) -> io:
     let mut calls = vec![
         ("mmap", map(side)),
         ("userfaultfd", OPEN),
-        ("userfaultfd", OPEN_FOR_ITSELF),
         ("ioctl", move_by(SOME, side.at + ARGUMENTS)),
         ("close", Call::close(SOME)),
         ("munmap", Call::unmap(side.at, side.length())),

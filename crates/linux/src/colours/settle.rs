@@ -110,6 +110,12 @@ pub fn possible(files: &dyn Files, pid: u32) -> Result<()> {
             return refused(obstacle.to_string(), "start the program without that");
         }
     }
+    if !uffd::may_open(files, pid)? {
+        return refused(
+            "it may not open a userfaultfd, and nobody opens one for it".to_owned(),
+            "set vm.unprivileged_userfaultfd to 1 while it is settled, or start it with CAP_SYS_PTRACE",
+        );
+    }
     if !unsettle::descriptors(files, pid).is_empty() {
         return refused(
             "it supplies missing pages itself (userfaultfd)".to_owned(),

@@ -52,7 +52,7 @@ impl Enforcer for Gather {
             Ok(assigned) => assigned,
             Err(e) => return seen.push(finding(About::Gather, e.to_string(), None)),
         };
-        host.report_in_two(&assigned.in_two, seen);
+        host.report_processes(&assigned.in_two, seen);
         for name in matched {
             if !host.still_held() {
                 return;
@@ -103,6 +103,7 @@ fn gather(
     }
     let own = [Matcher::new(&host.files, name, matching)?];
     tasks::present(&host.files, &own, &host.never())?;
+    host.pin(matching)?;
     let found = host.assigned()?.take(name);
     let named = tasks::cgroups_of(&host.files, &in_place, &found)?;
     let within = layout.braked && !in_place.is_empty();

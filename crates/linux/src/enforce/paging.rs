@@ -100,13 +100,15 @@ fn measured(host: &Host, group: &str) -> Result<Paged> {
     Ok(sum)
 }
 
-/// A cgroup with all processes of a group.
-fn home(host: &Host, group: &str) -> Result<String> {
-    let places = &host.groups.one(group)?.cgroups.places;
-    Ok(places
-        .first()
-        .map(|place| place.dir.clone())
-        .unwrap_or_default())
+/// The cgroup of a group in which a process is, and its children will be. Empty: it is in none.
+fn home(host: &Host, group: &str, pid: u32) -> Result<String> {
+    for place in &host.groups.one(group)?.cgroups.places {
+        let dir = place.hierarchy.dir_of(&host.files, pid)?;
+        if dir.is_some_and(|dir| place.holds(&dir)) {
+            return Ok(place.dir.clone());
+        }
+    }
+    Ok(String::new())
 }
 
 /// The memory that programs of a group may still take: of the machine, and of the group's limit.
@@ -146,7 +148,7 @@ impl Wanted {
             return Ok(Locked::Not(why));
         }
         let mut heart = host.heart();
-        let dir = home(host, group)?;
+        let dir = home(host, group, task.pid)?;
         match memory_lock::lock(&mut host.writer()?, task, &dir, filled, &mut heart) {
             Ok(Locked::Now(stopped)) => {
                 self.locked.insert(task);
@@ -370,7 +372,7 @@ impl Enforcer for Paging {
         for stat in host.processes(group)? {
             let locked = paging::locked(&host.files, stat.id.pid)?;
             if locked.is_some_and(|l| l > Bytes(0)) && wanted.locked.insert(stat.id) {
-                let dir = home(host, group)?;
+                let dir = home(host, group, stat.id.pid)?;
                 memory_lock::launched(&mut host.writer()?, stat.id, own, dir)?;
             }
         }

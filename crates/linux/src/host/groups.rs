@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use quell_kernel::cgroup::Controller;
 use quell_kernel::cpu_accounting::Ledger;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::procfs::Stat;
+use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::Files;
 use quell_kernel::tasks::{self, InTwo, Matcher};
 use quell_record::about::About;
@@ -13,7 +13,7 @@ use quell_record::backend::{Observation, Seen, put_ahead};
 use quell_record::events::{Event, Spent};
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Level;
-use quell_types::task::TaskMatch;
+use quell_types::task::{TaskId, TaskMatch};
 
 use super::newborn::Newborn;
 use super::{Host, finding};
@@ -59,7 +59,11 @@ pub struct Groups {
     /// These reports. `None` where it makes none.
     pub newborn: Option<Newborn>,
     /// Processes that two groups match and that were named.
-    pub in_two: BTreeSet<InTwo>,
+    pub in_two: BTreeSet<TaskId>,
+    /// The processes that tables mean by their numbers.
+    pub pins: BTreeMap<u32, TaskId>,
+    /// Those that have ended and were named.
+    pub gone: BTreeSet<u32>,
 }
 
 impl Groups {
@@ -174,7 +178,10 @@ impl Host {
         let others = others.filter(|g| !g.matching.is_empty());
         gathered
             .chain(others.map(|g| (&g.name, &g.matching)))
-            .map(|(name, matching)| Matcher::new(&self.files, name, matching))
+            .map(|(name, matching)| {
+                let matcher = Matcher::new(&self.files, name, matching)?;
+                Ok(matcher.pinned(&self.groups.pins))
+            })
             .collect()
     }
 
@@ -211,17 +218,34 @@ impl Host {
         }))
     }
 
-    /// Names processes that two groups match, once each: those that are there.
-    pub fn report_in_two(&mut self, found: &[InTwo], seen: &mut Observation) {
-        /// Whoever starts such processes without end is not to fill the record.
+    /// Names processes that two groups match, once each, and those that are gone although a policy
+    /// names their number.
+    pub fn report_processes(&mut self, in_two: &[InTwo], seen: &mut Observation) {
+        /// Over the whole run: whoever starts such processes without end is not to fill the record.
         const MOST: usize = 100;
-        let before = std::mem::take(&mut self.groups.in_two);
-        for one in found.iter().take(MOST) {
-            if !before.contains(one) {
+        let groups = &mut self.groups;
+        for one in in_two {
+            if groups.in_two.len() < MOST && groups.in_two.insert(one.task) {
                 seen.push(finding(About::Gather, one.to_string(), None));
             }
-            self.groups.in_two.insert(one.clone());
         }
+        for (pid, task) in &groups.pins {
+            if !procfs::alive(&self.files, *task) && groups.gone.insert(*pid) {
+                let what =
+                    format!("process {pid} has ended; a later one of that number is another");
+                seen.push(finding(About::Gather, what, None));
+            }
+        }
+    }
+
+    /// Remembers which processes are meant by the numbers in a group's tables.
+    pub fn pin(&mut self, matching: &[TaskMatch]) -> Result<()> {
+        for pid in matching.iter().filter_map(|table| table.pid) {
+            if let Some(stat) = procfs::stat(&self.files, pid)? {
+                self.groups.pins.entry(pid).or_insert(stat.id);
+            }
+        }
+        Ok(())
     }
 
     /// Reports what the groups' threads have spent since the last time.

@@ -385,14 +385,41 @@ fn a_program_that_forks_stays_intact() {
     machine.unchanged("after settling");
 }
 
-/// A program without rights opens a userfaultfd as any program may. Its filter is respected: what
-/// it would kill for is not called.
+/// Lets every program open a userfaultfd, as long as it lives.
+struct ForAll(String);
+
+impl ForAll {
+    const PATH: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+
+    fn set() -> Self {
+        let before = fs::read_to_string(Self::PATH).unwrap();
+        fs::write(Self::PATH, "1").unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for ForAll {
+    fn drop(&mut self) {
+        fs::write(Self::PATH, &self.0).unwrap();
+    }
+}
+
+/// A program without rights is settled where it may open a userfaultfd. Its filter is respected:
+/// what it would kill for is not called.
 #[test]
 fn a_program_without_rights_and_with_a_filter_is_settled() {
     let Some(mut machine) = able() else {
         return;
     };
     let program = Checked::confined(&machine, 16, libc::SYS_ptrace);
+    if fs::read_to_string(ForAll::PATH).unwrap().trim() == "0" {
+        let done = Running::start(&mut settle(&machine, program.pid(), HALVES[0], &[])).wait();
+        assert_ne!(done.code, 0, "{done:?}");
+        let said = format!("{}{}", done.out, done.err);
+        assert!(said.contains("vm.unprivileged_userfaultfd"), "{said}");
+        program.is_intact();
+    }
+    let _all = ForAll::set();
     machine.remember();
     let half = fewer(&counted(program.pid()));
     let args = [&AT_ONCE[..], &["--json"]].concat();
@@ -454,7 +481,8 @@ fn a_program_survives_the_death_of_the_settler() {
     let Some(mut machine) = able() else {
         return;
     };
-    // The first stop has so many points. A program without rights has one call more.
+    let _all = ForAll::set();
+    // The first stop has so many points.
     for (point, confined) in (1..80)
         .step_by(stride(7))
         .flat_map(|n| [(n, false), (n + 3, true)])

@@ -176,7 +176,7 @@ fn processes(files: &Everywhere) {
     let _ = procfs::processes(files);
     let _ = procfs::threads(files, 1);
     let _ = procfs::process_of(files, 1);
-    let _ = procfs::effective_user(files, 1);
+    let _ = procfs::users(files, 1);
     let _ = procfs::arguments(files, 1);
     let _ = procfs::executable(files, 1);
     let _ = procfs::memberships(files, "1");
