@@ -143,8 +143,8 @@ fn missing<'w, 'p>(files: &Kernel, wanted: &'w [Wanted<'p>]) -> Result<Vec<&'w W
 }
 
 fn refusal(files: &Kernel, missing: &[&Wanted<'_>], wait: bool) -> Result<crate::exit::Failure> {
-    let running = running(files)?;
     let all = procfs::processes(files).map_err(failed)?;
+    let running = running(files, &all)?;
     let mut lines = Vec::new();
     for one in missing {
         lines.push(format!(
@@ -209,9 +209,8 @@ enum Key {
 }
 
 /// The names of all programs but our own and those that called it.
-fn running(files: &Kernel) -> Result<Vec<Name>> {
+fn running(files: &Kernel, all: &[Stat]) -> Result<Vec<Name>> {
     let callers = procfs::ancestry(files, std::process::id()).map_err(failed)?;
-    let all = procfs::processes(files).map_err(failed)?;
     let programs = all
         .iter()
         .filter(|s| !s.kernel_thread() && !s.dead() && !callers.contains(&s.id.pid));

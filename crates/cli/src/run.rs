@@ -112,6 +112,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
         machine::linux()?
     };
     machine::measure_rest(policy, &mut machine)?;
+    quell_kernel::rt::give_back_code();
     let mut policy = policy.clone();
     if args.policy.is_none() {
         let root = quell_kernel::is_root();

@@ -144,8 +144,8 @@ pub fn one_heap() {
 
 /// Locks what is mapped now and what is touched later. With MCL_ONFAULT pages become resident when
 /// first touched, not all at once: with 64 threads that is 2 MB instead of 134. Of the program's
-/// code only what runs from now on is locked. The code that ran before, to plan, is as much again.
-/// To be called when plans are made. Later calls do nothing.
+/// code only what runs from now on is locked. To be called when plans are made. Later calls do
+/// nothing.
 pub fn lock_memory() -> io::Result<()> {
     static LOCKED: AtomicBool = AtomicBool::new(false);
     if LOCKED.swap(true, Ordering::Relaxed) {
@@ -166,8 +166,9 @@ pub fn lock_memory() -> io::Result<()> {
 /// Unmaps the pages of code and constants, of the program and its libraries. Code that runs again
 /// is mapped again, from the page cache (madvise(2), MADV_DONTNEED). Pages that were relocated, or
 /// have a debugger's breakpoint in them, are no longer the file's. They stay, in memory or swapped
-/// out (proc_pid_smaps(5): `Anonymous`, and after it `Swap`).
-fn give_back_code() {
+/// out (proc_pid_smaps(5): `Anonymous`, and after it `Swap`). To be called between looking at
+/// the machine, planning and holding, before memory is locked.
+pub fn give_back_code() {
     let Ok(text) = std::fs::read_to_string("/proc/self/smaps") else {
         return;
     };

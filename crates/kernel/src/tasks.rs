@@ -363,7 +363,7 @@ struct Candidate<'a> {
 }
 
 /// A process that two groups match, and that is in neither.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InTwo {
     /// The process.
     pub task: TaskId,

@@ -18,7 +18,7 @@ pub struct Family<'a> {
 }
 
 impl<'a> Family<'a> {
-    /// With these fields.
+    /// The family of a process in a cgroup, as the fields say.
     pub fn new(dir: &'a str, since: u64, own: &'a BTreeSet<TaskId>) -> Self {
         Self { dir, since, own }
     }

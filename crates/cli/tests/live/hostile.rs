@@ -173,7 +173,7 @@ fn a_program_of_two_groups_is_in_neither_and_stops_nothing() {
         "hostile-one"
     );
     let only = machine.file("only.toml", &only);
-    drop((second, later));
+    drop((first, second, later));
     let refused = run(&["run", &only]);
     refused.fails(
         2,
