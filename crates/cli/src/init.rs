@@ -130,7 +130,11 @@ fn there(out: &Path) -> Failure {
 
 /// The busiest programs, and the command line to type.
 fn unnamed(why: &str, candidates: &[Candidate]) -> Failure {
-    let mut text = format!("{why}; the busiest programs are:");
+    let what = match candidates {
+        [] => "no program runs that could be named",
+        _ => "the busiest programs are:",
+    };
+    let mut text = format!("{why}; {what}");
     for one in candidates.iter().take(BUSIEST) {
         text.push_str(&format!(
             "\n  {:.2} CPUs, {}: {} ({})",

@@ -101,6 +101,7 @@ fn a_file_that_is_there_stays_as_it_is_unless_forced() {
 fn a_script_that_names_nothing_learns_what_to_type() {
     let folder = folder();
     let out = in_folder(&folder, "policy.toml");
+    let (_service, service) = job(&folder, "init-twice");
     let done = run(&["init", "--out", &out]);
     done.fails(
         2,
@@ -117,7 +118,6 @@ fn a_script_that_names_nothing_learns_what_to_type() {
     assert!((1..=3).contains(&shown.count()), "{}", done.err);
     let none = ["init", "--critical", "comm=init-no-such", "--out", &out];
     run(&none).fails(2, &["comm=init-no-such", "the busiest programs"]);
-    let (_service, service) = job(&folder, "init-twice");
     let both = [
         "init",
         "--critical",

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::cgroup_tree::tasks_in;
+use quell_kernel::irq;
 use quell_kernel::procfs::{self, Membership};
 use quell_kernel::root::{Files, Kernel};
 use quell_linux::journal::{Header, Journal, VERSION};
@@ -222,11 +223,15 @@ impl Picture {
             }
         }
         for (path, before) in &self.files {
-            if now.files.get(path).is_some_and(|text| text != before) {
+            let settled = || irq::read_settled(kernel, path, before);
+            let other = now.files.get(path).is_some_and(|text| text != before);
+            if let Some(text) = other.then(settled).and_then(Result::ok)
+                && &text != before
+            {
                 found.push(format!(
                     "{path} was '{}', is '{}'",
                     before.trim(),
-                    now.files[path].trim()
+                    text.trim()
                 ));
             }
         }
