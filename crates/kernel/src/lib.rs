@@ -35,6 +35,7 @@ pub mod paging;
 pub mod perf;
 pub mod pidfd;
 pub mod pmu;
+pub mod privileges;
 mod process_memory;
 pub mod procfs;
 pub mod psi;

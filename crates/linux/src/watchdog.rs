@@ -22,11 +22,13 @@ use std::time::{Duration, Instant};
 
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::error::{Error, Result};
+use quell_kernel::privileges;
 use quell_kernel::procfs;
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::rt;
 use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::thread::CapabilitySet;
 
 use crate::change::JournaledWriter;
 use crate::fault;
@@ -364,7 +366,8 @@ fn note(text: &str) {
 }
 
 /// A session of its own, no signals from the terminal, memory locked, real-time priority, and the
-/// last choice of the OOM killer. None of it is vital: what is refused is done without.
+/// last choice of the OOM killer. Then it keeps no more rights than reverting needs. None of it is
+/// vital: what is refused is done without.
 fn prepare() {
     // It outlives the shell that started Quell, and must not keep that one's files open.
     // SAFETY: nothing has been opened yet but the standard streams, which stay.
@@ -387,6 +390,19 @@ fn prepare() {
         | rustix::mm::MlockAllFlags::ONFAULT;
     let _ = rustix::mm::mlockall(all);
     let _ = rt::fifo(rt::WATCHDOG_PRIORITY);
+    let _ = privileges::keep(kept());
+}
+
+/// The capabilities that reverting needs (docs/threats.md).
+fn kept() -> CapabilitySet {
+    CapabilitySet::DAC_OVERRIDE
+        | CapabilitySet::IPC_LOCK
+        | CapabilitySet::KILL
+        | CapabilitySet::SYS_ADMIN
+        | CapabilitySet::SYS_NICE
+        | CapabilitySet::SYS_PTRACE
+        | CapabilitySet::SYS_RAWIO
+        | CapabilitySet::SYS_RESOURCE
 }
 
 /// Path of the watchdog's cgroups, from the root of a hierarchy. For summaries of what runs where.

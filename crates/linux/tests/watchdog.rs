@@ -13,6 +13,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
@@ -76,7 +77,7 @@ type Test = fn(&Kernel);
 /// Says that they change the machine.
 const LIVE: &str = "live::";
 
-const TESTS: [(&str, Test); 10] = [
+const TESTS: [(&str, Test); 11] = [
     ("a_run_that_ends_by_itself_leaves_nothing", ends_by_itself),
     ("a_killed_main_process_is_undone_for", killed),
     ("a_stopped_main_process_loses_its_run_and_says_so", stopped),
@@ -98,6 +99,7 @@ const TESTS: [(&str, Test); 10] = [
         "a_run_whose_journal_was_removed_is_undone_by_the_watchdogs_copy",
         journal_removed,
     ),
+    ("a_watchdog_keeps_the_rights_that_it_needs", few_rights),
     ("a_kill_at_every_boundary_leaves_nothing", every_boundary),
 ];
 
@@ -385,6 +387,25 @@ fn watchdog_killed(kernel: &Kernel) {
     assert_eq!(before.differences(kernel), Vec::<String>::new());
 }
 
+/// No others come back by what it might execute.
+fn few_rights(_: &Kernel) {
+    // CAP_DAC_OVERRIDE, KILL, IPC_LOCK, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE.
+    let kept = [1, 5, 14, 17, 19, 21, 23, 24];
+    let kept: u64 = kept.iter().map(|bit| 1 << bit).sum();
+    let mut run = Run::start("rest", &[]);
+    let watchdog = run.hears("holding");
+    let status = fs::read_to_string(format!("/proc/{watchdog}/status")).unwrap();
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    let bits = |name: &str| u64::from_str_radix(field(name).unwrap().trim(), 16).unwrap();
+    for set in ["CapEff:", "CapPrm:", "CapBnd:", "CapInh:"] {
+        assert_eq!(bits(set) & !kept, 0, "{status}");
+    }
+    assert_ne!(bits("CapEff:"), 0, "{status}");
+    assert_eq!(field("NoNewPrivs:").map(str::trim), Some("1"));
+    drop(run.input.take());
+    assert!(run.child.wait().unwrap().success());
+}
+
 fn both_killed(kernel: &Kernel) {
     let before = Picture::take(kernel);
     let mut run = Run::start("rest", &[]);
@@ -449,7 +470,7 @@ fn journal_removed(kernel: &Kernel) {
     let mut run = Run::start("no", &[]);
     run.hears("holding");
     let dir = restore::folders(&run.root).unwrap().remove(0);
-    std::fs::remove_file(dir.join(journal::FILE)).unwrap();
+    fs::remove_file(dir.join(journal::FILE)).unwrap();
     assert_ne!(before.differences(kernel), Vec::<String>::new());
     run.child.kill().unwrap();
     run.child.wait().unwrap();
