@@ -129,12 +129,6 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     if let Some(path) = &args.save {
         save(policy, subjects, path)?;
     }
-    // A brake that waits for a page is late; nothing we touch may be swapped out.
-    if let Err(e) = quell_kernel::rt::lock_memory() {
-        eprintln!(
-            "quell: note: memory could not be locked ({e}); brakes may be late under memory pressure"
-        );
-    }
     let begun = machine::unix_s();
     let folder = match &args.out {
         Some(dir) => Some(Folder::begin(dir, &policy.name, begun, now(&backend)).map_err(failed)?),
@@ -148,6 +142,12 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     let met = preview::look(policy, &plan, subjects)?;
     let mut told = Messages::new(&plan, policy, subjects, until, args.quiet, folder);
     told.show_plan(&met);
+    // A brake that waits for a page is late; nothing we touch may be swapped out.
+    if let Err(e) = quell_kernel::rt::lock_memory() {
+        eprintln!(
+            "quell: note: memory could not be locked ({e}); brakes may be late under memory pressure"
+        );
+    }
     let how = HoldOptions {
         on_drift: policy.on_drift,
     };

@@ -80,7 +80,8 @@ fn through(mut dir: OwnedFd, mut left: VecDeque<OsString>, make: bool) -> io::Re
             FileType::Directory => dir = next,
             FileType::Symlink if links < MOST_LINKS => {
                 links += 1;
-                let target = readlinkat(&dir, &name, Vec::new())?.into_bytes();
+                // Of the link that was judged: another may have its name by now.
+                let target = readlinkat(&next, "", Vec::new())?.into_bytes();
                 let target = PathBuf::from(OsString::from_vec(target));
                 if target.is_absolute() {
                     dir = begin(true)?;

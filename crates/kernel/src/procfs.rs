@@ -285,13 +285,25 @@ pub struct Membership {
     pub path: String,
 }
 
-/// The cgroups of a task in every hierarchy. Empty when it has ended.
+/// The cgroups of a task in every hierarchy. Empty when it has ended. A task whose path is longer
+/// than the kernel tells (ENAMETOOLONG, 4096 bytes) is in a cgroup `/…` that does not exist: users
+/// can make such cgroups in those that are delegated to them.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
 pub fn memberships(files: &dyn Files, tid: &str) -> Result<Vec<Membership>> {
     let path = format!("/proc/{tid}/cgroup");
-    let Some(text) = files.optional(&path)? else {
+    let text = match files.optional(&path) {
+        Err(Error::File { source, .. }) if source.raw_os_error() == Some(libc::ENAMETOOLONG) => {
+            return Ok(vec![Membership {
+                hierarchy: 0,
+                controllers: Vec::new(),
+                path: "/…".to_owned(),
+            }]);
+        }
+        other => other?,
+    };
+    let Some(text) = text else {
         return Ok(Vec::new());
     };
     let mut found = Vec::new();

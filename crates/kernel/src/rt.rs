@@ -144,8 +144,8 @@ pub fn one_heap() {
 
 /// Locks what is mapped now and what is touched later. With MCL_ONFAULT pages become resident when
 /// first touched, not all at once: with 64 threads that is 2 MB instead of 134. Of the program's
-/// code only what runs from now on is locked. To be called when plans are made. Later calls do
-/// nothing.
+/// code only what runs from now on is locked. To be called when plans are made and shown.
+/// Later calls do nothing.
 pub fn lock_memory() -> io::Result<()> {
     static LOCKED: AtomicBool = AtomicBool::new(false);
     if LOCKED.swap(true, Ordering::Relaxed) {

@@ -250,10 +250,16 @@ pub fn limit_back(
     if before == limit::ANY {
         return Ok(false);
     }
+    // A process may lower what it was given. Only the kernel's root can have raised it.
+    let above = |now: Option<u64>| {
+        before
+            .hard
+            .is_some_and(|hard| now.is_none_or(|now| now > hard))
+    };
     let has = |pid| {
         files
             .lock_limit(pid, None)
-            .is_ok_and(|now| now == limit::ANY)
+            .is_ok_and(|now| now == limit::ANY || above(now.hard))
     };
     let mut undone = false;
     for pid in family.of(files, task, &has) {

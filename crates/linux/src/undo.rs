@@ -83,10 +83,9 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
                 since,
             } => {
                 let family = Family::new(dir, *since, &work.lifted);
-                memory_lock::unlock(files, *task, alive).and_then(|unlocked| {
-                    let back = memory_lock::limit_back(files, *task, *before, &family)?;
-                    Ok(unlocked || back)
-                })
+                let unlocked = memory_lock::unlock(files, *task, alive);
+                memory_lock::limit_back(files, *task, *before, &family)
+                    .and_then(|back| unlocked.map(|unlocked| unlocked || back))
             }
             Undo::Settle { side } => unsettle::finish(files, side, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
@@ -541,24 +540,25 @@ impl<'a> Work<'a> {
         }
         let left = tasks_in(self.files, path)
             .map_err(|e| format!("the tasks of {path} could not be read: {e}"))?;
+        let mut failed = Ok(());
         for tid in left {
+            let enter = |dir| {
+                self.files
+                    .write(&procs_file(self.files, dir), &tid.to_string())
+            };
+            // The owner of the place that it came from can make it take nobody.
             let target = self.origin(entry, ours, tid).unwrap_or(heir);
-            let moved = self
-                .files
-                .write(&procs_file(self.files, target), &tid.to_string());
-            let moved = match moved {
-                Err(e) if gone(&e) && target != heir => self
-                    .files
-                    .write(&procs_file(self.files, heir), &tid.to_string()),
+            let moved = match enter(target) {
+                Err(_) if target != heir => enter(heir),
                 other => other,
             };
             if let Err(e) = moved
                 && !gone(&e)
             {
-                return Err(format!("task {tid} could not be moved to {target}: {e}"));
+                failed = Err(format!("task {tid} could not be moved to {target}: {e}"));
             }
         }
-        Ok(())
+        failed
     }
 
     /// Where a task born in Quell's cgroup came from: its process's or closest moved ancestor's
