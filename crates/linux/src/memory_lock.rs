@@ -239,8 +239,8 @@ pub fn unlock(
     }
 }
 
-/// Sets the limit of a process back, and of those that have it from it, unless another program has
-/// changed it since.
+/// Sets the limit of a process back, and of those that have it from it, unless it is no
+/// more than it was.
 pub fn limit_back(
     files: &dyn Files,
     task: TaskId,
@@ -250,7 +250,7 @@ pub fn limit_back(
     if before == limit::ANY {
         return Ok(false);
     }
-    // A process may lower what it was given. Only the kernel's root can have raised it.
+    // A process may have lowered what it was given. It could not raise it above its own hard limit.
     let above = |now: Option<u64>| {
         before
             .hard

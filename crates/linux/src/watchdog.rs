@@ -393,7 +393,7 @@ fn prepare() {
     let _ = privileges::keep(kept());
 }
 
-/// The capabilities that reverting needs (docs/threats.md).
+/// The capabilities that reverting may need (docs/threats.md).
 fn kept() -> CapabilitySet {
     CapabilitySet::DAC_OVERRIDE
         | CapabilitySet::IPC_LOCK
