@@ -185,7 +185,7 @@ fn groups(
         .collect::<quell_kernel::error::Result<_>>()
         .map_err(usage)?;
     present(files, &matchers, &BTreeSet::new()).map_err(usage)?;
-    let assigned = assign(files, &matchers, &BTreeSet::new()).map_err(usage)?;
+    let assigned = assign(files, &matchers, &BTreeSet::new(), &mut || {}).map_err(usage)?;
     let only = names
         .first()
         .is_some_and(|critical| assigned.of(critical).is_empty());

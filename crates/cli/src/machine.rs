@@ -181,7 +181,7 @@ pub fn running(
     }
     let matcher = [Matcher::new(files, "watched", matching).map_err(failed)?];
     present(files, &matcher, &BTreeSet::new()).map_err(failed)?;
-    let found = assign(files, &matcher, &BTreeSet::new()).map_err(failed)?;
+    let found = assign(files, &matcher, &BTreeSet::new(), &mut || {}).map_err(failed)?;
     let found: Vec<u32> = found.all().map(|s| s.id.pid).collect();
     if found.is_empty() {
         return Err(usage("--match: no process matches"));
@@ -261,7 +261,7 @@ pub fn measure_rest(policy: &Policy, machine: &mut Inventory) -> Result<()> {
         .map(|(name, group)| Matcher::new(&files, name, &group.matching))
         .collect::<quell_kernel::error::Result<_>>()
         .map_err(failed)?;
-    let assigned = assign(&files, &matchers, &BTreeSet::new()).map_err(failed)?;
+    let assigned = assign(&files, &matchers, &BTreeSet::new(), &mut || {}).map_err(failed)?;
     let members = assigned.all().map(|stat| stat.id.pid);
     measured.rest = rest(&members.collect(), measured.peak_cpu);
     Ok(())

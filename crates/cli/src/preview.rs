@@ -12,6 +12,8 @@ use quell_kernel::procfs;
 use quell_kernel::real_time;
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::tasks::{Assigned, Matcher, assign, cgroups_of, present};
+use quell_linux::group_cgroups::SLICE;
+use quell_linux::limited::Limited;
 use quell_plan::{Plan, Setting};
 use quell_policy::{Group, Policy, Role};
 use quell_record::backend::{Program, SubjectSpec};
@@ -22,6 +24,9 @@ use quell_types::units::Share;
 use quell_types::witness::Amount;
 
 use crate::exit::{Failure, Result, failed, usage};
+
+/// Processes that are not moved and are named.
+const MOST_NAMED: usize = 10;
 
 /// A refusal is of what the user gave, everything else of the machine.
 pub fn refused(error: quell_kernel::error::Error) -> Failure {
@@ -60,7 +65,7 @@ pub fn assigned(files: &dyn Files, policy: &Policy) -> Result<Assigned> {
     let matchers = groups.map(|(name, group)| Matcher::new(files, name, &group.matching));
     let matchers: Vec<Matcher> = matchers.collect::<Read<_>>().map_err(refused)?;
     present(files, &matchers, &BTreeSet::new()).map_err(refused)?;
-    assign(files, &matchers, &BTreeSet::new()).map_err(refused)
+    assign(files, &matchers, &BTreeSet::new(), &mut || {}).map_err(refused)
 }
 
 /// The processes of all groups with what the plan does to each, and limits on critical groups that
@@ -186,7 +191,8 @@ fn processes(
     launched: &[SubjectSpec],
 ) -> Result<(Vec<Process>, Vec<String>)> {
     let mut assigned = assigned(files, policy)?;
-    let mut all = Vec::new();
+    let v2 = Cgroups::discover(files).map_err(failed)?.v2().cloned();
+    let (mut all, mut stay) = (Vec::new(), Vec::new());
     for (name, group) in &policy.groups {
         let gathered = plan.steps.iter().any(|step| {
             step.group.as_ref() == Some(name) && matches!(step.set, Setting::Gather { .. })
@@ -203,25 +209,66 @@ fn processes(
             let Some(cgroup) = paths.max_by_key(|path| (meant(path), path.len())) else {
                 continue;
             };
+            let mut fate = match gathered {
+                true if !named.is_empty() => Fate::InPlace,
+                true if group.matching.iter().any(|t| !t.in_place()) => Fate::Gathered,
+                _ => Fate::Untouched,
+            };
+            let moved = v2.as_ref().filter(|_| fate == Fate::Gathered);
+            if let Some(limited) = moved
+                .map(|v2| limited(files, v2, &stat))
+                .transpose()?
+                .flatten()
+            {
+                fate = Fate::Untouched;
+                stay.push((name, limited));
+            }
             all.push(Process {
                 group: name.clone(),
                 pid: Some(pid),
                 command: stat.comm,
                 cgroup: Some(cgroup),
-                fate: match gathered {
-                    true if !named.is_empty() => Fate::InPlace,
-                    true if group.matching.iter().any(|t| !t.in_place()) => Fate::Gathered,
-                    _ => Fate::Untouched,
-                },
+                fate,
             });
         }
     }
+    moved_at_all(policy, &all, &stay)?;
     let mut notes: Vec<String> = assigned.in_two.iter().map(ToString::to_string).collect();
+    let stay = stay.iter().take(MOST_NAMED);
+    notes.extend(stay.map(|(name, one)| format!("group {name}: {one}; {}", one.remedy())));
     for (name, group) in &policy.groups {
         let own = all.iter().filter(|process| process.group == *name);
         notes.extend(claimed(files, name, group, own).map_err(failed)?);
     }
     Ok((all, notes))
+}
+
+/// The limit of memory that a process would leave.
+fn limited(files: &dyn Files, v2: &Hierarchy, stat: &procfs::Stat) -> Result<Option<Limited>> {
+    let Some(from) = v2.dir_of(files, stat.id.pid).map_err(failed)? else {
+        return Ok(None);
+    };
+    let slice = format!("{}/{SLICE}", v2.mount);
+    Limited::find(files, v2, stat, &from, &slice).map_err(failed)
+}
+
+/// Refuses a critical group none of whose processes can be moved.
+fn moved_at_all(policy: &Policy, all: &[Process], stay: &[(&GroupId, Limited)]) -> Result<()> {
+    for (name, one) in stay {
+        let critical = policy
+            .groups
+            .get(*name)
+            .is_some_and(|g| g.role == Role::Critical);
+        let own = all.iter().filter(|process| process.group == **name);
+        let stays = stay.iter().filter(|(group, _)| group == name).count();
+        if critical && own.count() == stays {
+            let remedy = one.remedy();
+            return Err(usage(format!(
+                "group {name}: {one}, and the group has no other; {remedy}; nothing was changed"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// That processes of several users are in a group by what they say of themselves.

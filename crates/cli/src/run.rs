@@ -7,6 +7,7 @@ use std::path::Path;
 
 use quell_engine::folder::Folder;
 use quell_engine::hold::{Until, run as hold};
+use quell_kernel::privileges;
 use quell_linux::backend::Linux;
 use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
@@ -104,6 +105,7 @@ fn in_the_lab(args: &Run, policy: &Policy, profile: Option<&String>) -> Result {
 }
 
 fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
+    give_up_rights(subjects.is_empty());
     found::critical(policy, args.wait, args.quiet)?;
     crate::status::settle()?;
     let (mut backend, mut machine) = if policy.needs_rates() {
@@ -160,6 +162,20 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     let done = done.map_err(|e| failed(told.also(&e.to_string())))?;
     ended.map_err(failed)?;
     Ok(told.end(&done, !subjects.is_empty()))
+}
+
+/// Before there is another thread: keeps what holding a plan needs. What the run launches has all
+/// of root's, as if a shell had started it; where it launches nothing, no program that this process
+/// executes ever has more.
+fn give_up_rights(launches_nothing: bool) {
+    if quell_kernel::is_root() {
+        let kept = privileges::HOLDING;
+        // Where the kernel refuses, it was not allowed more before.
+        let _ = match launches_nothing {
+            true => privileges::keep(kept),
+            false => privileges::lay_down(kept),
+        };
+    }
 }
 
 fn now(backend: &Linux) -> Nanos {

@@ -295,7 +295,7 @@ pub fn units_of_observed_groups_are_seen(arm: &mut dyn Arm) {
     loop {
         let now = arm.backend().wait(end, &mut seen).unwrap();
         for one in seen.drain(..) {
-            if let Seen::Units(group, new, lost) = one {
+            if let Seen::Units(group, _, new, lost) = one {
                 assert_eq!((group.as_str(), lost), ("a", 0));
                 assert!(new.iter().all(|u| u.ended <= now), "{new:?}");
                 units.extend(new);

@@ -74,6 +74,9 @@ const MOST_OWED: u64 = 4;
 /// units.
 const SILENT: Nanos = Nanos::secs(1);
 const SILENT_UNITS: u64 = 20;
+/// It is not waited for longer than this: who tells of two units an hour apart is not to keep what
+/// was taken from others for a day.
+const SILENT_MOST: Nanos = Nanos::secs(300);
 
 /// How long units may stay away before half of what was taken away for them goes back.
 const FORGETS: Nanos = Nanos::secs(10);
@@ -268,6 +271,7 @@ pub struct Deadline {
     growth: u64,
     /// What is given was guessed, and no step was taken since.
     guessed: bool,
+    guessed_at: Option<Nanos>,
     /// At the last step this controller's budget was the one that was active.
     bounds: bool,
     /// When the last unit ended.
@@ -305,6 +309,7 @@ impl Deadline {
             before: None,
             growth: 1,
             guessed: false,
+            guessed_at: None,
             bounds: true,
             last: None,
             between: Nanos(0),
@@ -362,15 +367,25 @@ impl Deadline {
     /// known of units yet. Returns whether it did.
     pub fn guess(&mut self, now: Nanos, left: Rate) -> bool {
         let left = left.clamp(self.aim.least, self.aim.most);
-        let known = self.ceiling.is_some() || self.learned.is_some() || self.in_time.units > 0;
-        if known || left >= self.given {
+        if self.knows() || left >= self.given {
             return false;
         }
         self.batch = Batch::default();
         self.ceiling = Some(self.given);
         self.guessed = true;
+        self.guessed_at = Some(now);
         self.change(now, left);
         true
+    }
+
+    /// Whether anything is known of how units follow the budget.
+    pub(super) fn knows(&self) -> bool {
+        self.ceiling.is_some() || self.learned.is_some() || self.in_time.units > 0
+    }
+
+    /// Whether nothing has come for so long that it was told.
+    pub(super) fn is_silent(&self) -> bool {
+        self.silent
     }
 
     /// Decides by what was seen since the last step. `force` is what the best-effort groups have in
@@ -415,9 +430,11 @@ impl Deadline {
     }
 
     fn silent_since(&self, now: Nanos) -> Option<Nanos> {
-        let last = self.last?;
+        // Who declares what the units need, and tells of none, is silent as well.
+        let last = self.last.or(self.guessed_at)?;
         let usual = Nanos(self.between.0.saturating_mul(SILENT_UNITS));
-        (now.since(last) > SILENT.max(usual)).then_some(last)
+        let usual = usual.clamp(SILENT, SILENT_MOST);
+        (now.since(last) > usual).then_some(last)
     }
 
     /// Gives half of what was taken away back, once for each [`FORGETS`] of silence.

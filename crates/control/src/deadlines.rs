@@ -1,10 +1,12 @@
-//! Several groups with targets at once. Each has its own [`Deadline`], and the best-effort groups
-//! are left the least that any of them leaves. So the loop obeys the group whose units are latest.
+//! Several groups with targets at once, and several programs of one group. Each program that tells
+//! of units has its own [`Deadline`], and the best-effort groups are left the least that any of
+//! them leaves. So the loop obeys the program whose units are latest: the percentile of a group is
+//! that of its worst program, and who is in time hides nobody.
 //!
-//! Another group whose units are in time keeps what it would leave: that never falls for this
-//! reason. How much more it could leave is not known while the first group needs more. So it stays
-//! at what it left before until its units are late. The search goes on from there once this group
-//! leaves the least again.
+//! A program whose units are in time keeps what it would leave: that never falls for this reason.
+//! How much more it could leave is not known while another one needs more. So it stays at what it
+//! left before until its units are late. The search goes on from there once it leaves the least
+//! again.
 
 use quell_types::units::{Nanos, Rate, Share};
 
@@ -15,54 +17,99 @@ use super::deadline::{Aim, Deadline, Step, Unit, Why};
 /// such falls often, would never be judged.
 const MUCH: Share = Share::percent(10);
 
+/// The most programs of a group with a controller of their own. Those after them share the last.
+const MOST_TELLERS: usize = 128;
+
 /// The controllers of several groups that share what the best-effort groups are left.
 #[derive(Clone, Debug)]
 pub struct Deadlines {
-    each: Vec<Deadline>,
+    aims: Vec<Aim>,
+    each: Vec<OfOne>,
     /// The rate that the units of each group are declared to draw, by aim. `None`: not declared.
     needs: Vec<Option<Rate>>,
+}
+
+/// The controller of one program.
+#[derive(Clone, Debug)]
+struct OfOne {
+    aim: usize,
+    /// The program's number. `None` for the first of an aim before it has told of a unit.
+    teller: Option<u32>,
+    control: Deadline,
 }
 
 impl Deadlines {
     /// A controller for each aim, from `now` on. All aims have the same `most` and `least`.
     #[must_use]
     pub fn new(aims: impl IntoIterator<Item = Aim>, now: Nanos) -> Self {
-        let each: Vec<Deadline> = aims
-            .into_iter()
-            .map(|aim| Deadline::new(aim, now))
-            .collect();
-        let needs = vec![None; each.len()];
-        Self { each, needs }
+        let aims: Vec<Aim> = aims.into_iter().collect();
+        let of_one = |(aim, wanted): (usize, &Aim)| OfOne {
+            aim,
+            teller: None,
+            control: Deadline::new(*wanted, now),
+        };
+        Self {
+            each: aims.iter().enumerate().map(of_one).collect(),
+            needs: vec![None; aims.len()],
+            aims,
+        }
     }
 
     /// What is left to the best-effort groups: the least of all controllers. Zero without an aim.
     #[must_use]
     pub fn given(&self) -> Rate {
-        self.each
-            .iter()
-            .map(Deadline::given)
-            .min()
-            .unwrap_or_default()
+        let all = self.each.iter().map(|one| one.control.given());
+        all.min().unwrap_or_default()
     }
 
     /// What the units of this aim alone would leave to the best-effort groups.
     #[must_use]
     pub fn given_by(&self, aim: usize) -> Rate {
-        self.each.get(aim).map(Deadline::given).unwrap_or_default()
+        let own = self.each.iter().filter(|one| one.aim == aim);
+        let own = own.map(|one| one.control.given());
+        own.min().unwrap_or_default()
     }
 
     /// When the next step is due; `u64::MAX` without an aim.
     #[must_use]
     pub fn next(&self) -> Nanos {
-        let all = self.each.iter().map(Deadline::next);
+        let all = self.each.iter().map(|one| one.control.next());
         all.min().unwrap_or(Nanos(u64::MAX))
     }
 
-    /// Records a unit of the aim with that number.
-    pub fn seen(&mut self, aim: usize, unit: &Unit) {
-        if let Some(control) = self.each.get_mut(aim) {
-            control.seen(unit);
+    /// Records a unit of the aim with that number, which the program `teller` tells of.
+    pub fn seen(&mut self, aim: usize, teller: u32, unit: &Unit) {
+        if let Some(n) = self.controller(aim, teller, unit.ended) {
+            self.each[n].control.seen(unit);
         }
+    }
+
+    /// The controller of a program: its own, else the first of the aim that nobody has yet, else a
+    /// new one.
+    fn controller(&mut self, aim: usize, teller: u32, now: Nanos) -> Option<usize> {
+        let all = self.each.iter().enumerate();
+        let own: Vec<(usize, Option<u32>)> = all
+            .filter(|(_, one)| one.aim == aim)
+            .map(|(n, one)| (n, one.teller))
+            .collect();
+        if let Some((n, _)) = own.iter().find(|(_, of)| *of == Some(teller)) {
+            return Some(*n);
+        }
+        if let Some((n, _)) = own.iter().find(|(_, of)| of.is_none()) {
+            self.each[*n].teller = Some(teller);
+            return Some(*n);
+        }
+        if own.len() < MOST_TELLERS {
+            let control = Deadline::new(*self.aims.get(aim)?, now);
+            let teller = Some(teller);
+            self.each.push(OfOne {
+                aim,
+                teller,
+                control,
+            });
+            return Some(self.each.len() - 1);
+        }
+        own.last().map(|(n, _)| *n)
     }
 
     /// Records that the units of this aim are declared to draw `need`. Before any unit has been
@@ -80,42 +127,50 @@ impl Deadlines {
         let all = self.needs.iter().flatten();
         let all = all.fold(0u64, |sum, need| sum.saturating_add(need.0));
         let left = Rate(sustainable.0.saturating_sub(all));
-        self.each.get_mut(aim)?.guess(now, left);
+        let mut own = self.each.iter_mut().filter(|one| one.aim == aim);
+        let first = own.next()?;
+        if own.all(|other| !other.control.knows()) {
+            first.control.guess(now, left);
+        }
         let to = self.given();
         let why = Why::Declared { need };
         (to < from).then_some(Step::Change { from, to, why })
     }
 
     /// Decides by what was seen since the last step. Every step is paired with the number of its
-    /// aim. At most one step is a change, and it says what changes for the best-effort groups.
+    /// aim. At most one step is a change, and it says what changes for the best-effort groups. An
+    /// aim is silent when all its programs are.
     pub fn step(&mut self, now: Nanos) -> Vec<(usize, Step)> {
         let from = self.given();
-        let steps = self.each.iter_mut().map(|control| control.step(now, from));
-        let steps: Vec<_> = steps
-            .enumerate()
-            .filter_map(|(n, s)| Some((n, s?)))
-            .collect();
+        let all = self.each.iter_mut().map(|one| one.control.step(now, from));
+        let steps: Vec<_> = all.enumerate().filter_map(|(n, s)| Some((n, s?))).collect();
         let to = self.given();
         if from.0.saturating_sub(to.0) > from.part(MUCH).0 {
-            self.each.iter_mut().for_each(|control| control.fell(now));
+            self.each.iter_mut().for_each(|one| one.control.fell(now));
         }
-        // The aim that a change is attributed to: of a fall, the one that leaves least; of a rise,
-        // one that now leaves more than they had.
-        let made_it = |n: usize, own: Rate| {
-            let least = self.each.get(n).is_some_and(|c| c.given() == to);
-            if to < from { least } else { own > from }
+        // The program that a change is attributed to: of a fall, the one that leaves least; of a
+        // rise, one that now leaves more than they had.
+        let made_it = |one: &OfOne, own: Rate| match to < from {
+            true => one.control.given() == to,
+            false => own > from,
+        };
+        let silent = |aim: usize| {
+            let mut own = self.each.iter().filter(|one| one.aim == aim);
+            own.all(|one| one.control.is_silent())
         };
         let mut reported = to == from;
         let mut all = Vec::new();
         for (n, step) in steps {
+            let one = &self.each[n];
             match step {
                 Step::Change { to: own, why, .. } => {
-                    if !reported && made_it(n, own) {
+                    if !reported && made_it(one, own) {
                         reported = true;
-                        all.push((n, Step::Change { from, to, why }));
+                        all.push((one.aim, Step::Change { from, to, why }));
                     }
                 }
-                other => all.push((n, other)),
+                Step::Silent { .. } if !silent(one.aim) => {}
+                other => all.push((one.aim, other)),
             }
         }
         all

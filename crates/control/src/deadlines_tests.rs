@@ -82,7 +82,7 @@ fn run(jobs: &[Job], until: Nanos, seed: u64) -> Vec<(usize, Nanos, bool, Rate)>
             took,
             target: None,
         };
-        control.seen(n, &unit);
+        control.seen(n, 0, &unit);
         units.push((n, now, took > job.deadline(), control.given()));
         let begun = Nanos(now.0 - took.0);
         next[n] = (begun.plus(job.period).max(now), None);
@@ -91,8 +91,12 @@ fn run(jobs: &[Job], until: Nanos, seed: u64) -> Vec<(usize, Nanos, bool, Rate)>
 
 /// Makes a step, and checks what holds for each step.
 fn stepped(control: &mut Deadlines) {
-    let before: Vec<Rate> = control.each.iter().map(Deadline::given).collect();
-    let late: Vec<bool> = control.each.iter().map(Deadline::has_late).collect();
+    let before: Vec<Rate> = control.each.iter().map(|one| one.control.given()).collect();
+    let late: Vec<bool> = control
+        .each
+        .iter()
+        .map(|one| one.control.has_late())
+        .collect();
     let (now, from) = (control.next(), control.given());
     let steps = control.step(now);
     let changes = steps.iter().filter_map(|(_, s)| match s {
@@ -103,8 +107,11 @@ fn stepped(control: &mut Deadlines) {
     let to = control.given();
     assert_eq!(changed, if to == from { vec![] } else { vec![(from, to)] });
     for (n, one) in control.each.iter().enumerate() {
-        assert!(late[n] || one.given() >= before[n], "{n} took without need");
-        assert!(to <= one.given());
+        assert!(
+            late[n] || one.control.given() >= before[n],
+            "{n} took without need"
+        );
+        assert!(to <= one.control.given());
     }
 }
 
@@ -209,4 +216,93 @@ fn without_an_aim_nothing_is_due() {
     let mut control = Deadlines::new([], Nanos(0));
     assert_eq!(control.next(), Nanos(u64::MAX));
     assert_eq!(control.step(Nanos(1)), []);
+}
+
+/// Units of 1 ms that end one after the other, in time or late.
+fn ended(at: u64, late: bool) -> Unit {
+    Unit {
+        ended: Nanos::millis(at),
+        took: Nanos::millis(if late { 9 } else { 1 }),
+        target: Some(Nanos::millis(5)),
+    }
+}
+
+fn one_aim() -> Deadlines {
+    let aim = Aim {
+        deadline: None,
+        percentile: Share::percent(99),
+        most: MOST,
+        least: LEAST,
+        settles: Nanos::millis(1),
+    };
+    Deadlines::new([aim], Nanos(0))
+}
+
+#[test]
+fn who_is_in_time_hides_no_other_program_of_its_group() {
+    // One unit in a thousand of all is late, and each fourth of the second program.
+    let left = |tellers: [u32; 2]| {
+        let mut control = one_aim();
+        for round in 0..2000u64 {
+            for n in 0..240 {
+                control.seen(0, tellers[0], &ended(10 * round + 10 + n % 8, false));
+            }
+            control.seen(0, tellers[1], &ended(10 * round + 18, round % 4 == 0));
+            control.step(Nanos::millis(10 * round + 19));
+        }
+        control.given()
+    };
+    let (each, together) = (left([1, 2]), left([1, 1]));
+    assert!(each.0 < MOST.0 / 4, "{each}");
+    assert!(
+        together > Rate(each.0 * 2),
+        "{together} of one program, {each} of two"
+    );
+}
+
+#[test]
+fn a_group_is_silent_when_all_its_programs_are() {
+    let mut control = one_aim();
+    let mut told = Vec::new();
+    for at in 1..30_000u64 {
+        if at < 1000 {
+            control.seen(0, 1, &ended(at, false));
+        }
+        if at < 20_000 {
+            control.seen(0, 2, &ended(at, false));
+        }
+        let steps = control.step(Nanos::millis(at));
+        let silent = |(_, step): &(usize, Step)| matches!(step, Step::Silent { .. });
+        told.extend(steps.iter().any(silent).then_some(at));
+    }
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0] > 20_000, "{told:?}");
+}
+
+#[test]
+fn who_declares_much_and_tells_of_nothing_keeps_nothing() {
+    let mut control = one_aim();
+    let need = Rate(u64::MAX);
+    let step = control.declared(Nanos(0), 0, need, MOST);
+    assert!(matches!(step, Some(Step::Change { .. })), "{step:?}");
+    assert_eq!(control.given(), LEAST);
+    for at in 0..2_000u64 {
+        control.step(Nanos::millis(100 * at));
+    }
+    assert_eq!(control.given(), MOST);
+}
+
+#[test]
+fn two_units_an_hour_apart_keep_nothing_for_a_day() {
+    let mut control = one_aim();
+    let hour = 3_600_000;
+    for at in [0, hour] {
+        control.seen(0, 0, &ended(at + 10, true));
+        control.step(Nanos::millis(at + 20));
+    }
+    assert!(control.given() < MOST);
+    for at in 0..6_000u64 {
+        control.step(Nanos::millis(hour + 100 * at));
+    }
+    assert_eq!(control.given(), MOST);
 }

@@ -10,7 +10,7 @@ use quell_control::deadline::{Aim, Step, Unit};
 use quell_control::deadlines::Deadlines;
 use quell_plan::{Adaptation, Observed, Plan, Promise, Setting};
 use quell_record::about::About;
-use quell_record::backend::{Action, Backend, Seen};
+use quell_record::backend::{Action, Backend, Seen, TellerId};
 use quell_record::events::{Declared, Event};
 use quell_record::standing::Cause;
 use quell_record::target::TargetVerdict;
@@ -46,12 +46,16 @@ struct Watched {
     first: Option<Nanos>,
     /// When a finding reports that no unit has come. `None` once one has come or it was reported.
     missed: Option<Nanos>,
-    /// Units from [`SETTLED`] on.
-    judged: TargetVerdict,
+    /// Units from [`SETTLED`] on, by the program that told of them.
+    judged: BTreeMap<TellerId, TargetVerdict>,
 }
 
+/// The most programs of a group that are judged by themselves. Those after them are judged with the
+/// last.
+const MOST_TELLERS: usize = 128;
+
 impl Watched {
-    fn seen(&mut self, unit: &Unit) {
+    fn seen(&mut self, teller: TellerId, unit: &Unit) {
         let target = self.observed.deadline.or(unit.target);
         let late = target.is_some_and(|target| unit.took > target);
         self.took.push(unit.took.0);
@@ -59,10 +63,20 @@ impl Watched {
         self.missed = None;
         let first = *self.first.get_or_insert(unit.ended);
         if target.is_some() && unit.ended.since(first) >= SETTLED {
-            self.judged.units += 1;
-            self.judged.late += u64::from(late);
-            self.judged.longest_ns = self.judged.longest_ns.max(unit.took.0);
+            let last = self.judged.last_key_value().map(|(last, _)| *last);
+            let known = self.judged.len() < MOST_TELLERS || self.judged.contains_key(&teller);
+            let teller = last.filter(|_| !known).unwrap_or(teller);
+            let judged = self.judged.entry(teller).or_default();
+            judged.allowed = Share(Share::WHOLE.0.saturating_sub(self.observed.percentile.0));
+            judged.units += 1;
+            judged.late += u64::from(late);
+            judged.longest_ns = judged.longest_ns.max(unit.took.0);
         }
+    }
+
+    fn verdict(&self) -> TargetVerdict {
+        let each: Vec<TargetVerdict> = self.judged.values().copied().collect();
+        TargetVerdict::worst(&each)
     }
 
     /// The units since the last call, as an event. `None` where none came and none was lost.
@@ -266,10 +280,7 @@ impl Adapt {
                 lost: 0,
                 first: None,
                 missed: Some(now.plus(FIRST_WITHIN)),
-                judged: TargetVerdict {
-                    allowed: Share(Share::WHOLE.0.saturating_sub(observed.percentile.0)),
-                    ..TargetVerdict::default()
-                },
+                judged: BTreeMap::new(),
             };
             (name.clone(), watched)
         };
@@ -290,16 +301,16 @@ impl Adapt {
     }
 
     /// Takes in units of a group that ended. `lost`: units that could not be read.
-    fn units(&mut self, group: &str, units: &[Unit], lost: u64) {
+    fn units(&mut self, group: &str, teller: TellerId, units: &[Unit], lost: u64) {
         let Some(watched) = self.watched.get_mut(group) else {
             return;
         };
         watched.lost = watched.lost.saturating_add(lost);
         let mut control = self.adapts.as_mut().and_then(|a| Some((a.aim(group)?, a)));
         for unit in units {
-            watched.seen(unit);
+            watched.seen(teller, unit);
             if let Some((aim, adapts)) = &mut control {
-                adapts.control.seen(*aim, unit);
+                adapts.control.seen(*aim, teller.0, unit);
             }
         }
     }
@@ -369,7 +380,9 @@ impl Loop for Adapt {
         sink: &mut dyn Sink,
     ) -> Result<(), String> {
         match seen {
-            Seen::Units(group, units, lost) => self.units(group, units, *lost),
+            Seen::Units(group, teller, units, lost) => {
+                self.units(group, *teller, units, *lost);
+            }
             Seen::Declared(group, declared) => {
                 self.declared(backend, now, group, *declared, sink)?
             }
@@ -399,7 +412,7 @@ impl Loop for Adapt {
         let now = backend.now();
         self.tell(now, sink);
         for (group, watched) in &self.watched {
-            let verdict = watched.judged;
+            let verdict = watched.verdict();
             if verdict.units > 0 {
                 let group = group.clone();
                 sink.put(now, &Event::Target { group, verdict });
@@ -412,15 +425,16 @@ impl Loop for Adapt {
             let Some(watched) = self.watched.get(group) else {
                 continue;
             };
+            let verdict = watched.verdict();
+            if verdict.is_met() {
+                continue;
+            }
             let TargetVerdict {
                 units,
                 late,
                 allowed,
                 ..
-            } = watched.judged;
-            if watched.judged.is_met() {
-                continue;
-            }
+            } = verdict;
             for (id, _) in self.targets.iter().filter(|(_, of)| of == group) {
                 let because = Cause::Late {
                     late,

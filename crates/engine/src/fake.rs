@@ -14,7 +14,7 @@ use quell_plan::inventory::{
 use quell_plan::{Loops, Plan, Pressured, Setting, Step};
 use quell_record::backend::{
     Action, Backend, BackendError, HoldOptions, Observation, Own, Probe, Program, Seen, SubjectId,
-    SubjectSpec, Undone,
+    SubjectSpec, TellerId, Undone,
 };
 use quell_record::demand::Drawn;
 use quell_record::events::{CpuTimes, Declared, Event};
@@ -168,7 +168,7 @@ impl Fake {
             took,
             target: None,
         };
-        self.push(ended, Seen::Units(group.into(), vec![unit], 0));
+        self.push(ended, Seen::Units(group.into(), TellerId(0), vec![unit], 0));
     }
 
     pub fn declared_at(&mut self, at: Nanos, group: &str, declared: Declared) {

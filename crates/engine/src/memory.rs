@@ -55,7 +55,7 @@ impl Loop for Memory {
         seen: &Seen,
         _: &mut dyn Sink,
     ) -> Result<(), String> {
-        if let Seen::Units(group, units, _) = seen
+        if let Seen::Units(group, _, units, _) = seen
             && let Some(last) = units.last()
             && let Some(place) = self.plan.critical.iter().position(|c| c.group == *group)
         {

@@ -146,7 +146,7 @@ impl Script for Watching<'_> {
                 }));
                 Ok(())
             }
-            Seen::Units(_, units, _) if !self.watched.readings.is_empty() => {
+            Seen::Units(_, _, units, _) if !self.watched.readings.is_empty() => {
                 let took = units.iter().map(|unit| unit.took.0);
                 self.watched.units_ns.extend(took);
                 Ok(())

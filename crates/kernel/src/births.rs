@@ -2,11 +2,12 @@
 //! connector, `linux/cn_proc.h`).
 //!
 //! The kernel reports to processes with `CAP_NET_ADMIN` in the first namespaces for users, process
-//! ids and networks. Since Linux 6.6 only the kinds that are asked for are sent.
+//! ids and networks. Since Linux 6.6 only the kinds that are asked for are sent. A filter of the
+//! socket drops the others before, and names of threads: a thread can change its name without end.
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -42,6 +43,8 @@ const BUFFER: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Births {
     socket: OwnedFd,
+    /// Whether processes that change their name are reported.
+    names: bool,
 }
 
 impl Births {
@@ -60,9 +63,13 @@ impl Births {
         bind(&socket, &SocketAddrNetlink::new(0, PROC))?;
         // The limit of the system does not apply to root. Without it, more reports are dropped.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER);
+        let births = Self {
+            socket,
+            names: true,
+        };
+        births.filter()?;
         // Kernels before 6.6 know the first form only, and ignore the second.
-        send(&socket, &request(&[LISTEN]), SendFlags::empty())?;
-        let births = Self { socket };
+        send(&births.socket, &request(&[LISTEN]), SendFlags::empty())?;
         births.acknowledged()?;
         send(
             &births.socket,
@@ -100,11 +107,14 @@ impl Births {
     }
 
     /// Processes that began a program or changed their name since the last time, at most [`MOST`]
-    /// reports. The kernel drops reports that nobody fetches in time.
+    /// reports. The kernel drops reports that nobody fetches in time. Once it did, or there were
+    /// that many, names are no more reported: a program begins less often than it can change its
+    /// name.
     #[must_use]
-    pub fn fetch(&self) -> BTreeSet<u32> {
+    pub fn fetch(&mut self) -> BTreeSet<u32> {
         let mut born = BTreeSet::new();
         let mut buffer = [0; 512];
+        let mut flooded = true;
         for _ in 0..MOST {
             match recv(&self.socket, &mut buffer, RecvFlags::empty()) {
                 Ok((read, _)) => {
@@ -113,11 +123,70 @@ impl Births {
                         born.insert(pid);
                     }
                 }
-                Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
-                Err(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::NOBUFS) => break,
+                Err(_) => {
+                    flooded = false;
+                    break;
+                }
             }
         }
+        if flooded && std::mem::replace(&mut self.names, false) {
+            // What cannot be filtered is fetched, as before.
+            let _ = self.filter();
+        }
         born
+    }
+
+    /// Has the kernel drop all reports but answers, programs that begin, and, with
+    /// [`Self::names`], names of the first threads of processes.
+    fn filter(&self) -> io::Result<()> {
+        const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+        const IS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        const IS_X: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_X;
+        const TO_X: u32 = libc::BPF_MISC | libc::BPF_TAX;
+        const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+        let step = |code: u32, (jt, jf): (u8, u8), k: u32| libc::sock_filter {
+            code: code as u16,
+            jt,
+            jf,
+            k,
+        };
+        // Words are loaded as the network has them.
+        let kind = |kind: u32| kind.to_be();
+        let at = |offset: usize| (HEADERS + offset) as u32;
+        let next = (0, 0);
+        let comm = if self.names { kind(COMM) } else { kind(EXEC) };
+        let mut program = [
+            step(LOAD, next, at(0)),
+            step(IS, (6, 0), kind(ACKNOWLEDGED)),
+            step(IS, (5, 0), kind(EXEC)),
+            step(IS, (0, 5), comm),
+            step(LOAD, next, at(DATA)),
+            step(TO_X, next, 0),
+            step(LOAD, next, at(DATA + 4)),
+            step(IS_X, (0, 1), 0),
+            step(RETURN, next, u32::MAX),
+            step(RETURN, next, 0),
+        ];
+        let all = libc::sock_fprog {
+            len: program.len() as u16,
+            filter: program.as_mut_ptr(),
+        };
+        // SAFETY: the kernel copies the program, which lives until the call is over.
+        let done = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_FILTER,
+                (&raw const all).cast(),
+                size_of_val(&all) as libc::socklen_t,
+            )
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 
@@ -167,6 +236,8 @@ fn event(message: &[u8]) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
+    use std::time::Instant;
 
     fn message(kind: u32, data: &[u32]) -> Vec<u8> {
         let mut bytes = vec![0; HEADERS];
@@ -197,5 +268,47 @@ mod tests {
         assert_eq!(request.len(), 44);
         assert_eq!(request[..4], 44_u32.to_ne_bytes());
         assert_eq!(request[32..34], 8_u16.to_ne_bytes());
+    }
+
+    /// What is reported of what happens, and for a fifth of a second after that.
+    fn reported(births: &mut Births, meanwhile: impl FnOnce()) -> BTreeSet<u32> {
+        let mut all = births.fetch();
+        meanwhile();
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(10));
+            all.extend(births.fetch());
+        }
+        all
+    }
+
+    #[test]
+    fn names_without_end_keep_no_births_from_being_told() {
+        let mut births = match Births::listen() {
+            Ok(births) => births,
+            Err(e) => return quell_testing::skip(format!("no reports of processes: {e}")),
+        };
+        let shell = |script: &str| Command::new("sh").args(["-c", script]).spawn().unwrap();
+        let own = std::process::id();
+        let threads = reported(&mut births, || {
+            let renamed = || std::fs::write("/proc/thread-self/comm", "other").unwrap();
+            std::thread::spawn(renamed).join().unwrap();
+        });
+        assert!(!threads.contains(&own), "a thread's name");
+        let mut hostile = shell("while :; do echo a >/proc/$$/comm; done");
+        let begun = Instant::now();
+        while births.names && begun.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(300));
+            let _ = births.fetch();
+        }
+        assert!(!births.names, "no flood of names");
+        while !births.fetch().is_empty() {}
+        let mut late = None;
+        let told = reported(&mut births, || late = Some(shell(":")));
+        let mut late = late.unwrap();
+        hostile.kill().unwrap();
+        hostile.wait().unwrap();
+        late.wait().unwrap();
+        assert!(told.contains(&late.id()), "a birth is told");
+        assert!(!told.contains(&hostile.id()), "a name is not");
     }
 }

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use crate::procfs;
+use crate::cgroup::Cgroups;
+use crate::procfs::{self, UNTOLD};
 use crate::root::{Files, gone};
 
 /// Bounds on the depth and the number of cgroups, beyond any tree without bad intentions. They make
@@ -15,8 +16,13 @@ const MOST: usize = 1024;
 /// The directory itself first, then those below it, none before its parent.
 #[must_use]
 pub fn tree(files: &dyn Files, dir: &str) -> Vec<String> {
+    walk(files, dir).0
+}
+
+/// The same, and whether that is all of it.
+fn walk(files: &dyn Files, dir: &str) -> (Vec<String>, bool) {
     let mut found = vec![dir.to_owned()];
-    let (mut from, mut depth) = (0, 0);
+    let (mut from, mut depth, mut whole) = (0, 0, true);
     while from < found.len() && depth < DEEPEST {
         let level = from..found.len();
         from = found.len();
@@ -24,23 +30,40 @@ pub fn tree(files: &dyn Files, dir: &str) -> Vec<String> {
         for at in level {
             // A cgroup that is gone has nothing below it.
             for name in files.folders(&found[at]).unwrap_or_default() {
-                if found.len() < MOST {
-                    found.push(format!("{}/{name}", found[at]));
+                match found.len() < MOST {
+                    true => found.push(format!("{}/{name}", found[at])),
+                    false => whole = false,
                 }
             }
         }
     }
-    found
+    (found, whole && depth < DEEPEST)
 }
 
-/// The threads (v1) or processes (v2) of the whole tree. Cgroups that are gone have none.
+/// The threads (v1) or processes (v2) of the whole tree, however large that is: of one beyond the
+/// bounds the cgroups of all processes are read. Cgroups that are gone have none.
 #[must_use]
 pub fn tasks(files: &dyn Files, dir: &str) -> Vec<u32> {
-    let mut all = Vec::new();
-    for dir in tree(files, dir) {
-        all.extend(tasks_in(files, &dir).unwrap_or_default());
+    let (dirs, whole) = walk(files, dir);
+    if whole {
+        let each = dirs.iter().map(|dir| tasks_in(files, dir));
+        return each.flatten().flatten().collect();
     }
-    all
+    let all = Cgroups::discover(files).unwrap_or_default().hierarchies;
+    let Some(hierarchy) = all.into_iter().find(|h| dir.starts_with(&h.mount)) else {
+        return Vec::new();
+    };
+    let inside = |pid: &u32| {
+        let at = hierarchy.dir_of(files, *pid).ok().flatten();
+        // One too deep to be told is where no other program has one.
+        at.is_some_and(|at| {
+            let rest = at.strip_prefix(dir);
+            at.ends_with(UNTOLD)
+                || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
+    };
+    let all = procfs::processes(files).unwrap_or_default().into_iter();
+    all.map(|stat| stat.id.pid).filter(inside).collect()
 }
 
 /// The threads of the whole tree. Cgroups that are gone have none.
@@ -142,5 +165,37 @@ mod tests {
         assert_eq!(pids, [1, 2, 3, 5, 4]);
         assert_eq!(tasks(&kernel, "/cg/a"), [2, 3, 4]);
         assert_eq!(tree(&kernel, "/gone"), ["/gone"]);
+    }
+
+    #[test]
+    fn who_hides_deep_in_a_tree_is_found_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write(
+            "proc/self/mountinfo",
+            "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw\n",
+        );
+        write("proc/self/cgroup", "0::/\n");
+        write("cg/cgroup.controllers", "cpuset\n");
+        let deep = ["d"; 20].join("/");
+        std::fs::create_dir_all(dir.path().join("cg/a").join(&deep)).unwrap();
+        for (pid, at) in [
+            (7, "/a".to_owned()),
+            (8, format!("/a/{deep}")),
+            (9, "/ab".to_owned()),
+            (10, UNTOLD.to_owned()),
+        ] {
+            let rest = "0 ".repeat(44);
+            write(
+                &format!("proc/{pid}/stat"),
+                &format!("{pid} (x) S 1 {rest}"),
+            );
+            write(&format!("proc/{pid}/cgroup"), &format!("0::{at}\n"));
+        }
+        assert_eq!(tasks(&Kernel::at(dir.path()), "/cg/a"), [7, 8, 10]);
     }
 }

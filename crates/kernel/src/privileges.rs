@@ -8,6 +8,25 @@ use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+/// What reverting may need (docs/threats.md): the watchdog's.
+pub const REVERTING: CapabilitySet = CapabilitySet::DAC_OVERRIDE
+    .union(CapabilitySet::IPC_LOCK)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SYS_ADMIN)
+    .union(CapabilitySet::SYS_NICE)
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::SYS_RAWIO)
+    .union(CapabilitySet::SYS_RESOURCE);
+
+/// What holding a plan may need: that, reports of programs that begin (`NET_ADMIN`), records that
+/// are given to who called sudo, and a watchdog that keeps less (`SETPCAP`).
+pub const HOLDING: CapabilitySet = REVERTING
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::NET_ADMIN)
+    .union(CapabilitySet::SETPCAP);
+
 /// Keeps these capabilities alone, for ever: all others leave all sets, the bounding set included.
 ///
 /// # Errors
@@ -31,6 +50,15 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
     step(fewer(kept));
     step(rustix::thread::set_no_new_privs(true));
     failed.map_or(Ok(()), |e| Err(e.into()))
+}
+
+/// Keeps these capabilities of this thread and those that it begins. A program that root executes
+/// has all again.
+///
+/// # Errors
+/// The kernel's.
+pub fn lay_down(kept: CapabilitySet) -> io::Result<()> {
+    Ok(fewer(kept)?)
 }
 
 fn fewer(kept: CapabilitySet) -> rustix::io::Result<()> {

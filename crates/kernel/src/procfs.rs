@@ -285,9 +285,12 @@ pub struct Membership {
     pub path: String,
 }
 
-/// The cgroups of a task in every hierarchy. Empty when it has ended. A task whose path is longer
-/// than the kernel tells (ENAMETOOLONG, 4096 bytes) is in a cgroup `/…` that does not exist: users
-/// can make such cgroups in those that are delegated to them.
+/// A cgroup that does not exist: where a task is whose path is longer than the kernel tells
+/// (ENAMETOOLONG, 4096 bytes). Users can make such cgroups in those that are delegated to them.
+pub const UNTOLD: &str = "/…";
+
+/// The cgroups of a task in every hierarchy. Empty when it has ended. One of them may be
+/// [`UNTOLD`].
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
@@ -298,7 +301,7 @@ pub fn memberships(files: &dyn Files, tid: &str) -> Result<Vec<Membership>> {
             return Ok(vec![Membership {
                 hierarchy: 0,
                 controllers: Vec::new(),
-                path: "/…".to_owned(),
+                path: UNTOLD.to_owned(),
             }]);
         }
         other => other?,

@@ -7,13 +7,14 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::task::{LockLimit, TaskId};
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};
@@ -108,6 +109,8 @@ pub struct Node {
     pub links: u64,
     /// The user that it belongs to.
     pub owner: u32,
+    /// The mount that it was found through, as mountinfo numbers them. 0 before Linux 5.8.
+    pub mount: u64,
 }
 
 /// The most bytes of a file that are read. The longest are the maps of a process, which may have
@@ -388,12 +391,14 @@ impl Files for Kernel {
 
     fn node(&self, path: &str) -> io::Result<Node> {
         self.need_live()?;
-        let is = fs::metadata(self.path(path))?;
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+        let is = statx(CWD, self.path(path), AtFlags::empty(), wanted)?;
         Ok(Node {
-            device: is.dev(),
-            number: is.ino(),
-            links: is.nlink(),
-            owner: is.uid(),
+            device: makedev(is.stx_dev_major, is.stx_dev_minor),
+            number: is.stx_ino,
+            links: is.stx_nlink.into(),
+            owner: is.stx_uid,
+            mount: is.stx_mnt_id,
         })
     }
 

@@ -8,6 +8,7 @@
 //! `pid`, `user`, `exe`, `cgroup`, `unit` and `container` are facts: an unprivileged user cannot
 //! bring them about for a program of the user's own. `comm` and `arg` are what a program says.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -17,7 +18,7 @@ use regex::Regex;
 
 use crate::cgroup::Cgroups;
 use crate::error::{Error, Result};
-use crate::identity::{executes, is_container, is_managers, is_unit};
+use crate::identity::{executes, is_container, is_managers, is_unit, number};
 use crate::procfs::{self, Membership, Stat};
 use crate::root::Files;
 
@@ -101,7 +102,7 @@ impl Matcher {
             .filter(|s| !s.kernel_thread() && !s.dead() && s.id.pid != ourselves);
         for stat in programs {
             let calls = callers.contains(&stat.id.pid);
-            let candidate = Candidate { files, stat };
+            let candidate = Candidate::new(files, stat);
             for table in self.tables.iter().filter(|t| !calls || t.arg.is_none()) {
                 if table.matches(&candidate)? {
                     return Ok(true);
@@ -251,9 +252,7 @@ impl Table {
             return Ok(false);
         }
         if let Some(arg) = &self.arg
-            && !procfs::arguments(task.files, pid)?
-                .iter()
-                .any(|a| arg.is_match(a))
+            && !task.arguments()?.iter().any(|a| arg.is_match(a))
         {
             return Ok(false);
         }
@@ -339,27 +338,37 @@ pub fn cgroups_of(
 }
 
 fn user_id(files: &dyn Files, group: &str, name: &str) -> Result<u32> {
-    if let Ok(id) = name.parse() {
-        return Ok(id);
-    }
-    let users = files.optional("/etc/passwd")?.unwrap_or_default();
-    users
-        .lines()
-        .find_map(|line| {
-            let mut fields = line.split(':');
-            (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
-        })
-        .ok_or_else(|| {
-            Error::refused_with(
-                format!("group {group}: there is no user '{name}' in /etc/passwd"),
-                "give the user's number (id -u NAME)",
-            )
-        })
+    number(files, name)?.ok_or_else(|| {
+        Error::refused_with(
+            format!("group {group}: there is no user '{name}' in /etc/passwd"),
+            "give the user's number (id -u NAME)",
+        )
+    })
 }
 
 struct Candidate<'a> {
     files: &'a dyn Files,
     stat: &'a Stat,
+    /// Read once for all tables: they may be long.
+    arguments: OnceCell<Vec<String>>,
+}
+
+impl<'a> Candidate<'a> {
+    fn new(files: &'a dyn Files, stat: &'a Stat) -> Self {
+        Self {
+            files,
+            stat,
+            arguments: OnceCell::new(),
+        }
+    }
+
+    fn arguments(&self) -> Result<&[String]> {
+        if self.arguments.get().is_none() {
+            let read = procfs::arguments(self.files, self.stat.id.pid)?;
+            return Ok(self.arguments.get_or_init(|| read));
+        }
+        Ok(self.arguments.get().map_or(&[], Vec::as_slice))
+    }
 }
 
 /// A process that two groups match, and that is in neither.
@@ -426,7 +435,7 @@ fn direct<'g>(
     groups: &'g [Matcher],
     stat: &Stat,
 ) -> Result<(Option<&'g Matcher>, Option<&'g Matcher>)> {
-    let candidate = Candidate { files, stat };
+    let candidate = Candidate::new(files, stat);
     let (mut facts, mut claims) = (Vec::new(), Vec::new());
     for group in groups {
         match group.matches(&candidate)? {
@@ -491,17 +500,28 @@ fn eligible(stat: &Stat, never: &BTreeSet<u32>) -> bool {
     !stat.kernel_thread() && !stat.dead() && pid != std::process::id() && !never.contains(&pid)
 }
 
-/// Finds the processes of every group.
+/// Finds the processes of every group. Calls `alive` now and then: whoever starts processes without
+/// end makes it long.
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn assign(files: &dyn Files, groups: &[Matcher], never: &BTreeSet<u32>) -> Result<Assigned> {
+pub fn assign(
+    files: &dyn Files,
+    groups: &[Matcher],
+    never: &BTreeSet<u32>,
+    alive: &mut dyn FnMut(),
+) -> Result<Assigned> {
+    /// Processes between two calls.
+    const CALLED: usize = 64;
     let ourselves = std::process::id();
     let all = procfs::processes(files)?;
     let mut assigned = Assigned::default();
     // Of each process that is matched by itself: its group, or that it is in none.
     let mut known: BTreeMap<u32, Option<&GroupId>> = BTreeMap::new();
-    for stat in all.iter().filter(|s| eligible(s, never)) {
+    for (n, stat) in all.iter().filter(|s| eligible(s, never)).enumerate() {
+        if n % CALLED == 0 {
+            alive();
+        }
         match direct(files, groups, stat)? {
             (None, _) => {}
             (Some(group), None) => {

@@ -69,7 +69,7 @@ fn found(kernel: &Kernel, groups: &[(&str, &[TaskMatch])]) -> Result<BTreeMap<St
         .map(|(name, tables)| Matcher::new(kernel, name, tables))
         .collect::<Result<_>>()?;
     present(kernel, &matchers, &BTreeSet::new())?;
-    let mut assigned = assign(kernel, &matchers, &BTreeSet::new())?;
+    let mut assigned = assign(kernel, &matchers, &BTreeSet::new(), &mut || {})?;
     let mut pids = |name: &str| {
         let tasks = assigned.take(name).into_iter();
         tasks.map(|task| task.id.pid - 4_000_000).collect()
@@ -107,7 +107,7 @@ fn a_task_in_two_groups_is_in_neither_and_the_rest_are_found() {
         matcher("a", by(|m| m.arg = Some("detect|bash".into()))),
         matcher("b", by(|m| m.comm = Some("python3".into()))),
     ];
-    let mut assigned = assign(&kernel, &groups, &BTreeSet::new()).unwrap();
+    let mut assigned = assign(&kernel, &groups, &BTreeSet::new(), &mut || {}).unwrap();
     let pids = |tasks: Vec<Stat>| {
         let pids = tasks.iter().map(|t| t.id.pid - 4_000_000);
         pids.collect::<Vec<_>>()
@@ -213,7 +213,7 @@ fn a_container_is_found_by_the_beginning_of_its_id() {
     let tables = [by(|m| m.container = Some("0123456789ab".into()))];
     assert_eq!(found(&kernel, &[("c", &tables)]).unwrap()["c"], [20]);
     let matcher = Matcher::new(&kernel, "c", &tables).unwrap();
-    let tasks = assign(&kernel, &[matcher], &BTreeSet::new())
+    let tasks = assign(&kernel, &[matcher], &BTreeSet::new(), &mut || {})
         .unwrap()
         .take("c");
     let dirs = cgroups_of(&kernel, &tables, &tasks).unwrap();

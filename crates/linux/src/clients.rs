@@ -13,12 +13,10 @@ use std::path::{Path, PathBuf};
 
 use quell_client::{Caller, Listener, Refused};
 use quell_kernel::error::{Error, Result};
-use quell_kernel::procfs;
-use quell_kernel::root::Files;
-use quell_kernel::tasks::{self, Fit, Matcher};
+use quell_kernel::identity::person;
 use quell_plan::Observed;
 use quell_record::about::About;
-use quell_record::backend::Seen;
+use quell_record::backend::{Seen, TellerId};
 use quell_record::events::Event;
 use quell_types::ids::GroupId;
 use quell_types::source::Source;
@@ -26,7 +24,7 @@ use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 
-use crate::group_cgroups::CgroupDir;
+use crate::membership::{Member, Membership};
 use crate::units::{self, Units};
 
 /// How often requests are read.
@@ -38,6 +36,9 @@ const MOST: usize = if cfg!(test) { 3 } else { 64 };
 /// The most of them that the programs of one user have, so that nobody keeps others from being
 /// heard.
 const MOST_OF_USER: usize = if cfg!(test) { 2 } else { 32 };
+/// The number of the first client among the programs that tell of units. Those below are of
+/// launched ones.
+const SEATS: u32 = 1 << 31;
 /// The most processes that the record names over the whole run.
 const MOST_TOLD: usize = 64;
 
@@ -46,53 +47,13 @@ pub(crate) fn socket(run_root: &Path) -> PathBuf {
     run_root.join("client").join("socket")
 }
 
-/// How the group of a process is found.
-pub(crate) struct Membership<'a> {
-    pub(crate) files: &'a dyn Files,
-    /// Of all groups. A matched process belongs to the group, and so do its descendants.
-    pub(crate) matchers: Vec<Matcher>,
-    /// The cgroups in which tasks of groups live.
-    pub(crate) homes: Vec<(GroupId, CgroupDir)>,
-}
-
-impl Membership<'_> {
-    /// The group of a process: the one that matches it, else the one with its cgroup, else that of
-    /// its closest matched ancestor.
-    fn of(&self, pid: u32) -> Result<Option<GroupId>> {
-        let ourselves = std::process::id();
-        for (n, at) in procfs::ancestry(self.files, pid)?.into_iter().enumerate() {
-            if at == ourselves {
-                break;
-            }
-            match tasks::matched(self.files, &self.matchers, at)? {
-                Fit::None => {}
-                Fit::Group(group) => return Ok(Some(group)),
-                Fit::Two(_) => return Ok(None),
-            }
-            if n == 0
-                && let Some(group) = self.home_of(pid)?
-            {
-                return Ok(Some(group));
-            }
-        }
-        Ok(None)
-    }
-
-    fn home_of(&self, pid: u32) -> Result<Option<GroupId>> {
-        for (group, place) in &self.homes {
-            let dir = place.hierarchy.dir_of(self.files, pid)?;
-            if dir.is_some_and(|dir| place.holds(&dir)) {
-                return Ok(Some(group.clone()));
-            }
-        }
-        Ok(None)
-    }
-}
-
 /// A process with a session.
 #[derive(Debug)]
 struct Client {
     pid: u32,
+    /// Its place among the clients.
+    seat: u32,
+    /// As [`person`].
     user: u32,
     pidfd: OwnedFd,
     units: Units,
@@ -172,13 +133,26 @@ impl Clients {
             };
             let members = members.get_or_insert_with(membership);
             let pid = caller.pid();
+            let user = match members {
+                Ok(members) => person(members.files, caller.user()),
+                Err(_) => caller.user(),
+            };
             let group = match members {
                 Ok(members) if pid != 0 => members.of(pid).map_err(|e| e.to_string()),
-                Ok(_) => Ok(None),
+                Ok(_) => Ok(Member::OfNone),
                 Err(e) => Err(e.to_string()),
             };
             match group {
-                Ok(group) => self.answer(now, caller, group, has, seen),
+                Ok(Member::Of(group)) => self.answer(now, caller, user, Some(group), has, seen),
+                Ok(Member::OfNone) => self.answer(now, caller, user, None, has, seen),
+                Ok(Member::OfAnother(group, above)) => {
+                    caller.refuse(Refused::NoGroup);
+                    let what = format!(
+                        "group {group}: process {pid} of user {user} wants to tell of its units; only process {above} above it \
+                         is matched, which is another user's: match process {pid} itself"
+                    );
+                    self.tell(pid, what, Some(group), seen);
+                }
                 Err(why) => {
                     caller.refuse(Refused::NoGroup);
                     let what = format!("which group process {pid} is in cannot be told: {why}");
@@ -204,6 +178,7 @@ impl Clients {
         &mut self,
         now: Nanos,
         caller: Caller,
+        user: u32,
         group: Option<GroupId>,
         has: &dyn Fn(u32) -> bool,
         seen: &mut Vec<Seen>,
@@ -232,7 +207,6 @@ impl Clients {
             self.tell(pid, what, Some(group), seen);
             return;
         }
-        let user = caller.user();
         let of_user = self.all.iter().filter(|c| c.user == user).count();
         if self.all.len() >= MOST || of_user >= MOST_OF_USER {
             caller.refuse(Refused::TooMany);
@@ -244,7 +218,7 @@ impl Clients {
             self.tell(pid, what, Some(group), seen);
             return;
         }
-        match self.grant(caller, &group, &observed) {
+        match self.grant(caller, user, &group, &observed) {
             Ok(true) => {
                 let what = format!("group {group}: process {pid} tells of its units");
                 self.tell(pid, what, Some(group), seen);
@@ -258,8 +232,14 @@ impl Clients {
         }
     }
 
-    fn grant(&mut self, mut caller: Caller, group: &str, observed: &Observed) -> Result<bool> {
-        let (pid, user) = (caller.pid(), caller.user());
+    fn grant(
+        &mut self,
+        mut caller: Caller,
+        user: u32,
+        group: &str,
+        observed: &Observed,
+    ) -> Result<bool> {
+        let pid = caller.pid();
         let Some(pidfd) = caller.take_process().or_else(|| numbered(pid)) else {
             return Ok(false);
         };
@@ -272,11 +252,14 @@ impl Clients {
         if caller.grant(&session).is_err() {
             return Ok(false);
         }
+        let taken = |seat: &u32| self.all.iter().any(|client| client.seat == *seat);
+        let seat = (0..).find(|seat| !taken(seat)).unwrap_or_default();
         self.all.push(Client {
             pid,
+            seat,
             user,
             pidfd,
-            units: Units::of(group, session),
+            units: Units::of(group, TellerId(SEATS + seat), session),
             taken: false,
         });
         Ok(true)
@@ -314,6 +297,7 @@ mod tests {
     use quell_control::deadline::Unit;
     use quell_kernel::root::Kernel;
     use quell_kernel::rt;
+    use quell_kernel::tasks::Matcher;
     use quell_record::events::Declared;
     use quell_types::task::TaskMatch;
     use quell_types::units::Share;
@@ -478,7 +462,7 @@ mod tests {
         let took: Vec<Nanos> = seen
             .iter()
             .filter_map(|one| match one {
-                Seen::Units(group, units, 0) if group == "job" => Some(units),
+                Seen::Units(group, _, units, 0) if group == "job" => Some(units),
                 _ => None,
             })
             .flatten()
@@ -546,6 +530,7 @@ mod tests {
             clients.answer(
                 rt::now(),
                 caller,
+                0,
                 Some("job".to_owned()),
                 &|_| false,
                 &mut seen,
@@ -555,6 +540,6 @@ mod tests {
         // Quell itself belongs to no group.
         let own = [std::process::id()];
         let members = members(&kernel, &own).unwrap();
-        assert_eq!(members.of(own[0]).unwrap(), None);
+        assert!(matches!(members.of(own[0]).unwrap(), Member::OfNone));
     }
 }

@@ -9,7 +9,7 @@
 //!   enables one (other than the root) can hold no process itself. So `quell.slice` never holds
 //!   any.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use quell_kernel::cgroup::{
@@ -17,12 +17,12 @@ use quell_kernel::cgroup::{
 };
 use quell_kernel::cgroup_tree::tasks_in;
 use quell_kernel::error::{Error, Result};
-use quell_kernel::memory::Memory;
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::{Files, gone};
 use quell_types::journal::Undo;
 
 use crate::change::JournaledWriter;
+use crate::limited::Limited;
 use crate::{fault, placement};
 
 /// The parent of Quell's cgroups for groups of the usual weight.
@@ -340,35 +340,40 @@ impl GroupCgroups {
 
     /// Moves the processes that `find` finds into the group's own cgroups, again and again until
     /// none is outside. So children born meanwhile are covered. A process that lives in a cgroup
-    /// which is changed in place stays there. Returns whether none is outside at the end: whoever
-    /// begins programs without end is not waited for.
+    /// which is changed in place stays there, and so does one that would leave a limit of memory.
+    /// Whoever begins programs without end is not waited for.
     ///
     /// # Errors
-    /// What `find` and the kernel return.
+    /// What `find` and the kernel return. All are moved that can be.
     pub fn gather(
         &self,
         writer: &mut JournaledWriter<'_>,
         find: &mut dyn FnMut(&dyn Files) -> Result<Vec<Stat>>,
-    ) -> Result<bool> {
+    ) -> Result<Gathered> {
         let begun = Instant::now();
+        let mut stay = BTreeMap::new();
         for round in 0..ROUNDS {
             let found = find(writer.files)?;
             let mut outside = 0;
             for place in self.places.iter().filter(|p| p.collects()) {
-                let leaves = |files: &dyn Files, from: &str| match self.is_adopted(place, from) {
-                    true => Ok(false),
-                    false => self.check_limit(files, place, from).map(|()| true),
+                let mut stays = |files: &dyn Files, process: &Stat, from: &str| {
+                    let limited = self.limited(files, place, process, from)?;
+                    let stays = limited.is_some() || self.is_adopted(place, from);
+                    stay.extend(limited.map(|why| (process.id, why)));
+                    Ok(stays)
                 };
-                outside += enter_if(writer, place, &found, &leaves)?;
+                outside += enter_if(writer, place, &found, &mut stays)?;
             }
-            if outside == 0 {
-                return Ok(true);
-            }
-            if round > 2 && begun.elapsed() > LONGEST {
-                break;
+            let whole = outside == 0;
+            if whole || round > 2 && begun.elapsed() > LONGEST {
+                let stay = stay.into_values().collect();
+                return Ok(Gathered { whole, stay });
             }
         }
-        Ok(false)
+        Ok(Gathered {
+            whole: false,
+            stay: stay.into_values().collect(),
+        })
     }
 
     /// Whether a cgroup lies in one of this group that is changed in place.
@@ -379,31 +384,28 @@ impl GroupCgroups {
         place.ours && here.any(|p| within(cgroup, &p.dir))
     }
 
-    /// Refuses to move a task out of a cgroup whose limit of memory does not hold for `place`: the
-    /// machine would have to bear what its owner has limited. Quell's own processes may leave.
-    fn check_limit(&self, files: &dyn Files, place: &CgroupDir, from: &str) -> Result<()> {
-        let has_memory = place.hierarchy.controllers.iter().any(|c| c == "memory");
-        if !has_memory || !place.ours || self.group.starts_with('_') {
-            return Ok(());
+    /// The limit of memory that a process in `from` would leave. Quell's own may.
+    fn limited(
+        &self,
+        files: &dyn Files,
+        place: &CgroupDir,
+        process: &Stat,
+        from: &str,
+    ) -> Result<Option<Limited>> {
+        match place.ours && !self.group.starts_with('_') {
+            true => Limited::find(files, &place.hierarchy, process, from, &place.dir),
+            false => Ok(None),
         }
-        let chain = Memory::of(&place.hierarchy, from).chain();
-        for dir in chain.iter().rev().filter(|dir| !within(&place.dir, dir)) {
-            if let Some(limit) = Memory::of(&place.hierarchy, dir).limit(files)? {
-                let mount = place.hierarchy.mount.as_str();
-                let cgroup = dir.strip_prefix(mount).unwrap_or(dir);
-                return Err(Error::refused_with(
-                    format!(
-                        "group {}: its tasks would leave {cgroup} and its memory limit of {limit}",
-                        self.group
-                    ),
-                    format!(
-                        "put them into a cgroup below that, and match it: match = [{{ cgroup = \"{cgroup}/NAME\" }}]"
-                    ),
-                ));
-            }
-        }
-        Ok(())
     }
+}
+
+/// How the gathering of a group came out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gathered {
+    /// Whether none is outside at the end that can be inside.
+    pub whole: bool,
+    /// The processes that stay outside.
+    pub stay: Vec<Limited>,
 }
 
 /// Whether a directory is `above` or below it.
@@ -486,16 +488,16 @@ pub(crate) fn enter(
     place: &CgroupDir,
     processes: &[Stat],
 ) -> Result<usize> {
-    enter_if(writer, place, processes, &|_, _| Ok(true))
+    enter_if(writer, place, processes, &mut |_, _, _| Ok(false))
 }
 
-/// Moves as [`enter`], after `leaves` has been asked whether a task leaves the cgroup that it is
-/// in. Where that is refused for one, no task is moved.
+/// Moves as [`enter`], after `stays` has been asked whether a task of a process stays in the cgroup
+/// that it is in. Then the whole process does.
 fn enter_if(
     writer: &mut JournaledWriter<'_>,
     place: &CgroupDir,
     processes: &[Stat],
-    leaves: &dyn Fn(&dyn Files, &str) -> Result<bool>,
+    stays: &mut dyn FnMut(&dyn Files, &Stat, &str) -> Result<bool>,
 ) -> Result<usize> {
     let to = place.tasks_dir();
     if !place.ours && !writer.files.exists(&to) {
@@ -525,8 +527,9 @@ fn enter_if(
             else {
                 continue;
             };
-            if !leaves(writer.files, &from)? {
-                continue;
+            if stays(writer.files, process, &from)? {
+                entries.truncate(before);
+                break;
             }
             // A move within a cgroup leaves affinities as they are.
             if place.ours {
@@ -552,21 +555,16 @@ fn enter_if(
     }
     writer.journal.record_all(&entries)?;
     let procs_file = format!("{to}/cgroup.procs");
+    let mut failed = Ok(());
     for task in &moving {
-        match writer.files.write(&procs_file, &task.pid.to_string()) {
+        let pid = task.pid.to_string();
+        match writer.files.write(&procs_file, &pid) {
             Ok(()) => fault::boundary(),
             Err(e) if gone(&e) => {}
-            Err(e) => {
-                return Err(Error::file(
-                    "write",
-                    &procs_file,
-                    Some(&task.pid.to_string()),
-                    e,
-                ));
-            }
+            Err(e) => failed = failed.and(Err(Error::file("write", &procs_file, Some(&pid), e))),
         }
     }
-    Ok(moving.len())
+    failed.map(|()| moving.len())
 }
 
 #[cfg(test)]

@@ -214,6 +214,7 @@ impl Followed<'_> {
             self.files,
             std::slice::from_ref(&self.matcher),
             &BTreeSet::new(),
+            &mut || {},
         )?;
         let all = assigned.take(self.matcher.group()).into_iter();
         self.known.extend(all.map(|stat| stat.id.pid));

@@ -6,15 +6,15 @@
 //!   program since: it is left, and named.
 //! - A task is moved back if it is the same (number and start time) and still where it was put.
 //! - A v2 cpuset that was not set cannot be emptied while it has tasks: it gets all there can be.
-//! - A cgroup that Quell made is emptied, then removed with all below it. A task born in it goes
-//!   where its process or closest moved ancestor came from, else to the heir.
+//! - A cgroup that Quell made is emptied ([`crate::origins`]), then removed with all below it.
 //! - Of a `schemata` only the values that were written are restored, each by itself.
 //! - A resctrl that Quell mounted is unmounted, unless other programs have made groups in it.
 //! - Locked cache memory and its mount stay while it is open, a register while its CPU is offline.
 //! - A value or CPU that a loop moved is restored, whatever it is now.
 //! - Pages that are away come back.
 //! - Only what Quell stopped and has not resumed since is resumed or thawed.
-//! - A process with Quell's `oom_score_adj` where Quell moved its parent gets the old value.
+//! - A process with Quell's `oom_score_adj`, or with a part of it, where Quell moved its parent
+//!   gets the old value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,6 +32,7 @@ use quell_types::task::TaskId;
 
 use crate::heirs::Family;
 use crate::journal::{Journal, Mark};
+use crate::origins::Origins;
 use crate::placement::{self, Back};
 use crate::{fault, memory_lock, unsettle};
 
@@ -57,7 +58,7 @@ pub fn undo(files: &dyn Files, entries: &[Undo]) -> Outcome {
 /// The same, calling `alive` before each entry and each new try.
 pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outcome {
     let mut work = Work::new(files, entries, alive);
-    for (i, entry) in entries.iter().enumerate().rev() {
+    for entry in entries.iter().rev() {
         fault::boundary();
         alive();
         work.lock(entry);
@@ -90,7 +91,7 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
             Undo::Settle { side } => unsettle::finish(files, side, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
             Undo::Place { dir, cpus, own } => placement::put_back(files, dir, cpus, own),
-            Undo::Cgroup { path, heir } => work.remove(i, path, heir),
+            Undo::Cgroup { path, heir } => work.remove(path, heir),
             Undo::Mount { path } => work.unmount(path),
         };
         match result {
@@ -133,6 +134,8 @@ struct Work<'a> {
     made: BTreeSet<&'a str>,
     /// Tasks whose `oom_score_adj` is recorded.
     scored: BTreeSet<TaskId>,
+    /// Processes whose `oom_score_adj` was set back, by the task that it was recorded of.
+    rescored: BTreeMap<u32, TaskId>,
     /// Tasks whose limit of locked memory is recorded.
     lifted: BTreeSet<TaskId>,
     /// Files that the kernel refused to change: they read as before.
@@ -180,6 +183,7 @@ impl<'a> Work<'a> {
             entries,
             made,
             scored: scored.collect(),
+            rescored: BTreeMap::new(),
             lifted: lifted.collect(),
             refused: refused.collect(),
             resumed: BTreeMap::new(),
@@ -356,13 +360,18 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn oom_score(&self, task: TaskId, old: i32, new: i32, dir: &str) -> Step {
-        let has = |pid| matches!(oom::adjustment(self.files, pid), Ok(Some(now)) if now == new);
-        let mut restored = false;
+    fn oom_score(&mut self, task: TaskId, old: i32, new: i32, dir: &str) -> Step {
+        // A process may raise its own value: what is left of what it was given goes as well.
+        let has = |pid| {
+            let now = oom::adjustment(self.files, pid).ok().flatten();
+            let anothers = self.rescored.get(&pid).is_some_and(|by| *by != task);
+            !anothers && now.is_some_and(|now| now == new || (new..old).contains(&now))
+        };
         let family = Family::new(dir, task.start, &self.scored);
+        let mut restored = Vec::new();
         for pid in family.of(self.files, task, &has) {
             match self.files.write(&oom::path(pid), &old.to_string()) {
-                Ok(()) => restored = true,
+                Ok(()) => restored.push((pid, task)),
                 Err(e) if gone(&e) => {}
                 Err(e) => {
                     return Err(format!(
@@ -371,7 +380,9 @@ impl<'a> Work<'a> {
                 }
             }
         }
-        Ok(restored)
+        let any = !restored.is_empty();
+        self.rescored.extend(restored);
+        Ok(any)
     }
 
     fn put_back(&mut self, task: TaskId, from: &'a str, to: &'a str) -> Step {
@@ -411,6 +422,8 @@ impl<'a> Work<'a> {
             Err(e) if gone(&e) => {
                 self.leave(format!("task {} cannot go back: {from} is gone", task.pid))
             }
+            // It leaves with its cgroup: for there once more, or for another place.
+            Err(_) if self.made.contains(to) => Ok(false),
             Err(e) => Err(format!(
                 "task {} could not be moved back to {from}: {e}",
                 task.pid
@@ -451,10 +464,11 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn remove(&mut self, entry: usize, path: &str, heir: &str) -> Step {
+    fn remove(&mut self, path: &str, heir: &str) -> Step {
         if let Some(region) = locked::region_at(self.files, path) {
             return locked::remove(self.files, path, &region, self.alive);
         }
+        let origins = Origins::new(self.files, self.entries, path, heir);
         let mut why = String::new();
         for attempt in 0..TRIES {
             if attempt > 0 {
@@ -464,7 +478,7 @@ impl<'a> Work<'a> {
             if !self.files.exists(path) {
                 return Ok(attempt > 0);
             }
-            if let Err(e) = self.empty(entry, path, path, heir, 0) {
+            if let Err(e) = self.empty(&origins, path, 0) {
                 why = e;
             }
             match self.files.rmdir(path) {
@@ -521,20 +535,13 @@ impl<'a> Work<'a> {
     }
 
     /// Moves every task out of a cgroup and of those inside it. Removes those inside.
-    fn empty(
-        &self,
-        entry: usize,
-        ours: &str,
-        path: &str,
-        heir: &str,
-        depth: u32,
-    ) -> Result<(), String> {
+    fn empty(&mut self, origins: &Origins<'_>, path: &str, depth: u32) -> Result<(), String> {
         // Deeper than any cgroup tree in practice. A bound, so that a hostile tree ends.
         const DEEPEST: u32 = 32;
         for name in self.files.list(path).unwrap_or_default() {
             let child = format!("{path}/{name}");
             if depth < DEEPEST && self.files.exists(&format!("{child}/cgroup.procs")) {
-                self.empty(entry, ours, &child, heir, depth + 1)?;
+                self.empty(origins, &child, depth + 1)?;
                 let _ = self.files.rmdir(&child);
             }
         }
@@ -542,44 +549,29 @@ impl<'a> Work<'a> {
             .map_err(|e| format!("the tasks of {path} could not be read: {e}"))?;
         let mut failed = Ok(());
         for tid in left {
-            let enter = |dir| {
-                self.files
-                    .write(&procs_file(self.files, dir), &tid.to_string())
-            };
-            // The owner of the place that it came from can make it take nobody.
-            let target = self.origin(entry, ours, tid).unwrap_or(heir);
-            let moved = match enter(target) {
-                Err(_) if target != heir => enter(heir),
-                other => other,
-            };
-            if let Err(e) = moved
-                && !gone(&e)
-            {
-                failed = Err(format!("task {tid} could not be moved to {target}: {e}"));
-            }
+            failed = failed.and(self.go_home(origins, tid));
         }
         failed
     }
 
-    /// Where a task born in Quell's cgroup came from: its process's or closest moved ancestor's
-    /// place.
-    fn origin(&self, entry: usize, ours: &str, tid: u32) -> Option<&'a str> {
-        let moved: BTreeMap<u32, &str> = self.entries[entry..]
-            .iter()
-            .filter_map(|e| match e {
-                Undo::Move { task, from, to } if to == ours => Some((task.pid, from.as_str())),
-                _ => None,
-            })
-            .collect();
-        if moved.is_empty() {
-            return None;
+    fn go_home(&mut self, origins: &Origins<'_>, tid: u32) -> Result<(), String> {
+        let mut refused = None;
+        for place in origins.of(tid) {
+            let file = procs_file(self.files, &place);
+            match self.files.write(&file, &tid.to_string()) {
+                Ok(()) => {
+                    let told = refused.map(|why| format!("{why}; it is in {place} now"));
+                    self.outcome.undone.left.extend(told);
+                    return Ok(());
+                }
+                Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+                Err(e) => {
+                    let why = || format!("task {tid} could not be moved to {place}: {e}");
+                    refused.get_or_insert_with(why);
+                }
+            }
         }
-        let process = procfs::process_of(self.files, tid).ok().flatten()?;
-        let chain = procfs::ancestry(self.files, process).ok()?;
-        chain
-            .iter()
-            .find_map(|pid| moved.get(pid).copied())
-            .filter(|from| self.files.exists(from))
+        refused.map_or(Ok(()), Err)
     }
 }
 

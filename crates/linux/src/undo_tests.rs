@@ -188,6 +188,47 @@ fn who_is_set_back_by_himself_is_no_heir_of_another() {
     );
 }
 
+#[test]
+fn what_is_left_of_an_immunity_goes_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let stat = |pid: u32| format!("{pid} (x) S 1{} {pid}00 0 0", " 0".repeat(17));
+    // One was left as it is, one has raised its value, and one did so before it was immune again.
+    let all = [(10, "-1000"), (11, "-300"), (12, "-200"), (13, "7")].map(|(pid, now)| {
+        [
+            (format!("proc/{pid}/stat"), stat(pid)),
+            (format!("proc/{pid}/oom_score_adj"), now.to_owned()),
+        ]
+    });
+    let content: Vec<(&str, &str)> = all
+        .iter()
+        .flatten()
+        .map(|(p, t)| (p.as_str(), t.as_str()))
+        .collect();
+    let kernel = files(dir.path(), &content);
+    let scored = |pid: u32, old| Undo::OomScore {
+        task: TaskId {
+            pid,
+            start: u64::from(pid) * 100,
+        },
+        old,
+        new: -1000,
+        dir: String::new(),
+    };
+    let entries = [
+        scored(10, 0),
+        scored(11, 0),
+        scored(12, 0),
+        scored(12, -300),
+        scored(13, 0),
+    ];
+    undo(&kernel, &entries);
+    let now = [10, 11, 12, 13].map(|pid| {
+        let now = kernel.read(&format!("/proc/{pid}/oom_score_adj"));
+        now.unwrap().trim().to_owned()
+    });
+    assert_eq!(now, ["0", "0", "0", "7"]);
+}
+
 /// An interrupt that the kernel is about to move reads as it was before the last move.
 #[test]
 fn an_interrupt_that_just_moves_is_not_somebody_elses() {

@@ -7,7 +7,7 @@ use quell_client::Reader;
 use quell_control::deadline::Unit;
 use quell_plan::Observed;
 use quell_record::about::About;
-use quell_record::backend::{Seen, SubjectId};
+use quell_record::backend::{Seen, SubjectId, TellerId};
 use quell_record::events::{Declared, Event};
 use quell_types::ids::GroupId;
 use quell_types::source::Pattern;
@@ -24,6 +24,7 @@ const MOST_CHANGES: u32 = 100;
 #[derive(Debug)]
 pub(crate) struct Units {
     group: GroupId,
+    teller: TellerId,
     from: From,
     /// What the program declares of its units, as last reported. `changes` counts the reports.
     declared: Declared,
@@ -50,17 +51,18 @@ impl Units {
             Source::Pattern(pattern) => From::Lines(id, pattern.clone()),
             Source::Client => From::Session(Box::new(session(group, observed)?)),
         };
-        Ok(Some(Self::from(group, from)))
+        Ok(Some(Self::from(group, TellerId(id.0), from)))
     }
 
     /// The units of a program in `group` that is handed this session.
-    pub(crate) fn of(group: &str, session: Reader) -> Self {
-        Self::from(group, From::Session(Box::new(session)))
+    pub(crate) fn of(group: &str, teller: TellerId, session: Reader) -> Self {
+        Self::from(group, teller, From::Session(Box::new(session)))
     }
 
-    fn from(group: &str, from: From) -> Self {
+    fn from(group: &str, teller: TellerId, from: From) -> Self {
         Self {
             group: group.to_owned(),
+            teller,
             from,
             declared: Declared::default(),
             changes: 0,
@@ -131,7 +133,7 @@ impl Units {
             }
         }
         if !units.is_empty() || lost > 0 {
-            seen.push(Seen::Units(self.group.clone(), units, lost));
+            seen.push(Seen::Units(self.group.clone(), self.teller, units, lost));
         }
         if strange > 0 && !std::mem::replace(&mut self.strange, true) {
             let group = &self.group;

@@ -28,7 +28,6 @@ use quell_kernel::root::{Files, Kernel};
 use quell_kernel::rt;
 use quell_types::units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::thread::CapabilitySet;
 
 use crate::change::JournaledWriter;
 use crate::fault;
@@ -390,19 +389,7 @@ fn prepare() {
         | rustix::mm::MlockAllFlags::ONFAULT;
     let _ = rustix::mm::mlockall(all);
     let _ = rt::fifo(rt::WATCHDOG_PRIORITY);
-    let _ = privileges::keep(kept());
-}
-
-/// The capabilities that reverting may need (docs/threats.md).
-fn kept() -> CapabilitySet {
-    CapabilitySet::DAC_OVERRIDE
-        | CapabilitySet::IPC_LOCK
-        | CapabilitySet::KILL
-        | CapabilitySet::SYS_ADMIN
-        | CapabilitySet::SYS_NICE
-        | CapabilitySet::SYS_PTRACE
-        | CapabilitySet::SYS_RAWIO
-        | CapabilitySet::SYS_RESOURCE
+    let _ = privileges::keep(privileges::REVERTING);
 }
 
 /// Path of the watchdog's cgroups, from the root of a hierarchy. For summaries of what runs where.

@@ -45,7 +45,7 @@ fn gather(
     let group_cgroups = GroupCgroups::create(writer, cgroups, GROUP, controllers).unwrap();
     let mut find = |files: &dyn Files| {
         let matcher = Matcher::new(files, GROUP, &[by_pid(pid)])?;
-        Ok(assign(files, &[matcher], &BTreeSet::new())?.take(GROUP))
+        Ok(assign(files, &[matcher], &BTreeSet::new(), &mut || {})?.take(GROUP))
     };
     group_cgroups.gather(writer, &mut find).unwrap();
     group_cgroups

@@ -210,7 +210,7 @@ fn change(writer: &mut JournaledWriter<'_>, cgroups: &Cgroups, subject: u32, wit
             ..TaskMatch::default()
         };
         let matcher = Matcher::new(files, "quell-test", &[keys])?;
-        Ok(assign(files, &[matcher], &BTreeSet::new())?.take("quell-test"))
+        Ok(assign(files, &[matcher], &BTreeSet::new(), &mut || {})?.take("quell-test"))
     };
     group_cgroups.gather(writer, &mut find).unwrap();
     confine(

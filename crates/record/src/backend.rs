@@ -61,6 +61,11 @@ pub struct SubjectSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubjectId(pub u32);
 
+/// Which program of a group tells of its units: a number of the backend's. A later program may have
+/// that of one that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TellerId(pub u32);
+
 /// What was observed while waiting, in order of time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
@@ -73,9 +78,9 @@ pub enum Seen {
     Line(SubjectId, String),
     /// A subject ended, with its status as a shell reports it and its run time.
     Exited(SubjectId, i32, Nanos),
-    /// Units of work of an observed group ended, in order of time. The number counts further units
-    /// of which nothing is known.
-    Units(GroupId, Vec<Unit>, u64),
+    /// Units of work of a program of an observed group ended, in order of time. The number counts
+    /// further units of which nothing is known.
+    Units(GroupId, TellerId, Vec<Unit>, u64),
     /// What the programs of an observed group declare about their units, summed. Sent the first
     /// time, and on each change.
     Declared(GroupId, Declared),

@@ -236,8 +236,11 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
 /// Whether a group's units met their target.
 fn target(group: &str, of: &TargetVerdict) -> String {
     let met = if of.is_met() { "met" } else { "missed" };
+    let programs = of.programs.map_or(String::new(), |programs| {
+        format!(", by the worst of {} programs", counted(programs))
+    });
     format!(
-        "{group}: target {met}: {} of {} were late, {} may be; the longest took {:.2} ms",
+        "{group}: target {met}{programs}: {} of {} were late, {} may be; the longest took {:.2} ms",
         counted(of.late),
         counted(of.units),
         of.allowed,

@@ -13,6 +13,7 @@ mod following;
 #[path = "../guest/mod.rs"]
 mod guest;
 mod hoarded;
+mod hostile;
 mod interrupts;
 mod isolated;
 mod locked;

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use crate::common::{Done, Program, Running, SMALL, eventually, machine, quell, run};
 use crate::gathered::{Folder, allowed, busy};
 use quell_kernel::cgroup::{Cgroups, Controller};
+use quell_kernel::privileges;
 use rustix::process::Signal;
 
 /// A user without rights.
@@ -113,6 +114,46 @@ fn a_program_in_its_own_mounts_is_not_that_of_the_path() {
     fs::copy("/bin/sleep", &newer).unwrap();
     fs::rename(&newer, &genuine).unwrap();
     assert_eq!(planned(&policy, "a"), [u64::from(own.pid())]);
+}
+
+#[test]
+fn a_run_keeps_few_rights_and_what_it_starts_has_all() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let rights = |status: &str| {
+        let of = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key));
+            u64::from_str_radix(line.unwrap().trim(), 16).unwrap()
+        };
+        [
+            of("CapEff:"),
+            of("CapPrm:"),
+            of("CapBnd:"),
+            of("NoNewPrivs:"),
+        ]
+    };
+    let status = |pid: u32| fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let [all, _, bounds, _] = rights(&status(std::process::id()));
+    let kept = privileges::HOLDING.bits();
+    let own = busy();
+    machine.remember();
+    let group = "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 1\n";
+    let matching = format!("{group}match = [{{ pid = {} }}]\n", own.pid());
+    let policy = machine.file("policy.toml", &matching);
+    let held = Running::start(quell().args(["run", &policy]));
+    eventually("the program has a CPU", || allowed(own.pid()).len() == 1);
+    let few = [all & kept, all & kept, bounds & kept, 1];
+    assert_eq!(rights(&status(held.pid())), few);
+    held.signal(Signal::TERM);
+    let done = held.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    let policy = machine.file("policy.toml", group);
+    let done = run(&["run", &policy, "--", "cat", "/proc/self/status"]);
+    assert_eq!(done.code, 0, "{done:?}");
+    assert_eq!(rights(&done.out), rights(&status(std::process::id())));
+    machine.unchanged("after the runs");
+    drop(own);
 }
 
 #[test]

@@ -18,10 +18,11 @@ use quell_types::source::Source;
 use quell_types::units::Nanos;
 
 use crate::children::{Birth, FirstPages, Subject};
-use crate::clients::{self, Clients, Membership};
+use crate::clients::{self, Clients};
 use crate::enforce::{Enforcers, Launch};
 use crate::group_cgroups::GroupCgroups;
 use crate::host::{Host, finding};
+use crate::membership::Membership;
 use crate::session::Session;
 use crate::units::Units;
 
@@ -237,7 +238,7 @@ impl Programs {
         }
         let homes = host.groups.of.iter().flat_map(|(name, group)| {
             let places = group.cgroups.places.iter().cloned();
-            places.map(|place| (name.clone(), place))
+            places.map(|place| (name.clone(), place, group.matching.is_empty()))
         });
         Ok(Membership {
             files: &host.files,
@@ -261,7 +262,7 @@ mod tests {
         let session = Reader::create(None).unwrap();
         let memory = File::from(session.file().try_clone_to_owned().unwrap());
         let mut programs = Programs::new();
-        let units = Units::of("job", session);
+        let units = Units::of("job", quell_record::backend::TellerId(0), session);
         programs.units.insert(SubjectId(0), units);
         // Bytes per unit, where the program's half of the session has them.
         let mut told = |bytes_per_unit: u64| {

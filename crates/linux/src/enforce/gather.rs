@@ -59,10 +59,18 @@ impl Enforcer for Gather {
             }
             let found = assigned.take(&name);
             let adopted = late::adopt(host, &name, &found, seen);
-            let what = match adopted.and_then(|()| host.collect(&name, Some(found))) {
-                Ok(what) => what,
-                Err(e) => Some(e.to_string()),
-            };
+            let failed = adopted
+                .and_then(|()| host.collect(&name, Some(found)))
+                .err();
+            let untold = host
+                .groups
+                .of
+                .get_mut(&name)
+                .map(|g| std::mem::take(&mut g.untold));
+            let what = untold
+                .into_iter()
+                .flatten()
+                .chain(failed.map(|e| e.to_string()));
             seen.extend(what.map(|what| finding(About::Gather, what, Some(&name))));
         }
     }
@@ -93,6 +101,8 @@ fn gather(
         matching: matching.to_vec(),
         tried: BTreeSet::new(),
         multiplies: false,
+        stay: BTreeSet::new(),
+        untold: Vec::new(),
         cpus,
         limit_most: Level::Enforced,
         ledger: Some(Ledger::new(rt::ticks_since_boot())),
@@ -131,7 +141,8 @@ fn gather(
             "group {name}: no task matches yet; it is looked for every second"
         ));
     }
-    notes.extend(host.collect(name, Some(found))?);
+    host.collect_first(name, Some(found))?;
+    notes.append(&mut host.groups.one_mut(name)?.untold);
     Ok(notes)
 }
 

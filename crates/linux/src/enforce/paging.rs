@@ -39,6 +39,12 @@ const AT_ONCE: u64 = 8;
 const AT_MOST: Duration = Duration::from_millis(200);
 /// Memory is looked through again after so many times what looking through it took.
 const PAUSE: u64 = 50;
+/// How long a look asks processes to lock that have not. The rest are asked at the next.
+const ASKING: Nanos = Nanos::millis(200);
+/// How long after a try a process that did not lock is asked again, at first and at last. Each time
+/// it is twice as long.
+const AGAIN: Nanos = Nanos::secs(1);
+const SELDOM: Nanos = Nanos::secs(32);
 /// The promise of large pages is lost after so many tries that left small ones.
 const TRIES: u32 = 3;
 
@@ -60,7 +66,7 @@ struct Wanted {
     /// memory of its parent (vfork) does.
     doubtful: BTreeSet<TaskId>,
     /// Processes that do not lock their memory. This was reported.
-    failed: BTreeSet<TaskId>,
+    failed: BTreeMap<TaskId, Again>,
     /// When memory is looked through next for small pages.
     next: Nanos,
     /// Tries in a row that left memory in small pages.
@@ -69,6 +75,13 @@ struct Wanted {
     checks: u32,
     /// What was found before the first step, until it is reported.
     before: Option<Paged>,
+}
+
+/// When a process that did not lock is asked again.
+struct Again {
+    at: Nanos,
+    /// How long after that.
+    pause: Nanos,
 }
 
 fn locks(set: &Setting) -> bool {
@@ -192,18 +205,36 @@ impl Wanted {
             return Ok(());
         };
         let present = host.processes(group)?;
+        let lost = !self.failed.is_empty();
+        let begun = rt::now();
         for stat in &present {
-            if let Locked::Not(why) = self.lock(host, group, stat, filled)?
-                && self.failed.insert(stat.id)
-            {
+            let now = rt::now();
+            // One that waits for a child it began with vfork(2) stops for nobody, and takes what is
+            // waited for that each time.
+            let later = self
+                .failed
+                .get(&stat.id)
+                .is_some_and(|again| now < again.at);
+            if later || now > begun.plus(ASKING) {
+                continue;
+            }
+            let Locked::Not(why) = self.lock(host, group, stat, filled)? else {
+                self.failed.remove(&stat.id);
+                continue;
+            };
+            let pause = self.failed.get(&stat.id).map_or(AGAIN, |again| again.pause);
+            let again = Again {
+                at: rt::now().plus(pause),
+                pause: Nanos(pause.0 * 2).min(SELDOM),
+            };
+            if self.failed.insert(stat.id, again).is_none() {
                 let pid = stat.id.pid;
                 let because = Cause::Unlocked { pid, why };
                 seen.extend(host.worth(group, &locks, Level::None, &because));
             }
         }
         let present: BTreeSet<TaskId> = present.iter().map(|s| s.id).collect();
-        let lost = !self.failed.is_empty();
-        self.failed.retain(|task| present.contains(task));
+        self.failed.retain(|task, _| present.contains(task));
         self.doubtful.retain(|task| present.contains(task));
         if lost && self.failed.is_empty() {
             seen.extend(host.worth(group, &locks, Level::Enforced, &Cause::Locked));

@@ -17,12 +17,16 @@ use quell_types::task::{TaskId, TaskMatch};
 
 use super::newborn::Newborn;
 use super::{Host, finding};
-use crate::group_cgroups::{CgroupDir, GroupCgroups, Layout};
+use crate::group_cgroups::{CgroupDir, Gathered, GroupCgroups, Layout};
 use crate::session::Session;
 
 /// The controllers of the limit around all groups: one holds it, the other reports how long they
 /// wait.
 pub const BOUND: [Controller; 2] = [Controller::Memory, Controller::Pressure];
+
+/// The most processes that are named over the whole run for one reason: whoever starts them without
+/// end is not to fill the record.
+const MOST_NAMED: usize = 100;
 
 pub struct Group {
     pub cgroups: GroupCgroups,
@@ -36,6 +40,10 @@ pub struct Group {
     pub limit_most: Level,
     /// Whether its tasks multiplied faster than they could be moved when they were last collected.
     pub multiplies: bool,
+    /// Processes that are not moved, and were named.
+    pub stay: BTreeSet<TaskId>,
+    /// Sentences for a person that are to be reported.
+    pub untold: Vec<String>,
     /// What its threads have spent. `None` once that could not be read.
     pub ledger: Option<Ledger>,
 }
@@ -112,7 +120,7 @@ impl Host {
             }
             self.complete(name, controllers)?;
         }
-        self.collect(name, None).map(drop)
+        self.collect_first(name, None)
     }
 
     /// Makes cgroups for a group that is changed in place, in hierarchies that lack its own: to
@@ -192,40 +200,59 @@ impl Host {
     }
 
     pub fn assigned(&self) -> Result<tasks::Assigned> {
-        tasks::assign(&self.files, &self.matchers()?, &self.never())
+        tasks::assign(
+            &self.files,
+            &self.matchers()?,
+            &self.never(),
+            &mut self.heart(),
+        )
     }
 
     /// Moves the tasks of a group that are still outside into its cgroups: those that were `found`,
-    /// and then until a search finds none outside. Returns a sentence for a person, once, where
-    /// they are born too fast for that.
-    pub fn collect(&mut self, name: &str, mut found: Option<Vec<Stat>>) -> Result<Option<String>> {
+    /// and then until a search finds none outside.
+    pub fn collect(&mut self, name: &str, mut found: Option<Vec<Stat>>) -> Result<()> {
         let group_cgroups = &self.groups.one(name)?.cgroups;
         if !group_cgroups.places.iter().any(CgroupDir::collects) {
-            return Ok(None);
+            return Ok(());
         }
-        let (matchers, never) = (self.matchers()?, self.never());
+        let (matchers, never, mut alive) = (self.matchers()?, self.never(), self.heart());
         let mut find = |files: &dyn Files| match found.take() {
             Some(found) => Ok(found),
-            None => Ok(tasks::assign(files, &matchers, &never)?.take(name)),
+            None => Ok(tasks::assign(files, &matchers, &never, &mut alive)?.take(name)),
         };
         let (mut writer, _, group) = self.of(name)?;
-        let whole = group.cgroups.gather(&mut writer, &mut find)?;
-        let told = std::mem::replace(&mut group.multiplies, !whole);
-        Ok((!whole && !told).then(|| {
-            format!(
+        let Gathered { whole, stay } = group.cgroups.gather(&mut writer, &mut find)?;
+        if !std::mem::replace(&mut group.multiplies, !whole) && !whole {
+            group.untold.push(format!(
                 "group {name}: its tasks multiply faster than they can be moved; they are moved as they are found"
-            )
-        }))
+            ));
+        }
+        for one in stay {
+            if group.stay.len() < MOST_NAMED && group.stay.insert(one.task) {
+                let what = format!("group {name}: {one}; {}", one.remedy());
+                group.untold.push(what);
+            }
+        }
+        Ok(())
+    }
+
+    /// Collects when a step is applied: a process that the policy means by its number has to come.
+    pub fn collect_first(&mut self, name: &str, found: Option<Vec<Stat>>) -> Result<()> {
+        self.collect(name, found)?;
+        let group = self.groups.one(name)?;
+        let meant = |pid: u32| group.matching.iter().any(|table| table.pid == Some(pid));
+        match group.stay.iter().find(|task| meant(task.pid)) {
+            None => Ok(()),
+            Some(_) => Err(Error::refused(group.untold.join("; "))),
+        }
     }
 
     /// Names processes that two groups match, once each, and those that are gone although a policy
     /// names their number.
     pub fn report_processes(&mut self, in_two: &[InTwo], seen: &mut Observation) {
-        /// Over the whole run: whoever starts such processes without end is not to fill the record.
-        const MOST: usize = 100;
         let groups = &mut self.groups;
         for one in in_two {
-            if groups.in_two.len() < MOST && groups.in_two.insert(one.task) {
+            if groups.in_two.len() < MOST_NAMED && groups.in_two.insert(one.task) {
                 seen.push(finding(About::Gather, one.to_string(), None));
             }
         }

@@ -60,7 +60,7 @@ pub fn gathered<'a>(
 pub fn family(files: &dyn Files, pid: u32) -> quell_kernel::error::Result<Vec<procfs::Stat>> {
     let matcher = Matcher::new(files, GROUP, &[by_pid(pid)])?;
     present(files, std::slice::from_ref(&matcher), &BTreeSet::new())?;
-    Ok(assign(files, &[matcher], &BTreeSet::new())?.take(GROUP))
+    Ok(assign(files, &[matcher], &BTreeSet::new(), &mut || {})?.take(GROUP))
 }
 
 pub fn ends(files: &dyn Files) -> (CpuSet, CpuSet) {
@@ -442,7 +442,7 @@ pub fn tasks_are_matched_with_their_descendants(arm: &mut dyn Arm) {
     assert!(error.contains("Quell itself"), "{error}");
     let same = Matcher::new(files, "twin", &[by_pid(pid)]).unwrap();
     let own = Matcher::new(files, GROUP, &[by_pid(pid)]).unwrap();
-    let both = assign(files, &[own, same], &BTreeSet::new()).unwrap();
+    let both = assign(files, &[own, same], &BTreeSet::new(), &mut || {}).unwrap();
     assert_eq!(both.all().count(), 0);
     let text = both.in_two[0].to_string();
     assert!(text.contains("two groups, quell-test and twin"), "{text}");

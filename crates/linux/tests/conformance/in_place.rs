@@ -26,7 +26,7 @@ pub fn residents(
         ..TaskMatch::default()
     };
     let matcher = Matcher::new(files, GROUP, &[keys])?;
-    let mut found = assign(files, &[matcher], &BTreeSet::new())?;
+    let mut found = assign(files, &[matcher], &BTreeSet::new(), &mut || {})?;
     Ok(found.take(GROUP))
 }
 

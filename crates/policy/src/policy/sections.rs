@@ -28,7 +28,7 @@ pub struct Target {
     /// profile` keeps of the group's program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Which percentile of the units of work must meet it.
+    /// Which percentile of the units of work must meet it, of each program of the group.
     #[serde(default = "ninety_nine")]
     pub percentile: f64,
     /// Where the times come from: the program itself, through quell-client (default: "client"),

@@ -24,7 +24,7 @@ use quell_plan::{Held, Plan, Setting, Step};
 use quell_record::about::About;
 use quell_record::backend::{
     Action, Backend, BackendError, HoldOptions, Observation, Probe, Program, Seen, SubjectId,
-    SubjectSpec, Undone,
+    SubjectSpec, TellerId, Undone,
 };
 use quell_record::demand::{self, Drawn, WorkingSet};
 use quell_record::events::{Decision, Event};
@@ -318,13 +318,14 @@ impl Sim {
 
     /// Reports the units of observed groups that ended since the last call.
     fn tell_units(&mut self, seen: &mut Observation) {
-        for subject in self.subjects.values_mut() {
+        for (id, subject) in &mut self.subjects {
             let mut units = subject.fresh(&mut self.os);
             for unit in &mut units {
                 unit.ended = self.booted.plus(unit.ended);
             }
             if !units.is_empty() {
-                seen.push(Seen::Units(subject.group.clone(), units, 0));
+                let teller = TellerId(id.0);
+                seen.push(Seen::Units(subject.group.clone(), teller, units, 0));
             }
         }
     }

@@ -114,7 +114,6 @@ const COVERED: &[(&str, &[&str])] = &[
             "kernel/src/root.rs",
             "kernel/src/stat.rs",
             "kernel/src/identity.rs",
-            "kernel/src/tasks.rs",
             "kernel/src/topology.rs",
             "kernel/src/traceable.rs",
             "kernel/src/value.rs",

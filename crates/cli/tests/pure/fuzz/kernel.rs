@@ -12,9 +12,9 @@ use quell_kernel::resctrl::{Resctrl, Schemata, groups, info, locked, processor, 
 use quell_kernel::root::{Files, parse_mask};
 use quell_kernel::tasks::{self, Matcher};
 use quell_kernel::{
-    cached_file, cgroup_limits, cgroup_tree, cpuset, fair, freezer, io as io_files, irq, maps, msr,
-    node_memory, oom, paging, pmu, procfs, psi, real_time, remaining, self_usage, sysctl, topology,
-    traceable, value, vm, workqueue, zram,
+    cached_file, cgroup_limits, cgroup_tree, cpuset, fair, freezer, identity, io as io_files, irq,
+    maps, msr, node_memory, oom, paging, pmu, procfs, psi, real_time, remaining, self_usage,
+    sysctl, topology, traceable, value, vm, workqueue, zram,
 };
 use quell_linux::ways::Looker;
 use quell_types::cpuset::CpuSet;
@@ -200,13 +200,14 @@ fn processes(files: &Everywhere) {
     if let Ok(left) = remaining::remaining_on(files, &cpus, &BTreeSet::new()) {
         let _ = left.sentences(&cpus);
     }
+    let _ = identity::person(files, 100_000);
     for table in ["exe=/bin/a", "user=a", "arg=x", "unit=a.service", "comm=a"] {
         let table: TaskMatch = table.parse().unwrap();
         let Ok(matcher) = Matcher::new(files, "a", std::slice::from_ref(&table)) else {
             continue;
         };
         let _ = tasks::matched(files, std::slice::from_ref(&matcher), 1);
-        let _ = tasks::assign(files, &[matcher], &BTreeSet::new());
+        let _ = tasks::assign(files, &[matcher], &BTreeSet::new(), &mut || {});
         let _ = tasks::cgroups_of(
             files,
             &[table],

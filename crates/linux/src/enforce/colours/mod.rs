@@ -381,7 +381,7 @@ impl Colours {
                 continue;
             }
             if let Err(e) = settle::possible(&host.files, stat.id.pid) {
-                group.unsettled(host, name, stat.id, e.to_string(), seen);
+                group.judge(host, name, stat.id, None, Some(e.to_string()), seen);
                 continue;
             }
             let born = (young && !group.wanting.out).then(rt::now);
