@@ -13,7 +13,7 @@ use quell_kernel::real_time;
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::tasks::{Assigned, Matcher, assign, cgroups_of, present};
 use quell_linux::group_cgroups::SLICE;
-use quell_linux::limited::Limited;
+use quell_linux::limited::{Limited, Limits};
 use quell_plan::{Plan, Setting};
 use quell_policy::{Group, Policy, Role};
 use quell_record::backend::{Program, SubjectSpec};
@@ -192,6 +192,9 @@ fn processes(
 ) -> Result<(Vec<Process>, Vec<String>)> {
     let mut assigned = assigned(files, policy)?;
     let v2 = Cgroups::discover(files).map_err(failed)?.v2().cloned();
+    let slice = v2.as_ref().map(|v2| format!("{}/{SLICE}", v2.mount));
+    let slice = slice.unwrap_or_default();
+    let mut left = v2.as_ref().map(|v2| (v2, Limits::new(v2, &slice)));
     let (mut all, mut stay) = (Vec::new(), Vec::new());
     for (name, group) in &policy.groups {
         let gathered = plan.steps.iter().any(|step| {
@@ -214,11 +217,9 @@ fn processes(
                 true if group.matching.iter().any(|t| !t.in_place()) => Fate::Gathered,
                 _ => Fate::Untouched,
             };
-            let moved = v2.as_ref().filter(|_| fate == Fate::Gathered);
-            if let Some(limited) = moved
-                .map(|v2| limited(files, v2, &stat))
-                .transpose()?
-                .flatten()
+            if let Some((v2, left)) = left.as_mut().filter(|_| fate == Fate::Gathered)
+                && let Some(from) = v2.dir_of(files, pid).map_err(failed)?
+                && let Some(limited) = left.of(files, &stat, &from).map_err(failed)?
             {
                 fate = Fate::Untouched;
                 stay.push((name, limited));
@@ -241,15 +242,6 @@ fn processes(
         notes.extend(claimed(files, name, group, own).map_err(failed)?);
     }
     Ok((all, notes))
-}
-
-/// The limit of memory that a process would leave.
-fn limited(files: &dyn Files, v2: &Hierarchy, stat: &procfs::Stat) -> Result<Option<Limited>> {
-    let Some(from) = v2.dir_of(files, stat.id.pid).map_err(failed)? else {
-        return Ok(None);
-    };
-    let slice = format!("{}/{SLICE}", v2.mount);
-    Limited::find(files, v2, stat, &from, &slice).map_err(failed)
 }
 
 /// Refuses a critical group none of whose processes can be moved.

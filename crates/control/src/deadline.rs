@@ -46,38 +46,31 @@ pub const SHORTEST: Nanos = Nanos::millis(10);
 
 /// What one late unit after many in time takes away, of what is given.
 const FIRST_CUT: Share = Share::percent(2);
-
 /// The most that is taken away at once, of what is given.
 const LARGEST_CUT: Share = Share::percent(50);
-
 /// Units in time, begun after a change, that show that it was no mistake.
 const JUDGED: u64 = 16;
-
 /// A budget is near the ceiling within this share of the ceiling.
 const NEAR: Share = Share::percent(4);
-
 /// A small step, of what is given: 0.5 %. It doubles at most up to [`LARGEST_GROWTH`] times that.
 const STEP: Share = Share(5_000);
 const LARGEST_GROWTH: u64 = 16;
-
 /// The first step from a guess, of what is given: large enough to learn from.
 const FIRST_STEP: Share = Share::percent(8);
-
 /// The most units in time that one late unit asks for. Bounds percentiles next to 100.
 const LONGEST_PATIENCE: u64 = 20_000;
-
 /// The most late units that are still to be outweighed. What caused more of them in a row will
 /// pass, and is not held against the budget.
 const MOST_OWED: u64 = 4;
-
 /// Silence is reported after this long, or after this many times the gap between the last two
 /// units.
 const SILENT: Nanos = Nanos::secs(1);
 const SILENT_UNITS: u64 = 20;
-/// It is not waited for longer than this: who tells of two units an hour apart is not to keep what
-/// was taken from others for a day.
+/// How long a program may take to its first unit after it has declared what that needs.
+const FIRST: Nanos = Nanos::secs(30);
+/// It is not waited for longer than this, or twice the longest time of a unit: who tells of two
+/// units an hour apart is not to keep what was taken from others for a day.
 const SILENT_MOST: Nanos = Nanos::secs(300);
-
 /// How long units may stay away before half of what was taken away for them goes back.
 const FORGETS: Nanos = Nanos::secs(10);
 
@@ -430,11 +423,15 @@ impl Deadline {
     }
 
     fn silent_since(&self, now: Nanos) -> Option<Nanos> {
+        let deadline = self.aim.deadline.unwrap_or_default();
         // Who declares what the units need, and tells of none, is silent as well.
-        let last = self.last.or(self.guessed_at)?;
-        let usual = Nanos(self.between.0.saturating_mul(SILENT_UNITS));
-        let usual = usual.clamp(SILENT, SILENT_MOST);
-        (now.since(last) > usual).then_some(last)
+        let (last, between, least) = match (self.last, self.guessed_at) {
+            (Some(last), _) => (last, self.between, SILENT),
+            (None, guessed_at) => (guessed_at?, deadline, FIRST),
+        };
+        let most = SILENT_MOST.max(Nanos(deadline.0.saturating_mul(2)));
+        let usual = Nanos(between.0.saturating_mul(SILENT_UNITS));
+        (now.since(last) > usual.clamp(least, most)).then_some(last)
     }
 
     /// Gives half of what was taken away back, once for each [`FORGETS`] of silence.

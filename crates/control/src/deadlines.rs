@@ -17,7 +17,8 @@ use super::deadline::{Aim, Deadline, Step, Unit, Why};
 /// such falls often, would never be judged.
 const MUCH: Share = Share::percent(10);
 
-/// The most programs of a group with a controller of their own. Those after them share the last.
+/// The most programs of a group with a controller of their own. Those after them take that of one
+/// that fell silent, or share one.
 const MOST_TELLERS: usize = 128;
 
 /// The controllers of several groups that share what the best-effort groups are left.
@@ -77,39 +78,40 @@ impl Deadlines {
         all.min().unwrap_or(Nanos(u64::MAX))
     }
 
-    /// Records a unit of the aim with that number, which the program `teller` tells of.
-    pub fn seen(&mut self, aim: usize, teller: u32, unit: &Unit) {
-        if let Some(n) = self.controller(aim, teller, unit.ended) {
-            self.each[n].control.seen(unit);
+    /// Records units of the aim with that number, which the program `teller` tells of.
+    pub fn seen(&mut self, aim: usize, teller: u32, units: &[Unit]) {
+        let Some(first) = units.first() else { return };
+        if let Some(n) = self.controller(aim, teller, first.ended) {
+            let control = &mut self.each[n].control;
+            units.iter().for_each(|unit| control.seen(unit));
         }
     }
 
     /// The controller of a program: its own, else the first of the aim that nobody has yet, else a
-    /// new one.
+    /// new one, else that of a program that fell silent.
     fn controller(&mut self, aim: usize, teller: u32, now: Nanos) -> Option<usize> {
-        let all = self.each.iter().enumerate();
-        let own: Vec<(usize, Option<u32>)> = all
-            .filter(|(_, one)| one.aim == aim)
-            .map(|(n, one)| (n, one.teller))
-            .collect();
-        if let Some((n, _)) = own.iter().find(|(_, of)| *of == Some(teller)) {
-            return Some(*n);
+        let is = |test: &dyn Fn(&OfOne) -> bool| {
+            let mut all = self.each.iter();
+            all.position(|one| one.aim == aim && test(one))
+        };
+        let own = is(&|one| one.teller == Some(teller));
+        if let Some(n) = own.or_else(|| is(&|one| one.teller.is_none())) {
+            self.each[n].teller = Some(teller);
+            return Some(n);
         }
-        if let Some((n, _)) = own.iter().find(|(_, of)| of.is_none()) {
-            self.each[*n].teller = Some(teller);
-            return Some(*n);
+        let many = self.each.iter().filter(|one| one.aim == aim).count();
+        if many >= MOST_TELLERS {
+            let silent = is(&|one| one.control.is_silent());
+            let n = silent.or_else(|| is(&|_| true))?;
+            self.each[n].teller = Some(teller);
+            return Some(n);
         }
-        if own.len() < MOST_TELLERS {
-            let control = Deadline::new(*self.aims.get(aim)?, now);
-            let teller = Some(teller);
-            self.each.push(OfOne {
-                aim,
-                teller,
-                control,
-            });
-            return Some(self.each.len() - 1);
-        }
-        own.last().map(|(n, _)| *n)
+        self.each.push(OfOne {
+            aim,
+            teller: Some(teller),
+            control: Deadline::new(*self.aims.get(aim)?, now),
+        });
+        Some(self.each.len() - 1)
     }
 
     /// Records that the units of this aim are declared to draw `need`. Before any unit has been

@@ -82,7 +82,7 @@ fn run(jobs: &[Job], until: Nanos, seed: u64) -> Vec<(usize, Nanos, bool, Rate)>
             took,
             target: None,
         };
-        control.seen(n, 0, &unit);
+        control.seen(n, 0, &[unit]);
         units.push((n, now, took > job.deadline(), control.given()));
         let begun = Nanos(now.0 - took.0);
         next[n] = (begun.plus(job.period).max(now), None);
@@ -245,9 +245,9 @@ fn who_is_in_time_hides_no_other_program_of_its_group() {
         let mut control = one_aim();
         for round in 0..2000u64 {
             for n in 0..240 {
-                control.seen(0, tellers[0], &ended(10 * round + 10 + n % 8, false));
+                control.seen(0, tellers[0], &[ended(10 * round + 10 + n % 8, false)]);
             }
-            control.seen(0, tellers[1], &ended(10 * round + 18, round % 4 == 0));
+            control.seen(0, tellers[1], &[ended(10 * round + 18, round % 4 == 0)]);
             control.step(Nanos::millis(10 * round + 19));
         }
         control.given()
@@ -266,10 +266,10 @@ fn a_group_is_silent_when_all_its_programs_are() {
     let mut told = Vec::new();
     for at in 1..30_000u64 {
         if at < 1000 {
-            control.seen(0, 1, &ended(at, false));
+            control.seen(0, 1, &[ended(at, false)]);
         }
         if at < 20_000 {
-            control.seen(0, 2, &ended(at, false));
+            control.seen(0, 2, &[ended(at, false)]);
         }
         let steps = control.step(Nanos::millis(at));
         let silent = |(_, step): &(usize, Step)| matches!(step, Step::Silent { .. });
@@ -297,7 +297,7 @@ fn two_units_an_hour_apart_keep_nothing_for_a_day() {
     let mut control = one_aim();
     let hour = 3_600_000;
     for at in [0, hour] {
-        control.seen(0, 0, &ended(at + 10, true));
+        control.seen(0, 0, &[ended(at + 10, true)]);
         control.step(Nanos::millis(at + 20));
     }
     assert!(control.given() < MOST);

@@ -43,15 +43,16 @@ struct Watched {
     took: Vec<u64>,
     late: u64,
     lost: u64,
-    first: Option<Nanos>,
     /// When a finding reports that no unit has come. `None` once one has come or it was reported.
     missed: Option<Nanos>,
-    /// Units from [`SETTLED`] on, by the program that told of them.
-    judged: BTreeMap<TellerId, TargetVerdict>,
+    /// By the program that told of units: when its first one ended, and those from [`SETTLED`] on.
+    judged: BTreeMap<TellerId, (Nanos, TargetVerdict)>,
+    /// What programs did that are not judged by themselves any more.
+    others: TargetVerdict,
 }
 
-/// The most programs of a group that are judged by themselves. Those after them are judged with the
-/// last.
+/// The most programs of a group that are judged by themselves. For one more, that with the fewest
+/// late units is not any more.
 const MOST_TELLERS: usize = 128;
 
 impl Watched {
@@ -61,13 +62,20 @@ impl Watched {
         self.took.push(unit.took.0);
         self.late += u64::from(late);
         self.missed = None;
-        let first = *self.first.get_or_insert(unit.ended);
-        if target.is_some() && unit.ended.since(first) >= SETTLED {
-            let last = self.judged.last_key_value().map(|(last, _)| *last);
-            let known = self.judged.len() < MOST_TELLERS || self.judged.contains_key(&teller);
-            let teller = last.filter(|_| !known).unwrap_or(teller);
-            let judged = self.judged.entry(teller).or_default();
-            judged.allowed = Share(Share::WHOLE.0.saturating_sub(self.observed.percentile.0));
+        if self.judged.len() >= MOST_TELLERS && !self.judged.contains_key(&teller) {
+            let fewest = self.judged.iter().min_by_key(|(_, (_, one))| one.late);
+            let fewest = fewest.map(|(teller, _)| *teller);
+            if let Some((_, one)) = fewest.and_then(|fewest| self.judged.remove(&fewest)) {
+                self.others.add(&one);
+            }
+        }
+        let allowed = Share(Share::WHOLE.0.saturating_sub(self.observed.percentile.0));
+        let new = TargetVerdict {
+            allowed,
+            ..TargetVerdict::default()
+        };
+        let (first, judged) = self.judged.entry(teller).or_insert((unit.ended, new));
+        if target.is_some() && unit.ended.since(*first) >= SETTLED {
             judged.units += 1;
             judged.late += u64::from(late);
             judged.longest_ns = judged.longest_ns.max(unit.took.0);
@@ -75,8 +83,8 @@ impl Watched {
     }
 
     fn verdict(&self) -> TargetVerdict {
-        let each: Vec<TargetVerdict> = self.judged.values().copied().collect();
-        TargetVerdict::worst(&each)
+        let each: Vec<TargetVerdict> = self.judged.values().map(|(_, one)| *one).collect();
+        TargetVerdict::worst(&each, self.others)
     }
 
     /// The units since the last call, as an event. `None` where none came and none was lost.
@@ -278,9 +286,9 @@ impl Adapt {
                 took: Vec::new(),
                 late: 0,
                 lost: 0,
-                first: None,
                 missed: Some(now.plus(FIRST_WITHIN)),
                 judged: BTreeMap::new(),
+                others: TargetVerdict::default(),
             };
             (name.clone(), watched)
         };
@@ -307,11 +315,9 @@ impl Adapt {
         };
         watched.lost = watched.lost.saturating_add(lost);
         let mut control = self.adapts.as_mut().and_then(|a| Some((a.aim(group)?, a)));
-        for unit in units {
-            watched.seen(teller, unit);
-            if let Some((aim, adapts)) = &mut control {
-                adapts.control.seen(*aim, teller.0, unit);
-            }
+        units.iter().for_each(|unit| watched.seen(teller, unit));
+        if let Some((aim, adapts)) = &mut control {
+            adapts.control.seen(*aim, teller.0, units);
         }
     }
 

@@ -67,10 +67,10 @@ impl Births {
             socket,
             names: true,
         };
-        births.filter()?;
         // Kernels before 6.6 know the first form only, and ignore the second.
         send(&births.socket, &request(&[LISTEN]), SendFlags::empty())?;
         births.acknowledged()?;
+        births.filter()?;
         send(
             &births.socket,
             &request(&[LISTEN, EXEC | COMM]),

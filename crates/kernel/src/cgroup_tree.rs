@@ -40,27 +40,37 @@ fn walk(files: &dyn Files, dir: &str) -> (Vec<String>, bool) {
     (found, whole && depth < DEEPEST)
 }
 
-/// The threads (v1) or processes (v2) of the whole tree, however large that is: of one beyond the
-/// bounds the cgroups of all processes are read. Cgroups that are gone have none.
+/// The tasks of the whole tree, however large that is: threads (v1) or processes (v2), of a tree
+/// beyond the bounds processes. Cgroups that are gone have none.
 #[must_use]
 pub fn tasks(files: &dyn Files, dir: &str) -> Vec<u32> {
+    tasks_or(files, dir, false)
+}
+
+/// The same, and those that may be in it: one too deep to be told is where only who has a tree of
+/// cgroups can be.
+#[must_use]
+pub fn suspects(files: &dyn Files, dir: &str) -> Vec<u32> {
+    tasks_or(files, dir, true)
+}
+
+fn tasks_or(files: &dyn Files, dir: &str, untold: bool) -> Vec<u32> {
     let (dirs, whole) = walk(files, dir);
     if whole {
         let each = dirs.iter().map(|dir| tasks_in(files, dir));
         return each.flatten().flatten().collect();
     }
+    let below = |at: &str, above: &str| {
+        let rest = at.strip_prefix(above);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
     let all = Cgroups::discover(files).unwrap_or_default().hierarchies;
-    let Some(hierarchy) = all.into_iter().find(|h| dir.starts_with(&h.mount)) else {
+    let Some(hierarchy) = all.into_iter().find(|h| below(dir, &h.mount)) else {
         return Vec::new();
     };
     let inside = |pid: &u32| {
         let at = hierarchy.dir_of(files, *pid).ok().flatten();
-        // One too deep to be told is where no other program has one.
-        at.is_some_and(|at| {
-            let rest = at.strip_prefix(dir);
-            at.ends_with(UNTOLD)
-                || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        })
+        at.is_some_and(|at| below(&at, dir) || untold && at.ends_with(UNTOLD))
     };
     let all = procfs::processes(files).unwrap_or_default().into_iter();
     all.map(|stat| stat.id.pid).filter(inside).collect()
@@ -196,6 +206,8 @@ mod tests {
             );
             write(&format!("proc/{pid}/cgroup"), &format!("0::{at}\n"));
         }
-        assert_eq!(tasks(&Kernel::at(dir.path()), "/cg/a"), [7, 8, 10]);
+        let kernel = Kernel::at(dir.path());
+        assert_eq!(tasks(&kernel, "/cg/a"), [7, 8]);
+        assert_eq!(suspects(&kernel, "/cg/a"), [7, 8, 10]);
     }
 }

@@ -43,10 +43,10 @@ fn is_roots(files: &dyn Files, pid: u32, mount: u64) -> bool {
     }
     let all = files.read(&format!("/proc/{pid}/mountinfo"));
     let mount = mount.to_string();
-    all.is_ok_and(|all| {
-        all.lines()
-            .any(|line| line.split(' ').next() == Some(&mount))
-    })
+    let is = |line: &str| line.split(' ').next() == Some(&mount);
+    let has = all.is_ok_and(|all| all.lines().any(is));
+    // Nobody comes back from a namespace for users: these mounts were not read in one.
+    has && own == users(&pid.to_string())
 }
 
 /// The user who has a user's number: who has it as a subordinate one (subuid(5)) can start programs

@@ -61,6 +61,22 @@ pub fn lay_down(kept: CapabilitySet) -> io::Result<()> {
     Ok(fewer(kept)?)
 }
 
+/// Does something without a capability in the effective set of this thread.
+pub fn without(one: CapabilitySet, what: impl FnOnce()) {
+    let before = rustix::thread::capabilities(None);
+    if let Ok(before) = &before {
+        let sets = CapabilitySets {
+            effective: before.effective & !one,
+            ..*before
+        };
+        let _ = rustix::thread::set_capabilities(None, sets);
+    }
+    what();
+    if let Ok(before) = before {
+        let _ = rustix::thread::set_capabilities(None, before);
+    }
+}
+
 fn fewer(kept: CapabilitySet) -> rustix::io::Result<()> {
     let now = rustix::thread::capabilities(None)?;
     let sets = CapabilitySets {

@@ -286,8 +286,11 @@ pub struct Membership {
 }
 
 /// A cgroup that does not exist: where a task is whose path is longer than the kernel tells
-/// (ENAMETOOLONG, 4096 bytes). Users can make such cgroups in those that are delegated to them.
+/// (ENAMETOOLONG, 4096 bytes), or than leaves room for the mount and the name of a file. Users can
+/// make such cgroups in those that are delegated to them.
 pub const UNTOLD: &str = "/…";
+/// The longest path of a cgroup with that room.
+const LONGEST: usize = 3500;
 
 /// The cgroups of a task in every hierarchy. Empty when it has ended. One of them may be
 /// [`UNTOLD`].
@@ -330,10 +333,10 @@ pub fn memberships(files: &dyn Files, tid: &str) -> Result<Vec<Membership>> {
                 .filter(|c| !c.is_empty())
                 .map(str::to_owned)
                 .collect(),
-            path: cgroup
-                .strip_suffix(" (deleted)")
-                .unwrap_or(cgroup)
-                .to_owned(),
+            path: match cgroup.strip_suffix(" (deleted)").unwrap_or(cgroup) {
+                long if long.len() > LONGEST => UNTOLD.to_owned(),
+                path => path.to_owned(),
+            },
         });
     }
     Ok(found)

@@ -66,6 +66,13 @@ impl Stat {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
+    /// Whether all of a process is dead. A process whose first thread has ended reads as dead while
+    /// others run.
+    #[must_use]
+    pub fn over(&self) -> bool {
+        self.dead() && self.threads <= 1
+    }
+
     /// Whether it is dead or ending: it runs no program any more. The kernel accepts a move of such
     /// a task to another cgroup and leaves it where it is (`cgroup_migrate_add_task`). An end may
     /// last, where much memory is given back.

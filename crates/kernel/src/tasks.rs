@@ -419,7 +419,7 @@ pub enum Fit {
 /// # Errors
 /// [`Error::File`].
 pub fn matched(files: &dyn Files, groups: &[Matcher], pid: u32) -> Result<Fit> {
-    let Some(stat) = procfs::stat(files, pid)?.filter(|s| !s.kernel_thread() && !s.dead()) else {
+    let Some(stat) = procfs::stat(files, pid)?.filter(|s| !s.kernel_thread() && !s.over()) else {
         return Ok(Fit::None);
     };
     Ok(match direct(files, groups, &stat)? {

@@ -36,9 +36,9 @@ const MOST: usize = if cfg!(test) { 3 } else { 64 };
 /// The most of them that the programs of one user have, so that nobody keeps others from being
 /// heard.
 const MOST_OF_USER: usize = if cfg!(test) { 2 } else { 32 };
-/// The number of the first client among the programs that tell of units. Those below are of
+/// What is set in the numbers of clients among the programs that tell of units. Those below are of
 /// launched ones.
-const SEATS: u32 = 1 << 31;
+const FIRST_TELLER: u32 = 1 << 31;
 /// The most processes that the record names over the whole run.
 const MOST_TOLD: usize = 64;
 
@@ -51,8 +51,6 @@ pub(crate) fn socket(run_root: &Path) -> PathBuf {
 #[derive(Debug)]
 struct Client {
     pid: u32,
-    /// Its place among the clients.
-    seat: u32,
     /// As [`person`].
     user: u32,
     pidfd: OwnedFd,
@@ -82,6 +80,8 @@ pub(crate) struct Clients {
     listener: Listener,
     observed: BTreeMap<GroupId, Observed>,
     all: Vec<Client>,
+    /// Sessions that were granted.
+    granted: u32,
     /// Processes that the record has named.
     told: BTreeSet<u32>,
 }
@@ -106,6 +106,7 @@ impl Clients {
             listener,
             observed: observed.clone(),
             all: Vec::new(),
+            granted: 0,
             told: BTreeSet::new(),
         })
     }
@@ -252,14 +253,13 @@ impl Clients {
         if caller.grant(&session).is_err() {
             return Ok(false);
         }
-        let taken = |seat: &u32| self.all.iter().any(|client| client.seat == *seat);
-        let seat = (0..).find(|seat| !taken(seat)).unwrap_or_default();
+        self.granted = self.granted.wrapping_add(1);
+        let teller = TellerId(FIRST_TELLER | self.granted);
         self.all.push(Client {
             pid,
-            seat,
             user,
             pidfd,
-            units: Units::of(group, TellerId(SEATS + seat), session),
+            units: Units::of(group, teller, session),
             taken: false,
         });
         Ok(true)

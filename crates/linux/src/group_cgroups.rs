@@ -22,7 +22,7 @@ use quell_kernel::root::{Files, gone};
 use quell_types::journal::Undo;
 
 use crate::change::JournaledWriter;
-use crate::limited::Limited;
+use crate::limited::{Limited, Limits};
 use crate::{fault, placement};
 
 /// The parent of Quell's cgroups for groups of the usual weight.
@@ -340,8 +340,8 @@ impl GroupCgroups {
 
     /// Moves the processes that `find` finds into the group's own cgroups, again and again until
     /// none is outside. So children born meanwhile are covered. A process that lives in a cgroup
-    /// which is changed in place stays there, and so does one that would leave a limit of memory.
-    /// Whoever begins programs without end is not waited for.
+    /// which is changed in place stays there, and so does one that would leave a limit of memory,
+    /// but for Quell's own. Whoever begins programs without end is not waited for.
     ///
     /// # Errors
     /// What `find` and the kernel return. All are moved that can be.
@@ -351,18 +351,36 @@ impl GroupCgroups {
         find: &mut dyn FnMut(&dyn Files) -> Result<Vec<Stat>>,
     ) -> Result<Gathered> {
         let begun = Instant::now();
-        let mut stay = BTreeMap::new();
+        let (mut stay, mut failed) = (BTreeMap::new(), None);
+        let collecting = self.places.iter().filter(|p| p.collects());
+        let mut places: Vec<(&CgroupDir, Limits<'_>)> = collecting
+            .map(|place| (place, Limits::new(&place.hierarchy, &place.dir)))
+            .collect();
         for round in 0..ROUNDS {
             let found = find(writer.files)?;
             let mut outside = 0;
-            for place in self.places.iter().filter(|p| p.collects()) {
+            for (place, limits) in &mut places {
+                let own = !place.ours || self.group.starts_with('_');
                 let mut stays = |files: &dyn Files, process: &Stat, from: &str| {
-                    let limited = self.limited(files, place, process, from)?;
-                    let stays = limited.is_some() || self.is_adopted(place, from);
+                    if self.is_adopted(place, from) {
+                        return Ok(true);
+                    }
+                    let limited = if own {
+                        None
+                    } else {
+                        limits.of(files, process, from)?
+                    };
+                    let stays = limited.is_some();
                     stay.extend(limited.map(|why| (process.id, why)));
                     Ok(stays)
                 };
-                outside += enter_if(writer, place, &found, &mut stays)?;
+                match enter_if(writer, place, &found, &mut stays) {
+                    Ok(moved) => outside += moved,
+                    Err(e) => failed = Some(e),
+                }
+            }
+            if let Some(e) = failed {
+                return Err(e);
             }
             let whole = outside == 0;
             if whole || round > 2 && begun.elapsed() > LONGEST {
@@ -382,20 +400,6 @@ impl GroupCgroups {
         let adopted = self.places.iter().filter(|p| !p.collects());
         let mut here = adopted.filter(|p| p.hierarchy.mount == *mount);
         place.ours && here.any(|p| within(cgroup, &p.dir))
-    }
-
-    /// The limit of memory that a process in `from` would leave. Quell's own may.
-    fn limited(
-        &self,
-        files: &dyn Files,
-        place: &CgroupDir,
-        process: &Stat,
-        from: &str,
-    ) -> Result<Option<Limited>> {
-        match place.ours && !self.group.starts_with('_') {
-            true => Limited::find(files, &place.hierarchy, process, from, &place.dir),
-            false => Ok(None),
-        }
     }
 }
 

@@ -28,7 +28,7 @@ impl<'a> Family<'a> {
     pub fn of(&self, files: &dyn Files, task: TaskId, has: &dyn Fn(u32) -> bool) -> Vec<u32> {
         let mut found = vec![task.pid];
         if !self.dir.is_empty() {
-            found.extend(cgroup_tree::tasks(files, self.dir));
+            found.extend(cgroup_tree::suspects(files, self.dir));
         }
         // A process that ended, or has another setting by now, is left alone.
         found.retain(|pid| self.inherits(files, *pid, task, has) && has(*pid));

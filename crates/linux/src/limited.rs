@@ -1,16 +1,20 @@
-//! Processes that stay where they are, below a limit of memory of their own.
+//! Processes that stay where they are, below a limit of memory that they did not set themselves.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use quell_kernel::cgroup::Hierarchy;
 use quell_kernel::error::Result;
 use quell_kernel::memory::Memory;
-use quell_kernel::procfs::Stat;
+use quell_kernel::procfs::{self, Stat, UNTOLD};
 use quell_kernel::root::Files;
 use quell_types::task::TaskId;
 use quell_types::units::Bytes;
 
 use crate::group_cgroups::within;
+
+/// Cgroups above a process that are looked at. Deeper ones are made to take time.
+const DEEPEST: usize = 64;
 
 /// A process that stays in its cgroup, because a limit of memory would not hold for it elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,59 +23,120 @@ pub struct Limited {
     pub task: TaskId,
     /// Its command name.
     pub comm: String,
-    /// The cgroup with the limit, from the root of its hierarchy.
-    pub cgroup: String,
-    /// The limit.
-    pub limit: Bytes,
+    /// Why it stays.
+    pub why: Why,
+}
+
+/// Why a process stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It would leave the limit of this cgroup, from the root of its hierarchy.
+    Leaves(String, Bytes),
+    /// Its cgroup lies too deep for limits to be read.
+    Deep,
 }
 
 impl Limited {
-    /// The limit of memory that a process in the cgroup `from` would leave if it was moved `to`
-    /// another one of this hierarchy: the machine would have to bear what its owner has limited.
-    ///
-    /// # Errors
-    /// [`quell_kernel::error::Error::File`].
-    pub fn find(
-        files: &dyn Files,
-        hierarchy: &Hierarchy,
-        process: &Stat,
-        from: &str,
-        to: &str,
-    ) -> Result<Option<Self>> {
-        if !hierarchy.controllers.iter().any(|c| c == "memory") {
-            return Ok(None);
-        }
-        let chain = Memory::of(hierarchy, from).chain();
-        for dir in chain.iter().rev().filter(|dir| !within(to, dir)) {
-            if let Some(limit) = Memory::of(hierarchy, dir).limit(files)? {
-                let cgroup = dir.strip_prefix(&hierarchy.mount).unwrap_or(dir);
-                return Ok(Some(Self {
-                    task: process.id,
-                    comm: process.comm.clone(),
-                    cgroup: cgroup.to_owned(),
-                    limit,
-                }));
-            }
-        }
-        Ok(None)
-    }
-
     /// How it can be in the group.
     #[must_use]
     pub fn remedy(&self) -> String {
-        let cgroup = &self.cgroup;
-        format!(
-            "put it into a cgroup below that, and match it: match = [{{ cgroup = \"{cgroup}/NAME\" }}]"
-        )
+        match &self.why {
+            Why::Leaves(cgroup, _) => format!(
+                "put it into a cgroup below that, and match it: match = [{{ cgroup = \"{cgroup}/NAME\" }}]"
+            ),
+            Why::Deep => "put it into a cgroup with fewer above it".to_owned(),
+        }
     }
 }
 
 impl fmt::Display for Limited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "process {} ({}) is not moved: it would leave {} and its memory limit of {}",
-            self.task.pid, self.comm, self.cgroup, self.limit
-        )
+        let (pid, comm) = (self.task.pid, &self.comm);
+        write!(f, "process {pid} ({comm}) is not moved: ")?;
+        match &self.why {
+            Why::Leaves(cgroup, limit) => {
+                write!(f, "it would leave {cgroup} and its memory limit of {limit}")
+            }
+            Why::Deep => f.write_str("its cgroup lies too deep for limits to be read"),
+        }
+    }
+}
+
+/// A limit: its cgroup, how much, and whose its file is.
+type Limit = (String, Bytes, Option<u32>);
+
+/// The limits that processes would leave that are moved to one place.
+pub struct Limits<'a> {
+    hierarchy: &'a Hierarchy,
+    to: &'a str,
+    /// By cgroup, as read once. `None`: too deep.
+    known: BTreeMap<String, Option<Vec<Limit>>>,
+}
+
+impl<'a> Limits<'a> {
+    /// Those of processes that are moved to the cgroup `to`.
+    #[must_use]
+    pub fn new(hierarchy: &'a Hierarchy, to: &'a str) -> Self {
+        Self {
+            hierarchy,
+            to,
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// The limit that a process in the cgroup `from` would leave: the machine would have to bear
+    /// what its owner has limited. One that the process's own user set is none, since that user can
+    /// lift it at any time: nobody keeps out of a group by it.
+    ///
+    /// # Errors
+    /// [`quell_kernel::error::Error::File`].
+    pub fn of(&mut self, files: &dyn Files, process: &Stat, from: &str) -> Result<Option<Limited>> {
+        if !self.hierarchy.controllers.iter().any(|c| c == "memory") {
+            return Ok(None);
+        }
+        let limits = match self.known.get(from) {
+            Some(limits) => limits,
+            None => {
+                let limits = self.read(files, from)?;
+                self.known.entry(from.to_owned()).or_insert(limits)
+            }
+        };
+        let why = match limits {
+            None => Some(Why::Deep),
+            Some(limits) if limits.is_empty() => None,
+            Some(limits) => {
+                let user = procfs::users(files, process.id.pid)?.map(|[real, _, _]| real);
+                let own = |owner: &Option<u32>| *owner != Some(0) && *owner == user;
+                let mut others = limits
+                    .iter()
+                    .filter(|(_, _, owner)| owner.is_none() || !own(owner));
+                others
+                    .next()
+                    .map(|(cgroup, limit, _)| Why::Leaves(cgroup.clone(), *limit))
+            }
+        };
+        Ok(why.map(|why| Limited {
+            task: process.id,
+            comm: process.comm.clone(),
+            why,
+        }))
+    }
+
+    fn read(&self, files: &dyn Files, from: &str) -> Result<Option<Vec<Limit>>> {
+        let chain = Memory::of(self.hierarchy, from).chain();
+        if chain.len() > DEEPEST || from.ends_with(UNTOLD) {
+            return Ok(None);
+        }
+        let mut found = Vec::new();
+        for dir in chain.iter().rev().filter(|dir| !within(self.to, dir)) {
+            let memory = Memory::of(self.hierarchy, dir);
+            if let Some(limit) = memory.limit(files)? {
+                let cgroup = dir.strip_prefix(&self.hierarchy.mount).unwrap_or(dir);
+                let file = memory.limits().into_iter().next().unwrap_or_default();
+                let owner = files.node(&file).ok().map(|node| node.owner);
+                found.push((cgroup.to_owned(), limit, owner));
+            }
+        }
+        Ok(Some(found))
     }
 }

@@ -113,10 +113,17 @@ pub fn lock(
 }
 
 /// The limit that a process would have without Quell: that of an ancestor before it was lifted. Of
-/// an orphan in `dir` it is taken to be that of the last such process there.
+/// an orphan in `dir` it is taken to be that of the last such process there. The parent of an
+/// orphan is the first process, or one that cannot have given it its limit.
 fn inherited(writer: &JournaledWriter<'_>, task: TaskId, dir: &str) -> Result<Option<LockLimit>> {
     let above = procfs::ancestry(writer.files, task.pid)?;
-    let orphan = above.get(1).is_none_or(|parent| *parent == 1);
+    let has_less = |pid: u32| {
+        let limit = writer.files.lock_limit(pid, None);
+        limit.is_ok_and(|limit| limit != limit::ANY)
+    };
+    let orphan = above
+        .get(1)
+        .is_none_or(|parent| *parent == 1 || has_less(*parent));
     let entries = writer.journal.entries().iter().rev();
     let mut lifted = entries.filter_map(|entry| match entry {
         Undo::Lock {

@@ -6,11 +6,12 @@
 //!    orphan's ancestors have ended, and the owner of a place can make it take nobody.
 //! 3. To the heir: the cgroup that Quell was started in.
 
-use std::cell::OnceCell;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use quell_kernel::cgroup::{Cgroups, Hierarchy};
-use quell_kernel::procfs::{self, Stat};
+use quell_kernel::identity::person;
+use quell_kernel::procfs;
 use quell_kernel::root::Files;
 use quell_types::journal::Undo;
 
@@ -29,11 +30,12 @@ pub struct Origins<'a> {
     heir: &'a str,
     /// `None` where it is no cgroup, but a group of resctrl.
     hierarchy: Option<Hierarchy>,
-    processes: OnceCell<Vec<Stat>>,
+    /// Where the processes of each user live, once it is asked for.
+    places: RefCell<Option<BTreeMap<u32, Vec<String>>>>,
 }
 
 impl<'a> Origins<'a> {
-    /// Those of tasks in `ours`. `entries` are of the whole journal.
+    /// Those of tasks in `ours`. `entries` are those that are being reverted.
     pub fn new(files: &'a dyn Files, entries: &'a [Undo], ours: &str, heir: &'a str) -> Self {
         let (mut moved, mut made) = (BTreeMap::new(), Vec::new());
         for entry in entries {
@@ -53,7 +55,7 @@ impl<'a> Origins<'a> {
             made,
             heir,
             hierarchy,
-            processes: OnceCell::new(),
+            places: RefCell::new(None),
         }
     }
 
@@ -75,38 +77,54 @@ impl<'a> Origins<'a> {
         (stat.id.start == start && self.files.exists(from)).then(|| from.to_owned())
     }
 
-    /// The cgroup of a process that is in none of Quell's.
+    /// The cgroup of a process that is in none of Quell's. Of one that ends v1 shows the root.
     fn lives_in(&self, pid: u32) -> Option<String> {
+        let stat = procfs::stat(self.files, pid).ok().flatten()?;
         let dir = self.hierarchy.as_ref()?.dir_of(self.files, pid).ok()??;
         let ours = self.made.iter().any(|made| within(&dir, made));
-        (!ours).then_some(dir)
+        (!ours && !stat.leaving()).then_some(dir)
     }
 
     /// The places of the processes of a process's user: first those that were moved from, then by
     /// the age of who lives there. None for root's, and where nobody was moved: then Quell started
     /// what was there.
     fn of_user(&self, process: u32) -> Vec<String> {
-        let user = |pid| {
-            let all = procfs::users(self.files, pid).ok().flatten();
-            all.map(|[_, effective, _]| effective)
-        };
-        let Some(own) = user(process).filter(|own| *own != 0 && !self.moved.is_empty()) else {
+        if self.moved.is_empty() || self.hierarchy.is_none() {
+            return Vec::new();
+        }
+        let Some(own) = self.user(process).filter(|own| *own != 0) else {
             return Vec::new();
         };
-        let all = || {
-            let mut all = procfs::processes(self.files).unwrap_or_default();
-            all.sort_by_key(|stat| stat.id.start);
-            all
-        };
-        let mut places: Vec<String> = Vec::new();
-        for stat in self.processes.get_or_init(all) {
-            if places.len() < MOST && user(stat.id.pid) == Some(own) {
+        let mut known = self.places.borrow_mut();
+        let all = known.get_or_insert_with(|| self.all_places());
+        all.get(&own).cloned().unwrap_or_default()
+    }
+
+    /// Whose a process is: the user who started it, also where it has the rights of another one.
+    fn user(&self, pid: u32) -> Option<u32> {
+        let [real, _, _] = procfs::users(self.files, pid).ok().flatten()?;
+        Some(person(self.files, real))
+    }
+
+    /// The places of each user.
+    fn all_places(&self) -> BTreeMap<u32, Vec<String>> {
+        let mut processes = procfs::processes(self.files).unwrap_or_default();
+        processes.sort_by_key(|stat| stat.id.start);
+        let mut all: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        for stat in processes.iter().filter(|stat| !stat.kernel_thread()) {
+            let Some(user) = self.user(stat.id.pid).filter(|user| *user != 0) else {
+                continue;
+            };
+            let places = all.entry(user).or_default();
+            if places.len() < MOST {
                 let new = self.lives_in(stat.id.pid);
                 places.extend(new.filter(|new| !places.contains(new)));
             }
         }
-        let known = |place: &String| self.moved.values().any(|(_, from)| from == place);
-        places.sort_by_key(|place| !known(place));
-        places
+        let moved = |place: &String| self.moved.values().any(|(_, from)| from == place);
+        for places in all.values_mut() {
+            places.sort_by_key(|place| !moved(place));
+        }
+        all
     }
 }

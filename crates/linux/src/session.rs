@@ -1,7 +1,8 @@
 //! One hold on the machine: the lock, the run's folder with journal and lease, and the watchdog. It
 //! begins before the first change and ends after the last undo.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -223,8 +224,17 @@ impl Session {
             Ok(stat) => stat.is_some_and(|stat| stat.id == task),
             Err(_) => true,
         };
+        // A child may have the setting of one that has ended. The earliest says so of all of those
+        // that had the same before in the same place.
+        let told = RefCell::new(BTreeSet::new());
         self.journal.rewrite(self.base, &|entry| match entry {
             Undo::Move { task, .. } | Undo::Affinity { task, .. } => runs(*task),
+            Undo::Lock {
+                task, before, dir, ..
+            } => runs(*task) || told.borrow_mut().insert(format!("{before:?} {dir}")),
+            Undo::OomScore { task, old, dir, .. } => {
+                runs(*task) || told.borrow_mut().insert(format!("{old} {dir}"))
+            }
             _ => true,
         })?;
         self.kept = self.journal.since(self.base).len();

@@ -17,24 +17,25 @@
 //!   gets the old value.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use quell_kernel::cgroup_tree::{procs_file, tasks_in};
 use quell_kernel::resctrl::lock::{For, Lock, PATIENCE};
-use quell_kernel::resctrl::{Resctrl, Schemata, locked};
+use quell_kernel::resctrl::{Resctrl, Schemata};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::value::{divided, only, same};
-use quell_kernel::{cgroup_tree, freezer, irq, msr, oom, pidfd, procfs};
+use quell_kernel::{cgroup_tree, freezer, irq, msr, oom, pidfd, privileges, procfs};
 use quell_record::backend::Undone;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::{Stopped, Undo};
 use quell_types::task::TaskId;
+use rustix::thread::CapabilitySet;
 
 use crate::heirs::Family;
 use crate::journal::{Journal, Mark};
-use crate::origins::Origins;
 use crate::placement::{self, Back};
 use crate::{fault, memory_lock, unsettle};
+
+mod removing;
 
 /// The result of undoing a journal's entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,11 +46,6 @@ pub struct Outcome {
     pub failed: Vec<Undo>,
 }
 
-/// Tries for an occupied cgroup, and the pause in between: together about a second. A task that is
-/// just ending keeps its cgroup busy for a moment.
-const TRIES: u32 = 200;
-const PAUSE: Duration = Duration::from_millis(5);
-
 /// Reverts `entries` (oldest first), latest first.
 pub fn undo(files: &dyn Files, entries: &[Undo]) -> Outcome {
     undo_while(files, entries, &|| {})
@@ -58,6 +54,7 @@ pub fn undo(files: &dyn Files, entries: &[Undo]) -> Outcome {
 /// The same, calling `alive` before each entry and each new try.
 pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outcome {
     let mut work = Work::new(files, entries, alive);
+    let mut locking = Vec::new();
     for entry in entries.iter().rev() {
         fault::boundary();
         alive();
@@ -84,9 +81,9 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
                 since,
             } => {
                 let family = Family::new(dir, *since, &work.lifted);
-                let unlocked = memory_lock::unlock(files, *task, alive);
-                memory_lock::limit_back(files, *task, *before, &family)
-                    .and_then(|back| unlocked.map(|unlocked| unlocked || back))
+                let back = memory_lock::limit_back(files, *task, *before, &family);
+                locking.push((*task, entry, back == Ok(true)));
+                back
             }
             Undo::Settle { side } => unsettle::finish(files, side, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
@@ -94,16 +91,14 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
             Undo::Cgroup { path, heir } => work.remove(path, heir),
             Undo::Mount { path } => work.unmount(path),
         };
-        match result {
-            Ok(true) => work.outcome.undone.restored += 1,
-            Ok(false) => {}
-            Err(what) => {
-                work.outcome.undone.left.push(what);
-                work.outcome.failed.push(entry.clone());
-            }
-        }
+        work.note(entry, result);
     }
     work.outcome.failed.reverse();
+    // A program can have whoever makes it unlock its memory wait. So that comes last.
+    for (task, entry, counted) in locking {
+        let unlocked = memory_lock::unlock(files, task, alive);
+        work.note(entry, unlocked.map(|unlocked| unlocked && !counted));
+    }
     work.outcome
 }
 
@@ -208,6 +203,20 @@ impl<'a> Work<'a> {
         if let Some(resctrl) = self.resctrl.take_if(below) {
             self.lock = resctrl.lock(self.files, For::Changing, PATIENCE).ok();
             (self.alive)();
+        }
+    }
+
+    /// Takes note of what became of an entry.
+    fn note(&mut self, entry: &Undo, result: Step) {
+        match result {
+            Ok(true) => self.outcome.undone.restored += 1,
+            Ok(false) => {}
+            Err(what) => {
+                self.outcome.undone.left.push(what);
+                if !self.outcome.failed.contains(entry) {
+                    self.outcome.failed.push(entry.clone());
+                }
+            }
         }
     }
 
@@ -361,18 +370,25 @@ impl<'a> Work<'a> {
     }
 
     fn oom_score(&mut self, task: TaskId, old: i32, new: i32, dir: &str) -> Step {
+        let anothers = |pid| self.rescored.get(&pid).is_some_and(|by| *by != task);
+        let value = |pid| oom::adjustment(self.files, pid).ok().flatten();
         // A process may raise its own value: what is left of what it was given goes as well.
-        let has = |pid| {
-            let now = oom::adjustment(self.files, pid).ok().flatten();
-            let anothers = self.rescored.get(&pid).is_some_and(|by| *by != task);
-            !anothers && now.is_some_and(|now| now == new || (new..old).contains(&now))
-        };
+        let given = |now: i32| now == new || (new..old).contains(&now);
+        let may = |pid| !anothers(pid) && value(pid).is_some_and(|now| given(now) || new < old);
         let family = Family::new(dir, task.start, &self.scored);
         let mut restored = Vec::new();
-        for pid in family.of(self.files, task, &has) {
+        for pid in family.of(self.files, task, &may) {
+            let Some(now) = value(pid) else { continue };
             match self.files.write(&oom::path(pid), &old.to_string()) {
-                Ok(()) => restored.push((pid, task)),
+                Ok(()) if given(now) => restored.push((pid, task)),
+                // It has raised its value, and could lower it again to what it was given: the
+                // kernel notes the lowest by what root writes.
+                Ok(()) => privileges::without(CapabilitySet::SYS_RESOURCE, || {
+                    let _ = self.files.write(&oom::path(pid), &now.to_string());
+                }),
                 Err(e) if gone(&e) => {}
+                // Without the capability it may not be lowered, and was not before.
+                Err(_) if !given(now) => {}
                 Err(e) => {
                     return Err(format!(
                         "the oom_score_adj of process {pid} could not be set back to {old}: {e}"
@@ -424,6 +440,11 @@ impl<'a> Work<'a> {
             }
             // It leaves with its cgroup: for there once more, or for another place.
             Err(_) if self.made.contains(to) => Ok(false),
+            // A threaded cgroup whose owner has made another one of that name.
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => self.leave(format!(
+                "task {} cannot go back: {from} takes no threads",
+                task.pid
+            )),
             Err(e) => Err(format!(
                 "task {} could not be moved back to {from}: {e}",
                 task.pid
@@ -462,116 +483,6 @@ impl<'a> Work<'a> {
             Back::Left(what) => self.leave(what),
             back => Ok(back == Back::Done),
         }
-    }
-
-    fn remove(&mut self, path: &str, heir: &str) -> Step {
-        if let Some(region) = locked::region_at(self.files, path) {
-            return locked::remove(self.files, path, &region, self.alive);
-        }
-        let origins = Origins::new(self.files, self.entries, path, heir);
-        let mut why = String::new();
-        for attempt in 0..TRIES {
-            if attempt > 0 {
-                std::thread::sleep(PAUSE);
-                (self.alive)();
-            }
-            if !self.files.exists(path) {
-                return Ok(attempt > 0);
-            }
-            if let Err(e) = self.empty(&origins, path, 0) {
-                why = e;
-            }
-            match self.files.rmdir(path) {
-                Ok(()) => return Ok(true),
-                Err(e) if gone(&e) => return Ok(attempt > 0),
-                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
-                    if why.is_empty() {
-                        why = e.to_string();
-                    }
-                }
-                Err(e) => return Err(format!("{path} could not be removed: {e}")),
-            }
-        }
-        Err(format!(
-            "{path} could not be removed within a second: {why}"
-        ))
-    }
-
-    /// Unmounts a resctrl that Quell mounted, unless other programs have made groups in it.
-    fn unmount(&mut self, path: &str) -> Step {
-        let mounted = |work: &Self| Resctrl::find(work.files).map_err(|e| e.to_string());
-        let Some(resctrl) = mounted(self)?.filter(|r| r.root == path) else {
-            return Ok(false);
-        };
-        let mut others = resctrl.groups(self.files).map_err(|e| e.to_string())?;
-        others.remove(0);
-        let monitors = resctrl.default_group().monitors(self.files);
-        others.extend(monitors.map_err(|e| e.to_string())?);
-        // A group of Quell that could not be removed yet keeps the mount for another try.
-        if let Some(ours) = others.iter().find(|g| self.made.contains(g.dir.as_str())) {
-            return Err(format!("{path} stays mounted with {}", ours.dir));
-        }
-        if let Some(other) = others.first() {
-            return self.leave(format!(
-                "{path} stays mounted: somebody has made the group {} in it since",
-                other.name
-            ));
-        }
-        // Quell's own lock keeps it busy.
-        self.lock = None;
-        let mut why = String::new();
-        for attempt in 0..TRIES {
-            if attempt > 0 {
-                std::thread::sleep(PAUSE);
-                (self.alive)();
-            }
-            match self.files.unmount(path) {
-                Ok(()) => return Ok(true),
-                Err(e) if gone(&e) || mounted(self)?.is_none() => return Ok(attempt > 0),
-                Err(e) => why = e.to_string(),
-            }
-        }
-        self.leave(format!("{path} stays mounted: somebody uses it ({why})"))
-    }
-
-    /// Moves every task out of a cgroup and of those inside it. Removes those inside.
-    fn empty(&mut self, origins: &Origins<'_>, path: &str, depth: u32) -> Result<(), String> {
-        // Deeper than any cgroup tree in practice. A bound, so that a hostile tree ends.
-        const DEEPEST: u32 = 32;
-        for name in self.files.list(path).unwrap_or_default() {
-            let child = format!("{path}/{name}");
-            if depth < DEEPEST && self.files.exists(&format!("{child}/cgroup.procs")) {
-                self.empty(origins, &child, depth + 1)?;
-                let _ = self.files.rmdir(&child);
-            }
-        }
-        let left = tasks_in(self.files, path)
-            .map_err(|e| format!("the tasks of {path} could not be read: {e}"))?;
-        let mut failed = Ok(());
-        for tid in left {
-            failed = failed.and(self.go_home(origins, tid));
-        }
-        failed
-    }
-
-    fn go_home(&mut self, origins: &Origins<'_>, tid: u32) -> Result<(), String> {
-        let mut refused = None;
-        for place in origins.of(tid) {
-            let file = procs_file(self.files, &place);
-            match self.files.write(&file, &tid.to_string()) {
-                Ok(()) => {
-                    let told = refused.map(|why| format!("{why}; it is in {place} now"));
-                    self.outcome.undone.left.extend(told);
-                    return Ok(());
-                }
-                Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
-                Err(e) => {
-                    let why = || format!("task {tid} could not be moved to {place}: {e}");
-                    refused.get_or_insert_with(why);
-                }
-            }
-        }
-        refused.map_or(Ok(()), Err)
     }
 }
 

@@ -61,8 +61,7 @@ pub struct SubjectSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubjectId(pub u32);
 
-/// Which program of a group tells of its units: a number of the backend's. A later program may have
-/// that of one that has ended.
+/// Which program of a group tells of its units: a number of the backend's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TellerId(pub u32);
 

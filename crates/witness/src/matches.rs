@@ -112,7 +112,7 @@ impl Matches {
         let kernel = stat.kernel_thread();
         let before = self.known.get(&pid).filter(|p| p.start == stat.id.start);
         let since = before.map_or(self.look, |p| p.since);
-        let own = match kernel || stat.dead() || self.matchers.is_empty() {
+        let own = match kernel || stat.over() || self.matchers.is_empty() {
             true => Match::None,
             false => match tasks::matched(files, &self.matchers, pid) {
                 Ok(Fit::None) => Match::None,

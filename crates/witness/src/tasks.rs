@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use quell_kernel::procfs;
+use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::Files;
 use quell_types::cpuset::CpuSet;
 
@@ -17,8 +17,10 @@ use crate::homes::Homes;
 use crate::matches::Matches;
 use quell_types::witness::Fault;
 
-/// The most threads that are read further in one look. Further strangers are not counted.
+/// The most threads that are read further in one look. Of more nothing is known, and that is said.
 const MOST: usize = 256;
+/// The most that are looked at for that, with those that have ended.
+const MOST_LOOKED_AT: usize = 4096;
 /// The most threads of a group whose time is read at each look, to see whether they share a CPU.
 const SAMPLED: usize = 64;
 /// Age in seconds below which a task may not have been gathered yet.
@@ -145,6 +147,8 @@ impl Tasks {
         self.matches.update(files, &pids);
         let mut reader = Reader {
             left: MOST,
+            reads: MOST_LOOKED_AT,
+            spent: false,
             uptime: uptime(files),
         };
         let mut ended = HashSet::new();
@@ -171,6 +175,10 @@ impl Tasks {
         census.forget(&ended);
         let seen = census.threads.values().map(Vec::len).sum();
         scan.blind = blindness(seen, census.hidden, told(files).map(|(count, _)| count));
+        if reader.spent {
+            let why = "more threads may break a promise than a look reads";
+            scan.blind.get_or_insert_with(|| why.to_owned());
+        }
         self.census = census;
         self.sample(view, &mut scan);
         self.spent = std::mem::take(&mut self.fresh);
@@ -214,11 +222,8 @@ impl Tasks {
             groups,
             ..Thread::default()
         };
-        if wrong {
-            match reader.take_one() {
-                true if self.read(view, &mut thread, reader) => {}
-                _ => return,
-            }
+        if wrong && !self.read(view, &mut thread, reader) {
+            return;
         }
         if wrong || !thread.groups.is_empty() {
             scan.threads.push(thread);
@@ -226,13 +231,13 @@ impl Tasks {
     }
 
     /// Reads more of a thread that may break a promise. Returns whether it is still there.
-    fn read(&mut self, view: &View<'_>, thread: &mut Thread, reader: &Reader) -> bool {
+    fn read(&mut self, view: &View<'_>, thread: &mut Thread, reader: &mut Reader) -> bool {
         let files = view.files;
-        let Ok(Some(stat)) = procfs::thread_stat(files, thread.pid, thread.tid) else {
+        let Some(stat) = reader.thread(files, thread.pid, thread.tid) else {
             return false;
         };
         let bound_by_kernel = stat.bound() && !stat.io_worker();
-        if stat.kernel_thread() || bound_by_kernel || stat.leaving() {
+        if stat.kernel_thread() || bound_by_kernel {
             return false;
         }
         // It may have gone home since the homes were read. Then its CPUs were read too early, too.
@@ -288,11 +293,8 @@ impl Tasks {
         reader: &mut Reader,
     ) -> Option<Fault> {
         let files = view.files;
-        if !reader.take_one() {
-            return None;
-        }
-        let stat = procfs::thread_stat(files, found.pid, found.tid).ok()??;
-        if stat.kernel_thread() || stat.leaving() || reader.is_young(stat.id.start) {
+        let stat = reader.thread(files, found.pid, found.tid)?;
+        if stat.kernel_thread() || reader.is_young(stat.id.start) {
             return None;
         }
         let now = view.homes.places_of(files, found.tid)?;
@@ -363,18 +365,31 @@ fn is_strange(view: &View<'_>, thread: &Thread) -> bool {
 
 /// What bounds the reading of one look.
 struct Reader {
-    /// How many more threads may be read.
+    /// How many more threads may be read that have not ended.
     left: usize,
+    /// How many more may be looked at for that.
+    reads: usize,
+    /// Whether there were more.
+    spent: bool,
     /// Clock ticks since boot.
     uptime: Option<u64>,
 }
 
 impl Reader {
-    /// Whether one more thread may be read.
-    fn take_one(&mut self) -> bool {
-        let may = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        may
+    /// A thread that runs or may run. Those that have ended and were not reaped are not counted, so
+    /// that nobody hides others behind them.
+    fn thread(&mut self, files: &dyn Files, pid: u32, tid: u32) -> Option<Stat> {
+        let Some(reads) = self.reads.checked_sub(1).filter(|_| self.left > 0) else {
+            self.spent = true;
+            return None;
+        };
+        self.reads = reads;
+        let stat = procfs::thread_stat(files, pid, tid).ok()??;
+        if stat.leaving() {
+            return None;
+        }
+        self.left -= 1;
+        Some(stat)
     }
 
     /// Whether a task was born, in clock ticks since boot, so lately that it may not have been

@@ -26,7 +26,7 @@ gathered() { home $1 | grep -q ^/quell; }
 held() { [ "$(sed -n 's/^Max locked memory *\([^ ]*\).*/\1/p' /proc/$1/limits)" = unlimited ]; }
 limit() { sed -n 's/^Max locked memory *\([^ ]*\).*/\1/p' /proc/$1/limits; }
 begin() { quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!; }
-end() { kill -TERM $run; wait $run; echo "$1 status $?"; said; [ -e $C/quell.slice ] && echo "$1 never gone"; }
+end() { kill -TERM $run; wait $run; echo "$1 status $?"; said; ls -d $C/quell* 2>/dev/null && echo "$1 never gone"; }
 limited() { printf 'quell = 1\n[group.noise]\nrole = "best-effort"\nlimit.cpu-time = "50%%"\nmatch = [%s]\n' "$*" >/tmp/policy.toml; }
 
 as user/session 'while :; do sleep 1000; done'; user=$!
@@ -75,10 +75,12 @@ echo shut home $(home $shut)
 echo shut other $(home $other)
 kill $shut $other
 
-# A cgroup is too deep for its path to be told.
-as user/own 'cd /sys/fs/cgroup/user/own; n=0; long=$(printf %0250d 0); while [ $n -lt 18 ]; do mkdir $long && cd $long || break; n=$((n + 1)); done; echo $$ >cgroup.procs; touch /tmp/deep; while :; do sleep 1000; done'; deep=$!
+# A cgroup is too deep for its path to be told: of this kernel some 4095 bytes of it.
+mkdir $C/user/own/leaf
+chown -R 1000 $C/user/own/leaf
+as user/own/leaf 'cd /sys/fs/cgroup/user/own; n=0; long=$(printf %0250d 0); while [ $n -lt 15 ]; do mkdir $long && cd $long || break; n=$((n + 1)); done; mkdir -p $long/$long/$long; echo $$ >$long/$long/$long/cgroup.procs; touch /tmp/deep; while :; do sleep 1000; done'; deep=$!
 within 20 test -e /tmp/deep || echo never deep
-echo deep path $(home $deep | wc -c)
+echo deep path $(cat /proc/$deep/cgroup 2>/dev/null | wc -c)
 as user/session 'exec sleep 22000'; plain=$!
 mkdir $C/some.service
 sh -c 'echo $$ >/sys/fs/cgroup/some.service/cgroup.procs; exec sleep 22001' & unit=$!
@@ -121,6 +123,57 @@ end hidden
 echo hidden limit $(limit $(number 24000)) $(limit $giver)
 kill $giver $(number 24000)
 
+# A path that is told, and leaves no room for the name of a file.
+as user/own/leaf 'cd /sys/fs/cgroup/user/own; long=$(printf %0249d 0); n=0; while [ $n -lt 16 ]; do mkdir $long && cd $long || break; n=$((n + 1)); done; short=$(printf %045d 0); mkdir $short && cd $short; echo $$ >cgroup.procs; touch /tmp/edge; while :; do sleep 1000; done'; edge=$!
+within 20 test -e /tmp/edge || echo never edge
+echo edge path $(home $edge | wc -c)
+as user/session 'exec sleep 25000'; plain=$!
+sleep 2
+limited '{ user = "1000" }'
+begin
+within 60 gathered $plain || echo never gathered
+echo edge home $(home $edge | wc -c)
+end edge
+kill $edge $plain
+
+# A limit of the user's own keeps nobody out.
+mkdir $C/user/own/m2
+echo 40000000 >$C/user/own/m2/memory.max
+chown -R 1000 $C/user/own/m2
+as user/own/m2 'exec sleep 26000'; mine=$!
+sleep 2
+limited "{ pid = $mine }"
+begin
+within 60 gathered $mine || echo never gathered
+end mine
+kill $mine
+
+# An immune program keeps the value that it had, and lowers it when the run is over.
+as user/session 'until [ "$(cat /proc/$$/oom_score_adj)" = -1000 ]; do usleep 20000; done; touch /tmp/was; until [ -e /tmp/after ]; do echo 0 >/proc/$$/oom_score_adj; usleep 10000; done; echo -1000 >/proc/$$/oom_score_adj; touch /tmp/tried; while :; do sleep 1000; done'; immune=$!
+as user/session 'exec sleep 27000'; hog=$!
+sleep 2
+printf 'quell = 1\n[group.app]\nrole = "critical"\ncpus = "any"\nmatch = [{ pid = %s }]\n[group.hog]\nrole = "best-effort"\ncpus = "any"\nmatch = [{ pid = %s }]\nallow = ["freeze"]\n[pressure]\n' $immune $hog >/tmp/policy.toml
+score() { cat /proc/$1/oom_score_adj; }
+begin
+within 60 test -e /tmp/was || echo never immune
+sleep 3
+end immune
+touch /tmp/after
+within 20 test -e /tmp/tried || echo never tried
+echo immune score $(score $immune)
+kill -9 $immune $hog
+
+# Programs that begin others without end keep no cgroup.
+as user/session 'f() { sleep 0.05; f & }; n=0; while [ $n -lt 6 ]; do f & n=$((n + 1)); done; while :; do sleep 1000; done'; storm=$!
+sleep 2
+limited '{ user = "1000" }'
+begin
+within 60 gathered $storm || echo never gathered
+sleep 2
+end storm
+echo 1 >$C/user/session/cgroup.kill
+echo 1 >$C/user/own/cgroup.kill
+
 # What was given is lowered, and who has it is stopped.
 as user/session 'ulimit -l 3000; while ! [ -e /tmp/lower ]; do usleep 50000; done; ulimit -l 400000; touch /tmp/lowered; while :; do sleep 1000; done'; lower=$!
 as user/session 'ulimit -l 3000; while ! [ -e /tmp/lower ]; do usleep 50000; done; kill -STOP $$; while :; do sleep 1000; done'; still=$!
@@ -161,13 +214,20 @@ fn a_users_own_cgroups_and_limits_change_nothing() {
         (one("shut home"), one("shut other")),
         ("/user/session", "/user/session")
     );
-    assert_eq!(one("deep status"), "0");
+    // Its path is not told whole. It stays, and the witness sees it outside.
+    assert_eq!((one("deep path"), one("deep status")), ("4099", "3"));
     // The witness sees it outside.
     assert_eq!(
         (one("limited home"), one("limited status")),
         ("/user/own/m", "3")
     );
     assert_eq!(one("alone status"), "2");
+    assert!(one("edge path").parse::<u32>().unwrap() > 4000);
+    assert_eq!(one("edge home"), one("edge path"), "too deep to be moved");
+    assert_eq!(one("mine status"), "0");
+    // The witness may see one that was not moved yet.
+    assert!(["0", "3"].contains(&one("storm status")), "{}", said.0);
+    assert_eq!(one("immune score"), "0");
     assert!(one("hidden path").parse::<u32>().unwrap() > 50);
     assert_eq!(one("hidden limit"), "3072000 3072000");
     assert_eq!(one("lock before"), "3072000 3072000");

@@ -1,6 +1,6 @@
 //! Programs that the OOM killer must not kill.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use quell_kernel::error::Result;
 use quell_kernel::{cgroup_tree, oom, procfs};
@@ -25,19 +25,15 @@ impl Immunity {
         let Some(group) = host.groups.of.get(name).filter(|_| self.of.contains(name)) else {
             return Ok(());
         };
-        let dirs = group.cgroups.tasks_dirs();
-        let Some(dir) = dirs.first().cloned() else {
-            return Ok(());
-        };
         // Processes, on v1 too: after a thread has ended, nothing says which process it belonged
-        // to.
-        let mut inside = Vec::new();
-        for dir in &dirs {
-            cgroup_tree::processes(&host.files, dir, |pid| inside.push(pid));
+        // to. Each with the cgroup in which its children will be.
+        let mut inside = BTreeMap::new();
+        for dir in group.cgroups.tasks_dirs() {
+            cgroup_tree::processes(&host.files, &dir, |pid| {
+                inside.entry(pid).or_insert_with(|| dir.clone());
+            });
         }
-        inside.sort_unstable();
-        inside.dedup();
-        for pid in inside {
+        for (pid, dir) in inside {
             let Some(stat) = procfs::stat(&host.files, pid)? else {
                 continue;
             };

@@ -243,12 +243,16 @@ pub fn oom_score(
         return Ok(false);
     }
     let mark = writer.journal.mark();
-    writer.journal.record(&Undo::OomScore {
-        task,
-        old,
-        new,
-        dir: dir.to_owned(),
-    })?;
+    // A process may change its value again and again.
+    let is = |e: &Undo| matches!(e, Undo::OomScore { task: of, new: to, .. } if (*of, *to) == (task, new));
+    if !writer.journal.entries().iter().any(is) {
+        writer.journal.record(&Undo::OomScore {
+            task,
+            old,
+            new,
+            dir: dir.to_owned(),
+        })?;
+    }
     let text = new.to_string();
     let written = match &file {
         Some(file) => file.write_at(text.as_bytes(), 0).map(drop),

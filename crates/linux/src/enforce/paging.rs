@@ -204,7 +204,9 @@ impl Wanted {
         let Some(filled) = self.lock else {
             return Ok(());
         };
-        let present = host.processes(group)?;
+        let mut present = host.processes(group)?;
+        // Whoever has not failed yet comes first.
+        present.sort_by_key(|stat| self.failed.contains_key(&stat.id));
         let lost = !self.failed.is_empty();
         let begun = rt::now();
         for stat in &present {

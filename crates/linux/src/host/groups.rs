@@ -227,8 +227,13 @@ impl Host {
                 "group {name}: its tasks multiply faster than they can be moved; they are moved as they are found"
             ));
         }
+        let meant = |task: &TaskId| {
+            let mut tables = group.matching.iter();
+            tables.any(|table| table.pid == Some(task.pid))
+        };
         for one in stay {
-            if group.stay.len() < MOST_NAMED && group.stay.insert(one.task) {
+            let named = group.stay.len() >= MOST_NAMED && !meant(&one.task);
+            if !named && group.stay.insert(one.task) {
                 let what = format!("group {name}: {one}; {}", one.remedy());
                 group.untold.push(what);
             }

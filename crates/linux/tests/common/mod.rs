@@ -167,7 +167,9 @@ impl Picture {
         }
         let mut settings = BTreeMap::new();
         let mut note = |path: String| {
-            if let Ok(text) = files.read(&path) {
+            // Twice: an interrupt may just move.
+            let first = files.read(&path);
+            if let Ok(text) = first.and_then(|text| irq::read_settled(kernel, &path, &text)) {
                 settings.insert(path, text);
             }
         };
