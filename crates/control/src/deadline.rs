@@ -426,6 +426,7 @@ impl Deadline {
         let deadline = self.aim.deadline.unwrap_or_default();
         // Who declares what the units need, and tells of none, is silent as well.
         let (last, between, least) = match (self.last, self.guessed_at) {
+            (Some(last), _) if self.between == Nanos(0) => (last, deadline, SILENT),
             (Some(last), _) => (last, self.between, SILENT),
             (None, guessed_at) => (guessed_at?, deadline, FIRST),
         };

@@ -90,9 +90,10 @@ impl Deadlines {
     /// The controller of a program: its own, else the first of the aim that nobody has yet, else a
     /// new one, else that of a program that fell silent.
     fn controller(&mut self, aim: usize, teller: u32, now: Nanos) -> Option<usize> {
+        // The last: who comes and goes without end takes what others of that kind had.
         let is = |test: &dyn Fn(&OfOne) -> bool| {
-            let mut all = self.each.iter();
-            all.position(|one| one.aim == aim && test(one))
+            let all = &self.each;
+            all.iter().rposition(|one| one.aim == aim && test(one))
         };
         let own = is(&|one| one.teller == Some(teller));
         if let Some(n) = own.or_else(|| is(&|one| one.teller.is_none())) {
@@ -101,8 +102,9 @@ impl Deadlines {
         }
         let many = self.each.iter().filter(|one| one.aim == aim).count();
         if many >= MOST_TELLERS {
-            let silent = is(&|one| one.control.is_silent());
-            let n = silent.or_else(|| is(&|_| true))?;
+            let Some(n) = is(&|one| one.control.is_silent()) else {
+                return is(&|_| true);
+            };
             self.each[n].teller = Some(teller);
             return Some(n);
         }

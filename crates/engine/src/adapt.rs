@@ -45,14 +45,25 @@ struct Watched {
     lost: u64,
     /// When a finding reports that no unit has come. `None` once one has come or it was reported.
     missed: Option<Nanos>,
-    /// By the program that told of units: when its first one ended, and those from [`SETTLED`] on.
-    judged: BTreeMap<TellerId, (Nanos, TargetVerdict)>,
-    /// What programs did that are not judged by themselves any more.
+    first: Option<Nanos>,
+    /// Units from [`SETTLED`] on, by the program that told of them.
+    judged: BTreeMap<TellerId, Judged>,
+    /// Units of programs that had just begun, and of those that are not judged by themselves any
+    /// more.
     others: TargetVerdict,
 }
 
-/// The most programs of a group that are judged by themselves. For one more, that with the fewest
-/// late units is not any more.
+/// What one program told.
+#[derive(Clone, Copy, Debug)]
+struct Judged {
+    /// When its first unit ended, and its last.
+    first: Nanos,
+    last: Nanos,
+    verdict: TargetVerdict,
+}
+
+/// The most programs of a group that are judged by themselves. For one more, that is not any more
+/// which has told of nothing for longest. There are fewer sessions at a time.
 const MOST_TELLERS: usize = 128;
 
 impl Watched {
@@ -63,27 +74,39 @@ impl Watched {
         self.late += u64::from(late);
         self.missed = None;
         if self.judged.len() >= MOST_TELLERS && !self.judged.contains_key(&teller) {
-            let fewest = self.judged.iter().min_by_key(|(_, (_, one))| one.late);
-            let fewest = fewest.map(|(teller, _)| *teller);
-            if let Some((_, one)) = fewest.and_then(|fewest| self.judged.remove(&fewest)) {
-                self.others.add(&one);
+            let oldest = self.judged.iter().min_by_key(|(_, one)| one.last);
+            let oldest = oldest.map(|(teller, _)| *teller);
+            if let Some(one) = oldest.and_then(|oldest| self.judged.remove(&oldest)) {
+                self.others.add(&one.verdict);
             }
         }
-        let allowed = Share(Share::WHOLE.0.saturating_sub(self.observed.percentile.0));
-        let new = TargetVerdict {
-            allowed,
-            ..TargetVerdict::default()
+        let new = Judged {
+            first: unit.ended,
+            last: unit.ended,
+            verdict: TargetVerdict::default(),
         };
-        let (first, judged) = self.judged.entry(teller).or_insert((unit.ended, new));
-        if target.is_some() && unit.ended.since(*first) >= SETTLED {
-            judged.units += 1;
-            judged.late += u64::from(late);
-            judged.longest_ns = judged.longest_ns.max(unit.took.0);
+        let one = self.judged.entry(teller).or_insert(new);
+        one.last = unit.ended;
+        let first = *self.first.get_or_insert(unit.ended);
+        if target.is_none() || unit.ended.since(first) < SETTLED {
+            return;
         }
+        let into = match unit.ended.since(one.first) < SETTLED {
+            true => &mut self.others,
+            false => &mut one.verdict,
+        };
+        into.add(&TargetVerdict {
+            units: 1,
+            late: u64::from(late),
+            allowed: Share(Share::WHOLE.0.saturating_sub(self.observed.percentile.0)),
+            longest_ns: unit.took.0,
+            programs: None,
+        });
     }
 
     fn verdict(&self) -> TargetVerdict {
-        let each: Vec<TargetVerdict> = self.judged.values().map(|(_, one)| *one).collect();
+        let judged = self.judged.values().map(|one| one.verdict);
+        let each: Vec<TargetVerdict> = judged.filter(|one| one.units > 0).collect();
         TargetVerdict::worst(&each, self.others)
     }
 
@@ -287,6 +310,7 @@ impl Adapt {
                 late: 0,
                 lost: 0,
                 missed: Some(now.plus(FIRST_WITHIN)),
+                first: None,
                 judged: BTreeMap::new(),
                 others: TargetVerdict::default(),
             };

@@ -7,6 +7,9 @@ use quell_kernel::root::Files;
 use quell_kernel::{cgroup_tree, procfs};
 use quell_types::task::TaskId;
 
+/// Processes between an heir and who it has its setting from.
+const GENERATIONS: usize = 64;
+
 /// Where the heirs of a process are.
 pub struct Family<'a> {
     /// The cgroup with its children. Empty: they are not known.
@@ -23,15 +26,21 @@ impl<'a> Family<'a> {
         Self { dir, since, own }
     }
 
-    /// The process and those in the cgroup or below that may have the setting from it and still
-    /// have it.
-    pub fn of(&self, files: &dyn Files, task: TaskId, has: &dyn Fn(u32) -> bool) -> Vec<u32> {
+    /// The process and those in the cgroup or below that may have the setting from it, as far as
+    /// they are `wanted`. `has` says whether a process has the setting now.
+    pub fn of(
+        &self,
+        files: &dyn Files,
+        task: TaskId,
+        has: &dyn Fn(u32) -> bool,
+        wanted: &dyn Fn(u32) -> bool,
+    ) -> Vec<u32> {
         let mut found = vec![task.pid];
         if !self.dir.is_empty() {
             found.extend(cgroup_tree::suspects(files, self.dir));
         }
         // A process that ended, or has another setting by now, is left alone.
-        found.retain(|pid| self.inherits(files, *pid, task, has) && has(*pid));
+        found.retain(|pid| self.inherits(files, *pid, task, has) && wanted(*pid));
         found
     }
 
@@ -45,17 +54,27 @@ impl<'a> Family<'a> {
         has: &dyn Fn(u32) -> bool,
     ) -> bool {
         let begun = task.start.max(self.since);
-        match procfs::stat(files, pid) {
-            Ok(Some(stat)) if stat.id == task => true,
-            Ok(Some(stat)) if self.own.contains(&stat.id) => false,
-            Ok(Some(stat)) if pid != task.pid && stat.id.start >= begun => {
-                // An orphan's parent (the first process or a subreaper) cannot have handed on a
-                // setting that it does not have.
-                stat.parent == 1
-                    || !has(stat.parent)
-                    || procfs::ancestry(files, pid).is_ok_and(|chain| chain.contains(&task.pid))
+        let stat = |pid| procfs::stat(files, pid).ok().flatten();
+        let mut at = match stat(pid) {
+            Some(stat) if stat.id == task => return true,
+            Some(stat) if pid != task.pid => stat,
+            _ => return false,
+        };
+        for _ in 0..GENERATIONS {
+            if self.own.contains(&at.id) || at.id.start < begun {
+                return false;
             }
-            _ => false,
+            // An orphan's parent (the first process or a subreaper) cannot have handed on a setting
+            // that it does not have. Another one may be an heir itself.
+            let parent = at.parent;
+            if parent == task.pid || parent == 1 || !has(parent) {
+                return true;
+            }
+            match stat(parent) {
+                Some(above) => at = above,
+                None => return true,
+            }
         }
+        false
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use quell_kernel::cgroup::Hierarchy;
 use quell_kernel::error::Result;
+use quell_kernel::identity::person;
 use quell_kernel::memory::Memory;
 use quell_kernel::procfs::{self, Stat, UNTOLD};
 use quell_kernel::root::Files;
@@ -13,7 +14,7 @@ use quell_types::units::Bytes;
 
 use crate::group_cgroups::within;
 
-/// Cgroups above a process that are looked at. Deeper ones are made to take time.
+/// The cgroups from the root on that are looked at. Deeper ones are made to take time.
 const DEEPEST: usize = 64;
 
 /// A process that stays in its cgroup, because a limit of memory would not hold for it elsewhere.
@@ -32,7 +33,7 @@ pub struct Limited {
 pub enum Why {
     /// It would leave the limit of this cgroup, from the root of its hierarchy.
     Leaves(String, Bytes),
-    /// Its cgroup lies too deep for limits to be read.
+    /// The path of its cgroup is too long to be read.
     Deep,
 }
 
@@ -44,7 +45,7 @@ impl Limited {
             Why::Leaves(cgroup, _) => format!(
                 "put it into a cgroup below that, and match it: match = [{{ cgroup = \"{cgroup}/NAME\" }}]"
             ),
-            Why::Deep => "put it into a cgroup with fewer above it".to_owned(),
+            Why::Deep => "put it into a cgroup with a shorter path".to_owned(),
         }
     }
 }
@@ -57,7 +58,7 @@ impl fmt::Display for Limited {
             Why::Leaves(cgroup, limit) => {
                 write!(f, "it would leave {cgroup} and its memory limit of {limit}")
             }
-            Why::Deep => f.write_str("its cgroup lies too deep for limits to be read"),
+            Why::Deep => f.write_str("the path of its cgroup is too long to be read"),
         }
     }
 }
@@ -105,14 +106,17 @@ impl<'a> Limits<'a> {
             None => Some(Why::Deep),
             Some(limits) if limits.is_empty() => None,
             Some(limits) => {
-                let user = procfs::users(files, process.id.pid)?.map(|[real, _, _]| real);
-                let own = |owner: &Option<u32>| *owner != Some(0) && *owner == user;
+                // It has ended.
+                let Some([real, _, _]) = procfs::users(files, process.id.pid)? else {
+                    return Ok(None);
+                };
+                let user = person(files, real);
+                let own = |owner: u32| owner != 0 && person(files, owner) == user;
                 let mut others = limits
                     .iter()
-                    .filter(|(_, _, owner)| owner.is_none() || !own(owner));
-                others
-                    .next()
-                    .map(|(cgroup, limit, _)| Why::Leaves(cgroup.clone(), *limit))
+                    .filter(|(_, _, owner)| !owner.is_some_and(own));
+                let other = others.next();
+                other.map(|(cgroup, limit, _)| Why::Leaves(cgroup.clone(), *limit))
             }
         };
         Ok(why.map(|why| Limited {
@@ -123,10 +127,15 @@ impl<'a> Limits<'a> {
     }
 
     fn read(&self, files: &dyn Files, from: &str) -> Result<Option<Vec<Limit>>> {
-        let chain = Memory::of(self.hierarchy, from).chain();
-        if chain.len() > DEEPEST || from.ends_with(UNTOLD) {
+        if from.ends_with(UNTOLD) {
             return Ok(None);
         }
+        // Limits further down are of whoever made those.
+        let below = from.strip_prefix(&self.hierarchy.mount).unwrap_or(from);
+        let ends = below.match_indices('/').map(|(at, _)| at);
+        let end = ends.skip(1).nth(DEEPEST - 1).unwrap_or(below.len());
+        let top = format!("{}{}", self.hierarchy.mount, &below[..end]);
+        let chain = Memory::of(self.hierarchy, &top).chain();
         let mut found = Vec::new();
         for dir in chain.iter().rev().filter(|dir| !within(self.to, dir)) {
             let memory = Memory::of(self.hierarchy, dir);

@@ -16,7 +16,6 @@ use quell_types::units::Bytes;
 
 use crate::change::JournaledWriter;
 use crate::fault;
-use crate::heirs::Family;
 
 /// How an attempt to make a process lock its memory came out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -246,39 +245,28 @@ pub fn unlock(
     }
 }
 
-/// Sets the limit of a process back, and of those that have it from it, unless it is no
-/// more than it was.
+/// Whether a process has the limit that it was given, or a part of it that is more than it had: it
+/// may have lowered it, and could not raise it above its own hard limit.
+pub fn is_lifted(files: &dyn Files, pid: u32, before: LockLimit) -> bool {
+    let above = |now: Option<u64>| {
+        let hard = before.hard;
+        hard.is_some_and(|hard| now.is_none_or(|now| now > hard))
+    };
+    let now = files.lock_limit(pid, None);
+    before != limit::ANY && now.is_ok_and(|now| now == limit::ANY || above(now.hard))
+}
+
+/// Sets the limit of a process back. Whether it was, or why it could not be.
 pub fn limit_back(
     files: &dyn Files,
-    task: TaskId,
+    pid: u32,
     before: LockLimit,
-    family: &Family<'_>,
 ) -> std::result::Result<bool, String> {
-    if before == limit::ANY {
-        return Ok(false);
+    match files.lock_limit(pid, Some(before)) {
+        Ok(_) => Ok(true),
+        Err(e) if gone(&e) => Ok(false),
+        Err(e) => Err(format!(
+            "the limit of locked memory of process {pid} could not be set back: {e}"
+        )),
     }
-    // A process may have lowered what it was given. It could not raise it above its own hard limit.
-    let above = |now: Option<u64>| {
-        before
-            .hard
-            .is_some_and(|hard| now.is_none_or(|now| now > hard))
-    };
-    let has = |pid| {
-        files
-            .lock_limit(pid, None)
-            .is_ok_and(|now| now == limit::ANY || above(now.hard))
-    };
-    let mut undone = false;
-    for pid in family.of(files, task, &has) {
-        match files.lock_limit(pid, Some(before)) {
-            Ok(_) => undone = true,
-            Err(e) if gone(&e) => {}
-            Err(e) => {
-                return Err(format!(
-                    "the limit of locked memory of process {pid} could not be set back: {e}"
-                ));
-            }
-        }
-    }
-    Ok(undone)
 }

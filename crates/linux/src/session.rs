@@ -1,7 +1,6 @@
 //! One hold on the machine: the lock, the run's folder with journal and lease, and the watchdog. It
 //! begins before the first change and ends after the last undo.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -224,16 +223,27 @@ impl Session {
             Ok(stat) => stat.is_some_and(|stat| stat.id == task),
             Err(_) => true,
         };
-        // A child may have the setting of one that has ended. The earliest says so of all of those
-        // that had the same before in the same place.
-        let told = RefCell::new(BTreeSet::new());
-        self.journal.rewrite(self.base, &|entry| match entry {
-            Undo::Move { task, .. } | Undo::Affinity { task, .. } => runs(*task),
+        // A child may have the setting of one that has ended. Of all of those that had the same before
+        // in the same place, the first and the last say so.
+        let key = |entry: &Undo| match entry {
             Undo::Lock {
                 task, before, dir, ..
-            } => runs(*task) || told.borrow_mut().insert(format!("{before:?} {dir}")),
-            Undo::OomScore { task, old, dir, .. } => {
-                runs(*task) || told.borrow_mut().insert(format!("{old} {dir}"))
+            } if !runs(*task) => Some((*task, format!("{before:?} {dir}"))),
+            Undo::OomScore { task, old, dir, .. } if !runs(*task) => {
+                Some((*task, format!("{old} {dir}")))
+            }
+            _ => None,
+        };
+        let (mut first, mut last) = (BTreeMap::new(), BTreeMap::new());
+        for (task, key) in self.journal.since(self.base).iter().filter_map(key) {
+            first.entry(key.clone()).or_insert(task);
+            last.insert(key, task);
+        }
+        let told: BTreeSet<TaskId> = first.into_values().chain(last.into_values()).collect();
+        self.journal.rewrite(self.base, &|entry| match entry {
+            Undo::Move { task, .. } | Undo::Affinity { task, .. } => runs(*task),
+            Undo::Lock { task, .. } | Undo::OomScore { task, .. } => {
+                told.contains(task) || runs(*task)
             }
             _ => true,
         })?;

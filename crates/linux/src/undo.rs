@@ -27,7 +27,7 @@ use quell_kernel::{cgroup_tree, freezer, irq, msr, oom, pidfd, privileges, procf
 use quell_record::backend::Undone;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::{Stopped, Undo};
-use quell_types::task::TaskId;
+use quell_types::task::{LockLimit, TaskId};
 use rustix::thread::CapabilitySet;
 
 use crate::heirs::Family;
@@ -80,10 +80,8 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
                 dir,
                 since,
             } => {
-                let family = Family::new(dir, *since, &work.lifted);
-                let back = memory_lock::limit_back(files, *task, *before, &family);
-                locking.push((*task, entry, back == Ok(true)));
-                back
+                locking.push((*task, *before, entry));
+                work.limits_of_heirs(*task, *before, dir, *since)
             }
             Undo::Settle { side } => unsettle::finish(files, side, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
@@ -93,12 +91,16 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
         };
         work.note(entry, result);
     }
-    work.outcome.failed.reverse();
-    // A program can have whoever makes it unlock its memory wait. So that comes last.
-    for (task, entry, counted) in locking {
+    // A program can have whoever makes it unlock its memory wait. So that comes last, and its limit
+    // after that: with more locked than it may lock it could map nothing.
+    for (task, before, entry) in locking {
+        fault::boundary();
+        alive();
         let unlocked = memory_lock::unlock(files, task, alive);
-        work.note(entry, unlocked.map(|unlocked| unlocked && !counted));
+        let back = work.limit_of(task, before);
+        work.note(entry, back.and_then(|back| unlocked.map(|did| did || back)));
     }
+    work.outcome.failed.reverse();
     work.outcome
 }
 
@@ -131,6 +133,8 @@ struct Work<'a> {
     scored: BTreeSet<TaskId>,
     /// Processes whose `oom_score_adj` was set back, by the task that it was recorded of.
     rescored: BTreeMap<u32, TaskId>,
+    /// Heirs whose limit of locked memory was set back, by the task that they had it from.
+    limited: BTreeMap<u32, TaskId>,
     /// Tasks whose limit of locked memory is recorded.
     lifted: BTreeSet<TaskId>,
     /// Files that the kernel refused to change: they read as before.
@@ -179,6 +183,7 @@ impl<'a> Work<'a> {
             made,
             scored: scored.collect(),
             rescored: BTreeMap::new(),
+            limited: BTreeMap::new(),
             lifted: lifted.collect(),
             refused: refused.collect(),
             resumed: BTreeMap::new(),
@@ -370,17 +375,18 @@ impl<'a> Work<'a> {
     }
 
     fn oom_score(&mut self, task: TaskId, old: i32, new: i32, dir: &str) -> Step {
-        let anothers = |pid| self.rescored.get(&pid).is_some_and(|by| *by != task);
+        let mine = |pid| self.rescored.get(&pid).is_none_or(|by| *by == task);
         let value = |pid| oom::adjustment(self.files, pid).ok().flatten();
         // A process may raise its own value: what is left of what it was given goes as well.
         let given = |now: i32| now == new || (new..old).contains(&now);
-        let may = |pid| !anothers(pid) && value(pid).is_some_and(|now| given(now) || new < old);
+        let has = |pid| mine(pid) && value(pid).is_some_and(given);
+        let wanted = |pid| has(pid) || new < old && mine(pid);
         let family = Family::new(dir, task.start, &self.scored);
-        let mut restored = Vec::new();
-        for pid in family.of(self.files, task, &may) {
+        let (mut any, mut done) = (false, Vec::new());
+        for pid in family.of(self.files, task, &has, &wanted) {
             let Some(now) = value(pid) else { continue };
             match self.files.write(&oom::path(pid), &old.to_string()) {
-                Ok(()) if given(now) => restored.push((pid, task)),
+                Ok(()) if given(now) => any = true,
                 // It has raised its value, and could lower it again to what it was given: the
                 // kernel notes the lowest by what root writes.
                 Ok(()) => privileges::without(CapabilitySet::SYS_RESOURCE, || {
@@ -395,10 +401,36 @@ impl<'a> Work<'a> {
                     ));
                 }
             }
+            done.push((pid, task));
         }
-        let any = !restored.is_empty();
-        self.rescored.extend(restored);
+        self.rescored.extend(done);
         Ok(any)
+    }
+
+    /// Sets the limits of locked memory back in the heirs of a task. Their memory is not locked by
+    /// what it was made to do.
+    fn limits_of_heirs(&mut self, task: TaskId, before: LockLimit, dir: &str, since: u64) -> Step {
+        let has = |pid| {
+            let mine = self.limited.get(&pid).is_none_or(|by| *by == task);
+            mine && memory_lock::is_lifted(self.files, pid, before)
+        };
+        let family = Family::new(dir, since, &self.lifted);
+        let mut any = false;
+        let heirs = family.of(self.files, task, &has, &has).into_iter();
+        for pid in heirs.filter(|pid| *pid != task.pid) {
+            any |= memory_lock::limit_back(self.files, pid, before)?;
+            self.limited.insert(pid, task);
+        }
+        Ok(any)
+    }
+
+    fn limit_of(&self, task: TaskId, before: LockLimit) -> Step {
+        let is = procfs::stat(self.files, task.pid).map_err(|e| e.to_string())?;
+        let is = is.is_some_and(|stat| stat.id == task);
+        match is && memory_lock::is_lifted(self.files, task.pid, before) {
+            true => memory_lock::limit_back(self.files, task.pid, before),
+            false => Ok(false),
+        }
     }
 
     fn put_back(&mut self, task: TaskId, from: &'a str, to: &'a str) -> Step {

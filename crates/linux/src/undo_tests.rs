@@ -229,6 +229,49 @@ fn what_is_left_of_an_immunity_goes_as_well() {
     assert_eq!(now, ["0", "0", "0", "7"]);
 }
 
+#[test]
+fn an_heir_of_an_heir_and_one_of_a_subreaper_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let stat =
+        |pid: u32, parent: u32| format!("{pid} (x) S {parent}{} {pid}00 0 0", " 0".repeat(17));
+    // 10 has ended. 5 is a subreaper, 12 the child of an orphan, 8 began before and has its own.
+    let all = [
+        (5, 1, "0"),
+        (8, 1, "-1000"),
+        (11, 5, "-1000"),
+        (12, 11, "-1000"),
+        (13, 8, "-1000"),
+    ];
+    let all = all.map(|(pid, parent, now)| {
+        [
+            (format!("proc/{pid}/stat"), stat(pid, parent)),
+            (format!("proc/{pid}/oom_score_adj"), now.to_owned()),
+        ]
+    });
+    let content: Vec<(&str, &str)> = all
+        .iter()
+        .flatten()
+        .map(|(p, t)| (p.as_str(), t.as_str()))
+        .chain([("g/cgroup.procs", "8\n11\n12\n13\n")])
+        .collect();
+    let kernel = files(dir.path(), &content);
+    let entry = Undo::OomScore {
+        task: TaskId {
+            pid: 10,
+            start: 1000,
+        },
+        old: 0,
+        new: -1000,
+        dir: "/g".into(),
+    };
+    undo(&kernel, &[entry]);
+    let now = [8, 11, 12, 13].map(|pid| {
+        let now = kernel.read(&format!("/proc/{pid}/oom_score_adj"));
+        now.unwrap().trim().to_owned()
+    });
+    assert_eq!(now, ["-1000", "0", "0", "-1000"]);
+}
+
 /// An interrupt that the kernel is about to move reads as it was before the last move.
 #[test]
 fn an_interrupt_that_just_moves_is_not_somebody_elses() {

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How the units of a group did against their target, from two seconds after the first on. Of
-/// several programs those of the worst count.
+/// several programs each is judged by itself, from two seconds after its own first unit on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TargetVerdict {
     /// Number of units.
@@ -16,7 +16,7 @@ pub struct TargetVerdict {
     pub allowed: Share,
     /// The longest time that a unit took, in nanoseconds.
     pub longest_ns: u64,
-    /// Number of programs that told of units. Absent for one.
+    /// Number of sessions that were judged by themselves. Absent for one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub programs: Option<u64>,
 }
@@ -38,10 +38,10 @@ impl TargetVerdict {
 
     /// Whether so many units were late that a program of which no more are than may be is hardly
     /// ever so unlucky: of many programs one always has the most. Three times the spread of as many
-    /// draws.
+    /// draws, and two, since few draws are spread further.
     fn is_worse_than_chance(&self) -> bool {
         let may = self.units as f64 * self.allowed.0 as f64 / Share::WHOLE.0 as f64;
-        self.late as f64 > may + 3.0 * may.sqrt()
+        self.late as f64 > may + 3.0 * may.sqrt() + 2.0
     }
 
     /// The verdict of several programs: that of all together, unless one of them was late more
@@ -84,9 +84,10 @@ mod tests {
         assert_eq!(judged(&[of(1000, 3)]), (1000, 3, None, true));
         let hidden = [of(100_000, 0), of(200, 20)];
         assert_eq!(judged(&hidden), (200, 20, Some(2), false));
-        // Two of a hundred may be late by chance, and more so in one of many.
-        let unlucky = [of(1000, 3), of(100, 2)];
-        assert_eq!(judged(&unlucky), (1100, 5, Some(2), true));
+        // One unit says nothing about a hundredth, and two of a hundred may be late by chance.
+        assert_eq!(judged(&[of(1000, 3), of(1, 1)]), (1001, 4, Some(2), true));
+        assert_eq!(judged(&[of(1000, 3), of(8, 2)]), (1008, 5, Some(2), true));
+        assert_eq!(judged(&[of(1000, 3), of(100, 2)]), (1100, 5, Some(2), true));
         let many: Vec<TargetVerdict> = (0..50).map(|_| of(100, 2)).collect();
         assert_eq!(judged(&many), (5000, 100, Some(50), false));
         assert_eq!(TargetVerdict::worst(&[], TargetVerdict::default()).units, 0);

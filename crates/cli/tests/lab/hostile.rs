@@ -164,7 +164,8 @@ echo immune score $(score $immune)
 kill -9 $immune $hog
 
 # Programs that begin others without end keep no cgroup.
-as user/session 'f() { sleep 0.05; f & }; n=0; while [ $n -lt 6 ]; do f & n=$((n + 1)); done; while :; do sleep 1000; done'; storm=$!
+echo 300 >$C/user/pids.max
+as user/session 'f() { f & }; f; f; f; while :; do sleep 1000; done'; storm=$!
 sleep 2
 limited '{ user = "1000" }'
 begin

@@ -46,13 +46,14 @@ impl Work<'_> {
                         why = e.to_string();
                     }
                 }
-                Err(e) => return Err(format!("{path} could not be removed: {e}")),
+                Err(e) => {
+                    why = e.to_string();
+                    break;
+                }
             }
         }
         let _ = self.files.write(&format!("{path}/cgroup.freeze"), "0");
-        Err(format!(
-            "{path} could not be removed within a second: {why}"
-        ))
+        Err(format!("{path} could not be removed: {why}"))
     }
 
     /// Unmounts a resctrl that Quell mounted, unless other programs have made groups in it.
