@@ -223,8 +223,8 @@ impl Session {
             Ok(stat) => stat.is_some_and(|stat| stat.id == task),
             Err(_) => true,
         };
-        // A child may have the setting of one that has ended. Of all of those that had the same before
-        // in the same place, the first and the last say so.
+        // A child may have the setting of one that has ended. Of all of those that had the same
+        // before in the same place, the first and the last say so.
         let key = |entry: &Undo| match entry {
             Undo::Lock {
                 task, before, dir, ..
