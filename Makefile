@@ -71,7 +71,7 @@ test-long: deps
 
 # Ten demonstrations with the same first place in nine, twenty controls in which nothing hurts in nineteen (tests/measured/demo.rs).
 # The thousand kills, another thousand while programs are frozen or limited, and the hour: every fault point, 200 random kills,
-# a minute of damaged input for each parser, every interleaving of the pool, caps and frontier in full.
+# a minute or ten of damaged input for each parser, every interleaving of the pool, caps and frontier in full.
 soak: deps build
 	QUELL_KILLS=$(KILLS) CARGO="$(CARGO)" scripts/test.sh --soak
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p quell-control --release --locked --target-dir target/loom --lib pool

@@ -28,6 +28,8 @@ pub struct Target {
     pub check: fn(&[u8]) -> Result<bool, String>,
     /// Inputs of the short run.
     pub few: u64,
+    /// Minutes of the long one: more of what users without rights can write.
+    pub minutes: u64,
 }
 
 /// No input of some kilobytes may take more than this.
@@ -186,7 +188,7 @@ fn number(name: &str) -> Option<u64> {
 pub fn run(target: &'static Target) {
     quiet();
     let soak = quell_testing::soak();
-    let seconds = number("QUELL_FUZZ_SECONDS").or(soak.then_some(60));
+    let seconds = number("QUELL_FUZZ_SECONDS").or(soak.then_some(60 * target.minutes));
     let clock = || {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         u64::from(now.unwrap().subsec_nanos())
