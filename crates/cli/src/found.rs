@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use quell_kernel::identity::executes;
 use quell_kernel::procfs::{self, Stat};
+use quell_kernel::reading::{self, Arguments};
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::signals::{next_signal, stop_signals};
-use quell_kernel::tasks::{Assigned, Matcher};
+use quell_kernel::tasks::{Assigned, LeftOut, Matcher, Why};
 use quell_policy::{Group, Policy, Role};
 use quell_types::task::TaskMatch;
 use quell_types::text::suggestion;
@@ -89,11 +90,16 @@ fn in_one(policy: &Policy, assigned: &Assigned) -> Result<()> {
     let critical = |(_, group): &(&String, &Group)| {
         group.role == Role::Critical && !group.matching.is_empty() && group.command.is_none()
     };
-    for (name, _) in policy.groups.iter().filter(critical) {
+    for (name, group) in policy.groups.iter().filter(critical) {
         if assigned.of(name).is_empty() {
-            let own = assigned.in_two.iter().find(|two| two.groups.contains(name));
-            let two = own.or(assigned.in_two.first()).map(ToString::to_string);
-            let why = two.unwrap_or_else(|| {
+            let by_arg = group.matching.iter().any(|table| table.arg.is_some());
+            let all = &assigned.left_out;
+            let silent = |out: &&LeftOut| by_arg && out.why == Why::Silent;
+            let own = all.iter().find(|out| out.fits(name));
+            let why = own
+                .or_else(|| all.iter().find(silent))
+                .map(ToString::to_string);
+            let why = why.unwrap_or_else(|| {
                 "another group matches it by a fact (pid, user, exe, cgroup, unit, container)"
                     .to_owned()
             });
@@ -142,6 +148,16 @@ fn missing<'w, 'p>(files: &Kernel, wanted: &'w [Wanted<'p>]) -> Result<Vec<&'w W
     Ok(missing)
 }
 
+/// A process that lets whoever reads its arguments wait.
+fn silent(files: &Kernel, all: &[Stat]) -> Option<LeftOut> {
+    let is = |stat: &&Stat| reading::arguments(files, stat.id.pid).ok() == Some(Arguments::Silent);
+    all.iter().find(is).map(|stat| LeftOut {
+        task: stat.id,
+        comm: stat.comm.clone(),
+        why: Why::Silent,
+    })
+}
+
 fn refusal(files: &Kernel, missing: &[&Wanted<'_>], wait: bool) -> Result<crate::exit::Failure> {
     let all = procfs::processes(files).map_err(failed)?;
     let running = running(files, &all)?;
@@ -156,6 +172,9 @@ fn refusal(files: &Kernel, missing: &[&Wanted<'_>], wait: bool) -> Result<crate:
             lines.push(format!(
                 "{name} is a thread of the kernel: those belong to no group"
             ));
+        }
+        if one.tables.iter().any(|table| table.arg.is_some()) {
+            lines.extend(silent(files, &all).as_ref().map(LeftOut::to_string));
         }
         let close = closest(one.tables, &running);
         if !close.is_empty() {
@@ -246,7 +265,9 @@ fn names(files: &dyn Files, stat: &Stat) -> Vec<Name> {
         put(Key::Exe, base(&exe), table);
     }
     // The script of an interpreter.
-    let arguments = procfs::arguments(files, pid).unwrap_or_default();
+    let arguments = reading::arguments(files, pid)
+        .map(Arguments::words)
+        .unwrap_or_default();
     if let Some(script) = arguments.get(1).filter(|a| !a.starts_with('-')) {
         let name = base(script);
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

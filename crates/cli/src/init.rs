@@ -15,7 +15,7 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use quell_kernel::root::{Files, Kernel};
-use quell_kernel::tasks::{Matcher, assign, present};
+use quell_kernel::tasks::{LeftOut, Matcher, Why, assign, present};
 use quell_plan::inventory::Inventory;
 use quell_types::task::TaskMatch;
 use quell_types::units::Bytes;
@@ -189,7 +189,8 @@ fn groups(
     let only = names
         .first()
         .is_some_and(|critical| assigned.of(critical).is_empty());
-    if let Some(two) = assigned.in_two.first().filter(|_| only) {
+    let two = |out: &&LeftOut| only && matches!(out.why, Why::Two(_));
+    if let Some(two) = assigned.left_out.iter().find(two) {
         return Err(usage(two));
     }
     let members = assigned.all().map(|s| s.id.pid).collect();

@@ -182,8 +182,8 @@ fn above(group: &GroupId, limit: Limit) -> LimitAbove {
     }
 }
 
-/// The processes of all groups, and sentences about those that two match and about groups of
-/// several users.
+/// The processes of all groups, and sentences about those that none matches although they may be
+/// meant, and about groups of several users.
 fn processes(
     files: &Kernel,
     policy: &Policy,
@@ -206,7 +206,11 @@ fn processes(
             let pid = stat.id.pid;
             let lies = procfs::memberships(files, &pid.to_string()).map_err(failed)?;
             let named = in_place(files, group, &stat).map_err(failed)?;
-            let meant = |path: &str| named.iter().any(|cgroup| path.starts_with(cgroup.as_str()));
+            let meant = |path: &str| {
+                named
+                    .iter()
+                    .any(|cgroup| Path::new(path).starts_with(cgroup))
+            };
             // In the hierarchies without a cgroup of its own it is in the root.
             let paths = lies.into_iter().map(|place| place.path);
             let Some(cgroup) = paths.max_by_key(|path| (meant(path), path.len())) else {
@@ -234,7 +238,8 @@ fn processes(
         }
     }
     moved_at_all(policy, &all, &stay)?;
-    let mut notes: Vec<String> = assigned.in_two.iter().map(ToString::to_string).collect();
+    let out = assigned.left_out.iter().take(MOST_NAMED);
+    let mut notes: Vec<String> = out.map(ToString::to_string).collect();
     let stay = stay.iter().take(MOST_NAMED);
     notes.extend(stay.map(|(name, one)| format!("group {name}: {one}; {}", one.remedy())));
     for (name, group) in &policy.groups {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 
 use crate::cgroup::Cgroups;
 use crate::procfs::{self, UNTOLD};
@@ -60,10 +61,7 @@ fn tasks_or(files: &dyn Files, dir: &str, untold: bool) -> Vec<u32> {
         let each = dirs.iter().map(|dir| tasks_in(files, dir));
         return each.flatten().flatten().collect();
     }
-    let below = |at: &str, above: &str| {
-        let rest = at.strip_prefix(above);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
+    let below = |at: &str, above: &str| Path::new(at).starts_with(above);
     let all = Cgroups::discover(files).unwrap_or_default().hierarchies;
     let Some(hierarchy) = all.into_iter().find(|h| below(dir, &h.mount)) else {
         return Vec::new();

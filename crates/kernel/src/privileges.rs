@@ -47,7 +47,7 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
             step(rustix::thread::remove_capability_from_bounding_set(one));
         }
     }
-    step(fewer(kept));
+    step(lay_down(kept));
     step(rustix::thread::set_no_new_privs(true));
     failed.map_or(Ok(()), |e| Err(e.into()))
 }
@@ -57,8 +57,14 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
 ///
 /// # Errors
 /// The kernel's.
-pub fn lay_down(kept: CapabilitySet) -> io::Result<()> {
-    Ok(fewer(kept)?)
+pub fn lay_down(kept: CapabilitySet) -> rustix::io::Result<()> {
+    let now = rustix::thread::capabilities(None)?;
+    let sets = CapabilitySets {
+        effective: now.effective & kept,
+        permitted: now.permitted & kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, sets)
 }
 
 /// Does something without a capability in the effective set of this thread.
@@ -75,14 +81,4 @@ pub fn without(one: CapabilitySet, what: impl FnOnce()) {
     if let Ok(before) = before {
         let _ = rustix::thread::set_capabilities(None, before);
     }
-}
-
-fn fewer(kept: CapabilitySet) -> rustix::io::Result<()> {
-    let now = rustix::thread::capabilities(None)?;
-    let sets = CapabilitySets {
-        effective: now.effective & kept,
-        permitted: now.permitted & kept,
-        inheritable: CapabilitySet::empty(),
-    };
-    rustix::thread::set_capabilities(None, sets)
 }

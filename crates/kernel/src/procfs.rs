@@ -7,7 +7,7 @@ use quell_record::events::CpuTimes;
 use quell_types::task::TaskId;
 
 use crate::error::{Error, Result};
-use crate::root::{Files, gone};
+use crate::root::Files;
 pub use crate::stat::Stat;
 
 /// Reads the `stat` of a process or thread. `None` when there is no such task (any more).
@@ -20,7 +20,8 @@ pub fn stat(files: &dyn Files, tid: u32) -> Result<Option<Stat>> {
 
 /// Reads the `stat` of one thread of a process. `None` when there is no such thread (any more).
 /// [`stat`] of a thread adds up the times of all threads of its process, which takes long where
-/// there are thousands.
+/// there are thousands. Where the process is not known, `pid` may be the thread's own number: the
+/// kernel shows the threads of its process there, too.
 ///
 /// # Errors
 /// As for [`stat`].
@@ -240,29 +241,6 @@ fn field_of<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name))
 }
 
-/// The arguments of a process, the program's name first: the first 128 KiB of them, as a process
-/// can make them as long as it likes (`PR_SET_MM_MAP`). Empty for kernel threads and ended
-/// processes.
-///
-/// # Errors
-/// [`Error::File`].
-pub fn arguments(files: &dyn Files, pid: u32) -> Result<Vec<String>> {
-    const MOST: usize = 128 << 10;
-    let text = match files.read_start(&format!("/proc/{pid}/cmdline"), MOST) {
-        Ok(text) => text,
-        Err(e) if gone(&e) => return Ok(Vec::new()),
-        Err(e) => {
-            return Err(Error::file(
-                "read",
-                &format!("/proc/{pid}/cmdline"),
-                None,
-                e,
-            ));
-        }
-    };
-    Ok(text.split_terminator('\0').map(str::to_owned).collect())
-}
-
 /// The path of the program that a process runs. `None` for kernel threads, ended processes, and
 /// where it may not be read.
 #[must_use]
@@ -474,7 +452,7 @@ mod tests {
         let kernel = Kernel::at(dir.path());
         assert_eq!(processes(&kernel).unwrap().len(), 1);
         assert_eq!(
-            arguments(&kernel, 1234).unwrap(),
+            crate::reading::arguments(&kernel, 1234).unwrap().words(),
             ["python3", "detect.py", ""]
         );
         assert_eq!(users(&kernel, 1234).unwrap().unwrap()[1], 1001);

@@ -9,6 +9,8 @@ use crate::seccomp::{self, Seen};
 use crate::vdso::{Slot, Vdso};
 
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+/// Since Linux 6.4.
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
 
 const NT_PRSTATUS: usize = 1;
 
@@ -40,6 +42,11 @@ impl Call {
             number: libc::SYS_mlockall,
             arguments: [flags.cast_unsigned() as u64, 0, 0, 0, 0, 0],
         }
+    }
+
+    /// Whether it puts all that is mapped into memory.
+    pub(crate) fn fills(&self) -> bool {
+        *self == Self::lock_memory(true)
     }
 
     /// Unlocks all that is mapped, and locks nothing that will be.
@@ -242,11 +249,15 @@ impl<'a> Lent<'a> {
         self.tid.unsigned_abs()
     }
 
-    /// The first of these calls that its filters deny, by its index. Allocates nothing.
+    /// The first of these calls that its filters deny, by its index: any, where it takes its
+    /// system calls itself. Allocates nothing.
     ///
     /// # Errors
     /// As [`seccomp::denied`].
     pub(crate) fn denied(&self, calls: &[Call]) -> io::Result<Option<usize>> {
+        if takes_its_calls(self.tid) {
+            return Ok(Some(0));
+        }
         let seen = calls.iter().map(|call| Seen {
             number: u32::try_from(call.number).unwrap_or(u32::MAX),
             position: arch::after_call(self.slot.at),
@@ -294,6 +305,9 @@ impl<'a> Lent<'a> {
     }
 
     /// Lets it run through one system call, to the stop at its end.
+    ///
+    /// # Errors
+    /// EACCES where a signal comes that cannot be blocked: the call was not done.
     fn through(&mut self) -> io::Result<()> {
         let mut seen = 0;
         while seen < 2 {
@@ -301,6 +315,7 @@ impl<'a> Lent<'a> {
             match stop(self.tid, true)? {
                 Some((AT_CALL, _)) => seen += 1,
                 Some((libc::SIGSTOP, 0)) => self.stopped = true,
+                Some((_, 0)) => return Err(io::Error::from_raw_os_error(libc::EACCES)),
                 _ => {}
             }
             (self.boundary)();
@@ -357,6 +372,18 @@ fn area(tid: i32) -> Option<u64> {
     let into = &raw mut found as usize;
     let told = request(PTRACE_GET_RSEQ_CONFIGURATION, tid, size, into);
     told.ok().map(|()| found[0]).filter(|at| *at != 0)
+}
+
+/// Whether a stopped thread has its system calls delivered as signals (syscall user dispatch). A
+/// signal that it blocks would take its handler away.
+fn takes_its_calls(tid: i32) -> bool {
+    /// `struct ptrace_sud_config`: mode, selector, offset and length.
+    type Configuration = [u64; 4];
+    let mut found = Configuration::default();
+    let size = size_of::<Configuration>();
+    let into = &raw mut found as usize;
+    let told = request(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size, into);
+    told.is_ok() && found[0] != 0
 }
 
 /// Whether a stopped thread is within a restartable sequence.

@@ -1,6 +1,7 @@
 //! A thread that does calls outlives the death of its tracer at any point.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -56,13 +57,13 @@ impl Program {
     /// It goes on, and nothing came out wrong.
     fn goes_on(&self, shared: &Shared, when: u64) {
         let before = shared.right.load(Ordering::SeqCst);
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while shared.right.load(Ordering::SeqCst) < before + 2 {
             assert!(
                 begun.elapsed().as_secs() < 20,
                 "it stands still after {when}"
             );
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(shared.wrong.load(Ordering::SeqCst), 0, "after {when}");
     }
@@ -146,7 +147,7 @@ fn survives(round: impl Fn() -> bool + Copy) {
 
 /// Whether a sleep that the kernel must restart takes as long as it should.
 fn sleeps_as_long() -> bool {
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     let length = libc::timespec {
         tv_sec: 0,
         tv_nsec: 30_000_000,
@@ -187,4 +188,53 @@ fn without_room_for_a_way_back_a_thread_does_no_call() {
         deaths += 1;
     }
     assert!((4..50).contains(&deaths), "{deaths}");
+}
+
+/// A program that takes its system calls itself, and makes none.
+fn takes_its_calls_and_spins() -> bool {
+    static ON: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    static SELECTOR: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+    const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
+    extern "C" fn handler(_: i32) {}
+    if !ON.swap(true, Ordering::SeqCst) {
+        let handler: extern "C" fn(i32) = handler;
+        // SAFETY: the handler does nothing; the selector lives as long as the process.
+        let set = unsafe {
+            libc::signal(libc::SIGSYS, handler as libc::sighandler_t);
+            libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 1, 0, 0, SELECTOR.as_ptr())
+        };
+        SELECTOR.store(u8::from(set == 0), Ordering::SeqCst);
+        return set == 0;
+    }
+    std::hint::spin_loop();
+    true
+}
+
+#[test]
+fn a_program_that_takes_its_calls_itself_is_refused_and_left_as_it_was() {
+    let shared = shared();
+    let program = Program::start(takes_its_calls_and_spins, shared);
+    while shared.right.load(Ordering::SeqCst) < 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if shared.wrong.load(Ordering::SeqCst) > 0 {
+        return quell_testing::skip("this kernel delivers no system calls to programs");
+    }
+    let pid = program.0.unsigned_abs();
+    let signals = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let lines = status.lines().filter(|line| line.starts_with("Sig"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let stat = || std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    let (before, begun) = (signals(), Instant::now());
+    let thread = crate::trace::Thread {
+        of: crate::stat::Stat::parse(&stat().unwrap()).unwrap().id,
+        tid: pid,
+    };
+    let done = crate::trace::within(thread, &Call::NONE, None, stat, &mut || ());
+    assert_eq!(done.unwrap_err().raw_os_error(), Some(libc::EACCES));
+    assert!(begun.elapsed() < Duration::from_secs(4));
+    assert_eq!(signals(), before);
+    program.goes_on(shared, 1);
 }

@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};
-use crate::{affinity, limit, msr, pidfd, trace};
+use crate::{affinity, limit, msr, pidfd, reading, sharing, trace};
 
 /// What the kernel's file systems offer. Errors are the kernel's, with three exceptions: ENOSYS
 /// where the root is no running kernel, EIO after a short write, InvalidInput for a zero byte in
@@ -26,7 +26,8 @@ use crate::{affinity, limit, msr, pidfd, trace};
 pub trait Files: Send + Sync {
     /// The whole content. Bytes that are not UTF-8 are replaced.
     fn read(&self, path: &str) -> io::Result<String>;
-    /// The content up to so many bytes. Bytes that are not UTF-8 are replaced.
+    /// The content up to so many bytes, of a file that is memory of a program. ETIMEDOUT where the
+    /// program lets its readers wait. Bytes that are not UTF-8 are replaced.
     fn read_start(&self, path: &str, most: usize) -> io::Result<String> {
         let text = self.read(path)?;
         Ok(String::from_utf8_lossy(text.as_bytes().get(..most).unwrap_or(text.as_bytes())).into())
@@ -89,6 +90,11 @@ pub trait Files: Send + Sync {
     /// Sets how much memory a process may lock, if a limit is given. Returns what it was. ENOSYS
     /// where the root is no running kernel.
     fn lock_limit(&self, _pid: u32, _new: Option<LockLimit>) -> io::Result<LockLimit> {
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+    /// Whether a task has the same memory as each of the others. `None`: it cannot be told. ENOSYS
+    /// where the root is no running kernel, EBUSY where too many processes let it wait.
+    fn same_memory(&self, _one: u32, _others: &[u32]) -> io::Result<Vec<Option<bool>>> {
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
     }
     /// Opens the file, to be kept open and read or written again and again. The caller sets the
@@ -404,8 +410,12 @@ impl Files for Kernel {
 
     fn read_start(&self, path: &str, most: usize) -> io::Result<String> {
         let mut bytes = Vec::new();
-        let file = fs::File::open(self.path(path))?;
-        file.take(most as u64).read_to_end(&mut bytes)?;
+        if self.is_live() {
+            bytes = reading::by_child(path, most)?;
+        } else {
+            let file = fs::File::open(self.path(path))?;
+            file.take(most as u64).read_to_end(&mut bytes)?;
+        }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -470,6 +480,11 @@ impl Files for Kernel {
     fn lock_limit(&self, pid: u32, new: Option<LockLimit>) -> io::Result<LockLimit> {
         self.need_live()?;
         limit::locked_memory(pid, new)
+    }
+
+    fn same_memory(&self, one: u32, others: &[u32]) -> io::Result<Vec<Option<bool>>> {
+        self.need_live()?;
+        sharing::compare(one, others)
     }
 
     fn open(&self, path: &str, access: Access) -> io::Result<Option<fs::File>> {

@@ -1,6 +1,7 @@
 //! The content of `/proc/PID/stat` (proc_pid_stat(5)).
 
 use quell_types::task::TaskId;
+use quell_types::text::steers;
 use quell_types::units::Bytes;
 
 /// Kernel thread (`PF_KTHREAD`, include/linux/sched.h).
@@ -103,7 +104,7 @@ impl Stat {
                 start: field(22)?.parse().ok()?,
             },
             // Chosen by the process: on a terminal it is text and nothing else.
-            comm: comm.replace(char::is_control, "?"),
+            comm: comm.replace(steers, "?"),
             state: field(3)?.chars().next()?,
             parent: field(4)?.parse().ok()?,
             flags: field(9)?.parse().ok()?,

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use quell_types::cpuset::{CpuId, CpuSet};
+use quell_types::text::steers;
 use quell_types::units::Nanos;
 
 use crate::perf::TaskRecords;
@@ -255,7 +256,7 @@ fn decode(record: &[u8]) -> Option<Record> {
             let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
             let name = String::from_utf8_lossy(&name[..end]);
             // Chosen by the process: on a terminal it is text and nothing else.
-            let name = name.replace(char::is_control, "?");
+            let name = name.replace(steers, "?");
             Record::Named(task(HEADER, HEADER + 4)?, name)
         }
         // Process, its parent, thread, its parent.

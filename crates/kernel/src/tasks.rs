@@ -11,6 +11,7 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::Path;
 
 use quell_types::ids::GroupId;
 use quell_types::task::{TaskId, TaskMatch};
@@ -20,6 +21,7 @@ use crate::cgroup::Cgroups;
 use crate::error::{Error, Result};
 use crate::identity::{executes, is_container, is_managers, is_unit, number};
 use crate::procfs::{self, Membership, Stat};
+use crate::reading::{self, Arguments};
 use crate::root::Files;
 
 /// The shortest beginning of a container's id that is accepted.
@@ -112,21 +114,16 @@ impl Matcher {
         Ok(false)
     }
 
-    /// How it matches, if it does.
-    fn matches(&self, task: &Candidate<'_>) -> Result<Option<By>> {
+    /// Whether one of its tables that go by this matches.
+    fn matches(&self, task: &Candidate<'_>, by: By) -> Result<bool> {
         let id = task.stat.id;
         let later = |pid: u32| self.pins.get(&pid).is_some_and(|pin| *pin != id);
-        let mut found = None;
-        for table in &self.tables {
-            if table.keys.pid.is_some_and(later) || !table.matches(task)? {
-                continue;
-            }
-            match table.by() {
-                By::Fact => return Ok(Some(By::Fact)),
-                By::Claim => found = Some(By::Claim),
+        for table in self.tables.iter().filter(|table| table.by() == by) {
+            if !table.keys.pid.is_some_and(later) && table.matches(task)? {
+                return Ok(true);
             }
         }
-        Ok(found)
+        Ok(false)
     }
 }
 
@@ -296,13 +293,10 @@ fn is_of(users: [u32; 3], user: u32) -> bool {
 
 /// Whether a cgroup's path is within what the table's cgroup, unit and container keys name.
 fn in_cgroup(keys: &TaskMatch, path: &str) -> bool {
-    let cgroup = keys.cgroup.as_deref().is_none_or(|wanted| {
-        let wanted = format!("/{}", wanted.trim_matches('/'));
-        path == wanted
-            || path
-                .strip_prefix(&wanted)
-                .is_some_and(|rest| rest.starts_with('/'))
-    });
+    let cgroup = keys
+        .cgroup
+        .as_deref()
+        .is_none_or(|wanted| Path::new(path).starts_with(format!("/{}", wanted.trim_matches('/'))));
     let parts = || path.split('/');
     let (unit, container) = (&keys.unit, &keys.container);
     cgroup
@@ -350,7 +344,7 @@ struct Candidate<'a> {
     files: &'a dyn Files,
     stat: &'a Stat,
     /// Read once for all tables: they may be long.
-    arguments: OnceCell<Vec<String>>,
+    arguments: OnceCell<Arguments>,
 }
 
 impl<'a> Candidate<'a> {
@@ -362,44 +356,73 @@ impl<'a> Candidate<'a> {
         }
     }
 
+    /// None where they are not told.
     fn arguments(&self) -> Result<&[String]> {
-        if self.arguments.get().is_none() {
-            let read = procfs::arguments(self.files, self.stat.id.pid)?;
-            return Ok(self.arguments.get_or_init(|| read));
-        }
-        Ok(self.arguments.get().map_or(&[], Vec::as_slice))
+        let told = match self.arguments.get() {
+            Some(told) => told,
+            None => {
+                let read = reading::arguments(self.files, self.stat.id.pid)?;
+                self.arguments.get_or_init(|| read)
+            }
+        };
+        Ok(match told {
+            Arguments::Told(words) => words,
+            Arguments::Silent | Arguments::NotAsked => &[],
+        })
     }
 }
 
-/// A process that two groups match, and that is in neither.
+/// A process that no group matches by itself, and that a person should know of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InTwo {
+pub struct LeftOut {
     /// The process.
     pub task: TaskId,
     /// Its command name.
     pub comm: String,
-    /// The two groups.
-    pub groups: [GroupId; 2],
+    /// Why none does.
+    pub why: Why,
 }
 
-impl InTwo {
-    fn new(stat: &Stat, one: &Matcher, other: &Matcher) -> Self {
+/// Why no group matches a process by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// These two match it.
+    Two([GroupId; 2]),
+    /// It lets its readers wait, and a group goes by arguments.
+    Silent,
+}
+
+impl LeftOut {
+    fn new(stat: &Stat, why: Why) -> Self {
         Self {
             task: stat.id,
             comm: stat.comm.clone(),
-            groups: [one.group.clone(), other.group.clone()],
+            why,
         }
+    }
+
+    /// Whether this group matches it.
+    #[must_use]
+    pub fn fits(&self, group: &str) -> bool {
+        matches!(&self.why, Why::Two(groups) if groups.iter().any(|one| one == group))
     }
 }
 
-impl fmt::Display for InTwo {
+impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "process {} ({}) is matched by two groups, {} and {}, and is in neither; make one of their match tables \
-             narrower",
-            self.task.pid, self.comm, self.groups[0], self.groups[1]
-        )
+        write!(f, "process {} ({}) ", self.task.pid, self.comm)?;
+        match &self.why {
+            Why::Two([one, other]) => write!(
+                f,
+                "is matched by two groups, {one} and {other}, and is in neither; make one of their match tables \
+                 narrower"
+            ),
+            Why::Silent => write!(
+                f,
+                "lets whoever reads its arguments wait: no process of its user is matched by arg meanwhile; match them by \
+                 exe or user"
+            ),
+        }
     }
 }
 
@@ -411,7 +434,7 @@ pub enum Fit {
     /// This one.
     Group(GroupId),
     /// Two do.
-    Two(InTwo),
+    Two(LeftOut),
 }
 
 /// The group that matches a process by itself.
@@ -423,37 +446,62 @@ pub fn matched(files: &dyn Files, groups: &[Matcher], pid: u32) -> Result<Fit> {
         return Ok(Fit::None);
     };
     Ok(match direct(files, groups, &stat)? {
-        (None, _) => Fit::None,
-        (Some(group), None) => Fit::Group(group.group.clone()),
-        (Some(one), Some(other)) => Fit::Two(InTwo::new(&stat, one, other)),
+        Direct::None | Direct::Silent => Fit::None,
+        Direct::One(group) => Fit::Group(group.clone()),
+        Direct::Two(groups) => Fit::Two(LeftOut::new(&stat, Why::Two(groups))),
     })
 }
 
-/// The first two groups that match a process by itself: by facts, else by what it claims.
-fn direct<'g>(
-    files: &dyn Files,
-    groups: &'g [Matcher],
-    stat: &Stat,
-) -> Result<(Option<&'g Matcher>, Option<&'g Matcher>)> {
+/// What matches a process by itself.
+enum Direct<'g> {
+    None,
+    /// Nothing that could be read: it lets its readers wait.
+    Silent,
+    One(&'g GroupId),
+    Two([GroupId; 2]),
+}
+
+/// What matches a process by itself: facts, else what it claims. Nobody who is known by a fact is
+/// asked for arguments. Who was in a group by its arguments stays while they cannot be read.
+fn direct<'g>(files: &dyn Files, groups: &'g [Matcher], stat: &Stat) -> Result<Direct<'g>> {
     let candidate = Candidate::new(files, stat);
-    let (mut facts, mut claims) = (Vec::new(), Vec::new());
-    for group in groups {
-        match group.matches(&candidate)? {
-            Some(By::Fact) => facts.push(group),
-            Some(By::Claim) => claims.push(group),
-            None => {}
+    let mut found: Vec<&GroupId> = Vec::new();
+    for by in [By::Fact, By::Claim] {
+        for group in groups {
+            if group.matches(&candidate, by)? {
+                found.push(&group.group);
+            }
+        }
+        if !found.is_empty() {
+            break;
         }
     }
-    let found = if facts.is_empty() { claims } else { facts };
-    Ok((found.first().copied(), found.get(1).copied()))
+    match candidate.arguments.get() {
+        Some(Arguments::Told(_)) => {
+            let one = found.first().copied().filter(|_| found.len() == 1);
+            reading::remember(stat.id, one);
+        }
+        Some(Arguments::Silent | Arguments::NotAsked) if found.is_empty() => {
+            let before = reading::remembered(stat.id);
+            let names = groups.iter().map(|group| &group.group);
+            found.extend(names.filter(|name| Some(*name) == before.as_ref()));
+        }
+        _ => {}
+    }
+    Ok(match found[..] {
+        [] if candidate.arguments.get() == Some(&Arguments::Silent) => Direct::Silent,
+        [] => Direct::None,
+        [group] => Direct::One(group),
+        [one, other, ..] => Direct::Two([one.clone(), other.clone()]),
+    })
 }
 
 /// The processes of each group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assigned {
     groups: BTreeMap<GroupId, Vec<Stat>>,
-    /// Those that two groups match.
-    pub in_two: Vec<InTwo>,
+    /// Those that are in none, and that a person should know of.
+    pub left_out: Vec<LeftOut>,
 }
 
 impl Assigned {
@@ -497,7 +545,8 @@ pub fn present(files: &dyn Files, groups: &[Matcher], never: &BTreeSet<u32>) -> 
 
 fn eligible(stat: &Stat, never: &BTreeSet<u32>) -> bool {
     let pid = stat.id.pid;
-    !stat.kernel_thread() && !stat.dead() && pid != std::process::id() && !never.contains(&pid)
+    let ours = pid == std::process::id() || reading::is_reader(pid);
+    !stat.kernel_thread() && !stat.dead() && !ours && !never.contains(&pid)
 }
 
 /// Finds the processes of every group. Calls `alive` now and then: whoever starts processes without
@@ -511,8 +560,8 @@ pub fn assign(
     never: &BTreeSet<u32>,
     alive: &mut dyn FnMut(),
 ) -> Result<Assigned> {
-    /// Processes between two calls.
-    const CALLED: usize = 64;
+    /// Processes between two calls: each may let its readers wait for 0.1 s.
+    const CALLED: usize = 8;
     let ourselves = std::process::id();
     let all = procfs::processes(files)?;
     let mut assigned = Assigned::default();
@@ -523,16 +572,18 @@ pub fn assign(
             alive();
         }
         match direct(files, groups, stat)? {
-            (None, _) => {}
-            (Some(group), None) => {
-                known.insert(stat.id.pid, Some(&group.group));
+            Direct::None => {}
+            Direct::Silent => assigned.left_out.push(LeftOut::new(stat, Why::Silent)),
+            Direct::One(group) => {
+                known.insert(stat.id.pid, Some(group));
             }
-            (Some(one), Some(other)) => {
+            Direct::Two(groups) => {
                 known.insert(stat.id.pid, None);
-                assigned.in_two.push(InTwo::new(stat, one, other));
+                assigned.left_out.push(LeftOut::new(stat, Why::Two(groups)));
             }
         }
     }
+    reading::forget_others(&all);
     let parents: BTreeMap<u32, u32> = all.iter().map(|s| (s.id.pid, s.parent)).collect();
     for stat in all.iter().filter(|s| eligible(s, never)) {
         let mut at = stat.id.pid;

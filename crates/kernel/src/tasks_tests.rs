@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::identity::unescaped;
+use crate::reading::tests::Slowly;
 use crate::root::Kernel;
 use std::path::Path;
+use std::time::Duration;
 
 fn process(root: &Path, pid: u32, parent: u32, comm: &str, args: &str, cgroup: &str) {
     let dir = root.join(format!("proc/{pid}"));
@@ -100,6 +102,40 @@ fn children_follow_their_parent_unless_matched_themselves() {
 }
 
 #[test]
+fn who_lets_its_readers_wait_stays_where_it_was_and_is_named_where_nothing_is_known() {
+    let (dir, kernel) = machine();
+    let pid = 4_000_500;
+    process(dir.path(), pid, 1, "late", "late worker", "/user.slice");
+    let slowly = Slowly {
+        kernel: kernel.clone(),
+        pid,
+        wait: Duration::ZERO,
+        errno: Some(libc::ETIMEDOUT),
+    };
+    let matcher = |name, table: TaskMatch| Matcher::new(&kernel, name, &[table]).unwrap();
+    let worker = matcher("by-arg", by(|m| m.arg = Some("worker".into())));
+    let found = |files: &dyn Files, groups: &[Matcher]| {
+        let assigned = assign(files, groups, &BTreeSet::new(), &mut || {}).unwrap();
+        let pids = assigned.of("by-arg").iter().map(|t| t.id.pid);
+        (pids.collect::<Vec<_>>(), assigned.left_out)
+    };
+    let by_arg = [worker];
+    let (pids, out) = found(&slowly, &by_arg);
+    assert_eq!((pids, out.len()), (Vec::new(), 1));
+    assert!(
+        out[0]
+            .to_string()
+            .starts_with("process 4000500 (late) lets whoever reads its arguments wait")
+    );
+    assert_eq!(found(&kernel, &by_arg), (vec![pid], Vec::new()));
+    assert_eq!(found(&slowly, &by_arg), (vec![pid], Vec::new()));
+    // Who is known by a fact is not asked.
+    let [worker] = by_arg;
+    let user = matcher("by-user", by(|m| m.user = Some("vision".into())));
+    assert_eq!(found(&slowly, &[worker, user]), (Vec::new(), Vec::new()));
+}
+
+#[test]
 fn a_task_in_two_groups_is_in_neither_and_the_rest_are_found() {
     let (_dir, kernel) = machine();
     let matcher = |name, table: TaskMatch| Matcher::new(&kernel, name, &[table]).unwrap();
@@ -115,8 +151,8 @@ fn a_task_in_two_groups_is_in_neither_and_the_rest_are_found() {
     assert_eq!(pids(assigned.take("a")), [10]);
     // What the one in two has begun is in none either.
     assert_eq!(pids(assigned.take("b")), [0; 0]);
-    let [two] = assigned.in_two.as_slice() else {
-        panic!("{:?}", assigned.in_two);
+    let [two] = assigned.left_out.as_slice() else {
+        panic!("{:?}", assigned.left_out);
     };
     assert_eq!(
         two.to_string(),

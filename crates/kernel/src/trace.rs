@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use quell_types::task::TaskId;
 
+use crate::helper::Birth;
 use crate::ptrace::{AT_CALL, SEIZED, in_sequence, perform, request, set_mask, stop};
 pub use crate::ptrace::{Call, is_built};
 use crate::stat::Stat;
@@ -25,9 +26,12 @@ use crate::vdso::Vdso;
 
 /// How long a thread may take to stop. One that waits for a disk stops after that.
 const STOPS_WITHIN: Duration = Duration::from_millis(500);
-/// How long the caller waits for the helper. Filling memory takes about 0.3 s per GiB.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a thread is stopped anew that is within a restartable sequence.
+/// How long the caller waits for the helper. To lock a GiB that is there takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The same where memory is filled, which takes about 0.3 s per GiB.
+const FILLS_WITHIN: Duration = Duration::from_secs(60);
+/// How often a thread is stopped anew that is within a restartable sequence, and the end of a helper
+/// is looked for.
 const TRIES: u32 = 20;
 
 /// So that a thread ends with its tracer.
@@ -198,8 +202,9 @@ impl Job {
 /// ESRCH where the process has ended, EPERM where it may not be traced (another tracer, Yama),
 /// ENOEXEC and ENOTSUP for a 32-bit program or without a vDSO, ETIMEDOUT where no thread stops,
 /// EBUSY where it is always within a restartable sequence, EINPROGRESS where the call takes longer
-/// than a minute and goes on, EACCES where a filter (seccomp) denies one of the calls or cannot be
-/// read; else the call's own.
+/// than five seconds (a minute where it fills memory) and goes on, EACCES where a filter (seccomp)
+/// denies one of the calls or cannot be read, or where the program takes its system calls itself
+/// (PR_SET_SYSCALL_USER_DISPATCH); else the call's own.
 pub fn within(
     thread: Thread,
     call: &Call,
@@ -227,20 +232,33 @@ pub fn within(
         parent: number(std::process::id())?,
     };
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let birth = Birth::new();
     // SAFETY: the child makes system calls on prepared values only, and ends by `_exit`.
     let helper = unsafe { libc::fork() };
     if helper < 0 {
         return Err(io::Error::last_os_error());
     }
     if helper == 0 {
-        assist(&job, writer.as_raw_fd());
+        assist(&job, writer.as_raw_fd(), birth);
     }
     drop(writer);
-    let answer = answered(reader, meanwhile);
-    if answer.is_ok() {
-        let mut status = 0;
-        // SAFETY: the kernel writes the status into a live value. The helper ends at once.
-        unsafe { libc::waitpid(helper, &raw mut status, 0) };
+    let patience = match call.fills() {
+        true => FILLS_WITHIN,
+        false => PATIENCE,
+    };
+    let answer = answered(reader, patience, meanwhile);
+    if answer.is_err() {
+        // Its thread takes its way back without it.
+        // SAFETY: a child that was not waited for has this number.
+        unsafe { libc::kill(helper, libc::SIGKILL) };
+    }
+    // It ends at once, unless it waits in the kernel for the program.
+    for _ in 0..TRIES {
+        // SAFETY: no status is asked for.
+        if unsafe { libc::waitpid(helper, std::ptr::null_mut(), libc::WNOHANG) } != 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
     let [error, nanoseconds] = answer?;
     match error {
@@ -252,14 +270,11 @@ pub fn within(
 }
 
 /// The program of the helper. It allocates nothing.
-fn assist(job: &Job, answer: RawFd) -> ! {
-    // SAFETY: the set is initialised before use, and the other calls take no pointers.
-    unsafe {
-        let mut set = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigfillset(&raw mut set);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
-        libc::setsid();
-    }
+fn assist(job: &Job, answer: RawFd, birth: Birth) -> ! {
+    let memory = job.vdso.descriptor().unwrap_or(answer);
+    let mut kept = [answer, job.pidfd.as_raw_fd(), memory];
+    kept.sort_unstable();
+    birth.begin(c"quell-helper", &kept);
     let said = match job.run() {
         Ok(stopped) => [0, u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX)],
         Err(e) => [
@@ -275,7 +290,11 @@ fn assist(job: &Job, answer: RawFd) -> ! {
 }
 
 /// Waits for what the helper says.
-fn answered(reader: OwnedFd, meanwhile: &mut dyn FnMut()) -> io::Result<[u64; 2]> {
+fn answered(
+    reader: OwnedFd,
+    patience: Duration,
+    meanwhile: &mut dyn FnMut(),
+) -> io::Result<[u64; 2]> {
     let mut reader = File::from(reader);
     let begun = Instant::now();
     loop {
@@ -290,7 +309,7 @@ fn answered(reader: OwnedFd, meanwhile: &mut dyn FnMut()) -> io::Result<[u64; 2]
         if ready > 0 {
             break;
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > patience {
             return Err(io::Error::from_raw_os_error(libc::EINPROGRESS));
         }
     }

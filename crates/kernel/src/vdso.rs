@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use crate::arch::{IS_BUILT, WAY_BACK};
@@ -110,6 +111,11 @@ impl Vdso {
             memory: memory().ok(),
         });
         vdso.filter(|vdso| vdso.is_there(pid)).ok_or_else(none)
+    }
+
+    /// The descriptor of its memory.
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        self.memory.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     fn is_there(&self, pid: u32) -> bool {

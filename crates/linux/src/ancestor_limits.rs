@@ -9,6 +9,8 @@
 //!   a group that grows gets that much between two samples.
 //! - cgroup v1 reports no pressure. The v2 cgroup above all groups does, where there is one.
 
+use std::path::Path;
+
 use quell_control::pressure::Machine;
 use quell_kernel::cached_file::CachedFile;
 use quell_kernel::cgroup::Version;
@@ -189,11 +191,7 @@ fn shared(places: &[CgroupDir]) -> Vec<String> {
             dir = format!("{dir}/{part}");
         }
         // A group's own limit does not count.
-        let above = |p: &CgroupDir| {
-            p.dir
-                .strip_prefix(&dir)
-                .is_some_and(|rest| rest.starts_with('/'))
-        };
+        let above = |p: &CgroupDir| p.dir != dir && Path::new(&p.dir).starts_with(&dir);
         if !places.iter().all(above) {
             break;
         }

@@ -10,6 +10,7 @@
 //!   any.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use quell_kernel::cgroup::{
@@ -22,8 +23,9 @@ use quell_kernel::root::{Files, gone};
 use quell_types::journal::Undo;
 
 use crate::change::JournaledWriter;
+use crate::fault;
 use crate::limited::{Limited, Limits};
-use crate::{fault, placement};
+use crate::placement::{self, Usual};
 
 /// The parent of Quell's cgroups for groups of the usual weight.
 pub const SLICE: &str = "quell.slice";
@@ -43,6 +45,9 @@ pub const STOP: &str = "stop";
 const ROUNDS: u32 = 50;
 /// How long that may take altogether.
 const LONGEST: Duration = Duration::from_millis(300);
+/// Entries after which what was found is moved. In the time that thousands take, the numbers of
+/// processes may come to mean others.
+const PORTION: usize = 256;
 
 /// One cgroup of a group, in one hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +111,7 @@ impl CgroupDir {
     /// Whether `dir` is this directory, or below it.
     #[must_use]
     pub fn holds(&self, dir: &str) -> bool {
-        within(dir, &self.dir)
+        Path::new(dir).starts_with(&self.dir)
     }
 }
 
@@ -399,7 +404,7 @@ impl GroupCgroups {
         let mount = &place.hierarchy.mount;
         let adopted = self.places.iter().filter(|p| !p.collects());
         let mut here = adopted.filter(|p| p.hierarchy.mount == *mount);
-        place.ours && here.any(|p| within(cgroup, &p.dir))
+        place.ours && here.any(|p| Path::new(cgroup).starts_with(&p.dir))
     }
 }
 
@@ -410,12 +415,6 @@ pub struct Gathered {
     pub whole: bool,
     /// The processes that stay outside.
     pub stay: Vec<Limited>,
-}
-
-/// Whether a directory is `above` or below it.
-pub(crate) fn within(dir: &str, above: &str) -> bool {
-    let below = dir.strip_prefix(above);
-    below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Makes one cgroup below `parent`, ready to take tasks.
@@ -512,6 +511,8 @@ fn enter_if(
         .map_err(|e| Error::file("read", &to, None, e))?
         .into_iter()
         .collect();
+    let (mut moved, mut failed) = (0, Ok(()));
+    let mut all_usual = Usual::default();
     let mut moving = Vec::new();
     let mut entries = Vec::new();
     for process in processes {
@@ -521,13 +522,15 @@ fn enter_if(
             Version::V2 => vec![process.id.pid],
         };
         for tid in tids.into_iter().filter(|t| !inside.contains(t)) {
-            let Some(stat) = procfs::stat(writer.files, tid)?.filter(|s| !s.leaving()) else {
+            writer.journal.beat();
+            let stat = procfs::thread_stat(writer.files, process.id.pid, tid)?;
+            let Some(stat) = stat.filter(|s| !s.leaving()) else {
                 continue;
             };
             let Some(from) = place
                 .hierarchy
                 .dir_of(writer.files, tid)?
-                .filter(|f| !within(f, &to) && (place.ours || *f == place.dir))
+                .filter(|f| !Path::new(f).starts_with(&to) && (place.ours || *f == place.dir))
             else {
                 continue;
             };
@@ -537,11 +540,10 @@ fn enter_if(
             }
             // A move within a cgroup leaves affinities as they are.
             if place.ours {
-                entries.extend(match place.hierarchy.version {
-                    Version::V1 => {
-                        placement::thread(writer.files, &place.hierarchy, &from, stat.id)
-                    }
-                    Version::V2 => placement::process(writer.files, &place.hierarchy, &from, tid)?,
+                let (files, of, usual) = (writer.files, &place.hierarchy, &mut all_usual);
+                entries.extend(match of.version {
+                    Version::V1 => placement::thread(files, of, &from, stat.id, usual),
+                    Version::V2 => placement::process(files, of, &from, tid, usual)?,
                 });
             }
             entries.push(Undo::Move {
@@ -551,24 +553,43 @@ fn enter_if(
             });
         }
         if entries.len() > before {
-            moving.push(process.id);
+            moving.push(process.id.pid);
+        }
+        if entries.len() >= PORTION {
+            moved += record_and_move(writer, &to, &mut entries, &mut moving, &mut failed)?;
         }
     }
-    if moving.is_empty() {
+    moved += record_and_move(writer, &to, &mut entries, &mut moving, &mut failed)?;
+    failed.map(|()| moved)
+}
+
+/// Moves processes into the cgroup `to`, once `entries` are recorded, and empties both. Returns how
+/// many there were. All are moved that can be: the first failure is told in `failed`.
+fn record_and_move(
+    writer: &mut JournaledWriter<'_>,
+    to: &str,
+    entries: &mut Vec<Undo>,
+    moving: &mut Vec<u32>,
+    failed: &mut Result<()>,
+) -> Result<usize> {
+    let count = moving.len();
+    if count == 0 {
         return Ok(0);
     }
-    writer.journal.record_all(&entries)?;
+    writer.journal.record_all(entries)?;
+    entries.clear();
     let procs_file = format!("{to}/cgroup.procs");
-    let mut failed = Ok(());
-    for task in &moving {
-        let pid = task.pid.to_string();
+    for pid in moving.drain(..) {
+        writer.journal.beat();
+        let pid = pid.to_string();
         match writer.files.write(&procs_file, &pid) {
             Ok(()) => fault::boundary(),
             Err(e) if gone(&e) => {}
-            Err(e) => failed = failed.and(Err(Error::file("write", &procs_file, Some(&pid), e))),
+            Err(_) if failed.is_err() => {}
+            Err(e) => *failed = Err(Error::file("write", &procs_file, Some(&pid), e)),
         }
     }
-    failed.map(|()| moving.len())
+    Ok(count)
 }
 
 #[cfg(test)]

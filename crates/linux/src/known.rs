@@ -1,6 +1,8 @@
 //! What Quell ever changes. A line of a journal that names anything else is damaged or not Quell's,
 //! and nothing is done for it.
 
+use std::path::Path;
+
 use quell_kernel::cgroup;
 use quell_kernel::root::Files;
 use quell_kernel::{irq, msr, workqueue};
@@ -123,10 +125,7 @@ impl Known {
 
     /// Whether a folder is one of these file systems' roots, or below.
     fn below(&self, dir: &str) -> bool {
-        let on = |mount: &String| {
-            dir.strip_prefix(mount.as_str())
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
+        let on = |mount: &String| Path::new(dir).starts_with(mount);
         dir.split('/').skip(1).all(plain) && self.mounts.iter().any(on)
     }
 }

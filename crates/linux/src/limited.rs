@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 
 use quell_kernel::cgroup::Hierarchy;
 use quell_kernel::error::Result;
@@ -11,8 +12,6 @@ use quell_kernel::procfs::{self, Stat, UNTOLD};
 use quell_kernel::root::Files;
 use quell_types::task::TaskId;
 use quell_types::units::Bytes;
-
-use crate::group_cgroups::within;
 
 /// The cgroups from the root on that are looked at. Deeper ones are made to take time.
 const DEEPEST: usize = 64;
@@ -137,7 +136,11 @@ impl<'a> Limits<'a> {
         let top = format!("{}{}", self.hierarchy.mount, &below[..end]);
         let chain = Memory::of(self.hierarchy, &top).chain();
         let mut found = Vec::new();
-        for dir in chain.iter().rev().filter(|dir| !within(self.to, dir)) {
+        for dir in chain
+            .iter()
+            .rev()
+            .filter(|dir| !Path::new(self.to).starts_with(dir))
+        {
             let memory = Memory::of(self.hierarchy, dir);
             if let Some(limit) = memory.limit(files)? {
                 let cgroup = dir.strip_prefix(&self.hierarchy.mount).unwrap_or(dir);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use quell_kernel::error::Result;
 use quell_kernel::root::{Files, gone};
 use quell_kernel::trace::Call;
-use quell_kernel::{limit, paging, procfs, rt, traceable};
+use quell_kernel::{limit, paging, procfs, rt, sharing, traceable};
 use quell_types::journal::Undo;
 use quell_types::task::{LockLimit, TaskId};
 use quell_types::units::Bytes;
@@ -65,6 +65,9 @@ pub fn lock(
     let Some(thread) = traceable::thread(files, task) else {
         return Ok(Locked::Nothing);
     };
+    if let Some((_, why)) = sharing::obstacle(files, task.pid) {
+        return Ok(Locked::Not(why));
+    }
     // A program that executes another one keeps its number, its limit and its entry.
     let known = |e: &Undo| matches!(e, Undo::Lock { task: of, .. } if *of == task);
     let known = writer.journal.entries().iter().any(known);
@@ -87,16 +90,17 @@ pub fn lock(
     let done = lift(files, task.pid).and_then(|before| {
         let back = || files.lock_limit(task.pid, Some(before));
         let called = files.call_within(thread, &call, Some(Call::UNLOCK_MEMORY), meanwhile);
-        called.inspect_err(|e| {
+        let called = called.inspect_err(|e| {
             if e.raw_os_error() != Some(libc::EINPROGRESS) {
                 let _ = back();
             }
-        })
+        });
+        called.map(|stopped| (stopped, before))
     });
     match done {
-        Ok(stopped) => {
+        Ok((stopped, before)) => {
             fault::boundary();
-            Ok(Locked::Now(stopped))
+            Ok(taken_back(files, task, before).map_or(Locked::Now(stopped), Locked::Not))
         }
         Err(e) => {
             // A call that goes on may still lock.
@@ -109,6 +113,24 @@ pub fn lock(
             })
         }
     }
+}
+
+/// Takes back what a process was given just now, where another one shares its memory by now.
+/// Returns why. The entry stays: a child that was born meanwhile has the limit.
+fn taken_back(files: &dyn Files, task: TaskId, before: LockLimit) -> Option<String> {
+    let (by, mut why) = sharing::obstacle(files, task.pid)?;
+    // The other one as well: the first may have executed another program meanwhile.
+    let by = by.and_then(|pid| procfs::stat(files, pid).ok().flatten());
+    let tasks = [Some(task), by.map(|stat| stat.id)];
+    let unlocked = tasks
+        .into_iter()
+        .flatten()
+        .map(|task| unlock(files, task, &|| ()));
+    let limit = std::iter::once_with(|| limit_back(files, task.pid, before));
+    for stays in unlocked.chain(limit).filter_map(std::result::Result::err) {
+        why = format!("{why}; {stays}");
+    }
+    Some(why)
 }
 
 /// The limit that a process would have without Quell: that of an ancestor before it was lifted. Of
@@ -168,10 +190,10 @@ fn why(error: &std::io::Error) -> String {
         Some(libc::EDQUOT) => {
             "its limit of locked memory may not be lifted (CAP_SYS_RESOURCE is missing), and it lacks CAP_IPC_LOCK".to_owned()
         }
-        Some(libc::EINPROGRESS) => "locking it takes longer than a minute".to_owned(),
+        Some(libc::EINPROGRESS) => "locking it takes longer than is waited for (5 s; a minute where it is filled)".to_owned(),
         Some(libc::EBUSY) => "its thread is always within a restartable sequence".to_owned(),
         Some(libc::EACCES) => {
-            "a filter of its system calls (seccomp) denies mlockall or munlockall, or cannot be read".to_owned()
+            "a filter of its system calls (seccomp) denies mlockall or munlockall, or cannot be read; or it takes its system calls itself (PR_SET_SYSCALL_USER_DISPATCH)".to_owned()
         }
         Some(libc::EAGAIN | libc::ENOMEM) => {
             format!("the kernel could not lock its memory ({error})")

@@ -8,14 +8,13 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use quell_kernel::cgroup::{Cgroups, Hierarchy};
 use quell_kernel::identity::person;
 use quell_kernel::procfs;
 use quell_kernel::root::Files;
 use quell_types::journal::Undo;
-
-use crate::group_cgroups::within;
 
 /// Places of a user that are tried: whoever owns one can make it take nobody.
 const MOST: usize = 16;
@@ -40,7 +39,7 @@ impl<'a> Origins<'a> {
         let (mut moved, mut made) = (BTreeMap::new(), Vec::new());
         for entry in entries {
             match entry {
-                Undo::Move { task, from, to } if within(to, ours) => {
+                Undo::Move { task, from, to } if Path::new(to).starts_with(ours) => {
                     moved.insert(task.pid, (task.start, from.as_str()));
                 }
                 Undo::Cgroup { path, .. } => made.push(path.as_str()),
@@ -48,7 +47,9 @@ impl<'a> Origins<'a> {
             }
         }
         let all = Cgroups::discover(files).unwrap_or_default().hierarchies;
-        let hierarchy = all.into_iter().find(|h| within(ours, &h.mount));
+        let hierarchy = all
+            .into_iter()
+            .find(|h| Path::new(ours).starts_with(&h.mount));
         Self {
             files,
             moved,
@@ -81,7 +82,10 @@ impl<'a> Origins<'a> {
     fn lives_in(&self, pid: u32) -> Option<String> {
         let stat = procfs::stat(self.files, pid).ok().flatten()?;
         let dir = self.hierarchy.as_ref()?.dir_of(self.files, pid).ok()??;
-        let ours = self.made.iter().any(|made| within(&dir, made));
+        let ours = self
+            .made
+            .iter()
+            .any(|made| Path::new(&dir).starts_with(made));
         (!ours && !stat.leaving()).then_some(dir)
     }
 

@@ -27,6 +27,17 @@ pub enum Back {
     Left(String),
 }
 
+/// The CPUs that tasks of cgroups usually have, each read once.
+#[derive(Default)]
+pub(crate) struct Usual(BTreeMap<String, Option<CpuSet>>);
+
+impl Usual {
+    fn of(&mut self, files: &dyn Files, hierarchy: &Hierarchy, dir: &str) -> Option<&CpuSet> {
+        let read = || usual(files, hierarchy, dir);
+        self.0.entry(dir.to_owned()).or_insert_with(read).as_ref()
+    }
+}
+
 /// The CPUs that tasks of a cgroup usually have. `None` where the hierarchy has no cpusets.
 fn usual(files: &dyn Files, hierarchy: &Hierarchy, dir: &str) -> Option<CpuSet> {
     let cpusets = hierarchy.controllers.iter().any(|c| c == "cpuset");
@@ -44,9 +55,10 @@ pub(crate) fn thread(
     hierarchy: &Hierarchy,
     from: &str,
     task: TaskId,
+    all_usual: &mut Usual,
 ) -> Vec<Undo> {
-    let usual = usual(files, hierarchy, from);
-    let entry = usual.and_then(|usual| custom_affinity(files, &usual, task));
+    let usual = all_usual.of(files, hierarchy, from);
+    let entry = usual.and_then(|usual| custom_affinity(files, usual, task));
     entry.into_iter().collect()
 }
 
@@ -71,10 +83,10 @@ pub(crate) fn process(
     hierarchy: &Hierarchy,
     from: &str,
     pid: u32,
+    all_usual: &mut Usual,
 ) -> Result<Vec<Undo>> {
     let kind = files.optional(&format!("{from}/cgroup.type"))?;
     let threaded = kind.is_some_and(|kind| kind.trim().ends_with("threaded"));
-    let mut all_usual = BTreeMap::new();
     let (mut affinities, mut moves) = (Vec::new(), Vec::new());
     for tid in procfs::threads(files, pid)? {
         let dir = match threaded {
@@ -82,11 +94,8 @@ pub(crate) fn process(
             false => None,
         };
         let dir = dir.unwrap_or_else(|| from.to_owned());
-        let usual = all_usual
-            .entry(dir.clone())
-            .or_insert_with(|| usual(files, hierarchy, &dir));
-        let custom = usual
-            .as_ref()
+        let custom = all_usual
+            .of(files, hierarchy, &dir)
             .filter(|usual| files.affinity(tid).is_ok_and(|own| own != **usual));
         if custom.is_none() && dir == from {
             continue;
@@ -128,15 +137,22 @@ pub(crate) fn keep(
             continue;
         };
         for tid in cgroup_tree::threads_in(writer.files, &dir) {
+            writer.journal.beat();
             if writer.files.affinity(tid).map_or(true, |own| own == usual) {
                 continue;
             }
             // What the kernel binds stays where it is.
-            let stat = procfs::stat(writer.files, tid)?.filter(|s| !s.bound());
+            let stat = procfs::thread_stat(writer.files, tid, tid)?.filter(|s| !s.bound());
             entries.extend(stat.and_then(|s| custom_affinity(writer.files, &usual, s.id)));
         }
     }
     writer.journal.record_all(&entries)
+}
+
+/// Whether this very thread is alive.
+fn alive(files: &dyn Files, task: TaskId) -> bool {
+    let stat = procfs::thread_stat(files, task.pid, task.pid);
+    stat.ok().flatten().is_some_and(|s| s.is_alive(task))
 }
 
 /// Gives a thread its `old` CPUs back, where it still has the `new` ones.
@@ -149,7 +165,7 @@ pub fn put_thread_back(
     old: &CpuSet,
     new: &CpuSet,
 ) -> std::result::Result<Back, String> {
-    if !procfs::alive(files, task) {
+    if !alive(files, task) {
         return Ok(Back::Nothing);
     }
     let now = match files.affinity(task.pid) {
@@ -216,7 +232,7 @@ pub fn put_threads_back(
     let mut changed = false;
     for tid in threads {
         let known = own.iter().find(|own| own.task.pid == *tid);
-        let known = known.filter(|own| procfs::alive(files, own.task));
+        let known = known.filter(|own| alive(files, own.task));
         let wanted = known.map_or(cpus, |own| &own.cpus);
         // The kernel shows as much of a mask as the cpuset and the CPUs that are online leave.
         let before = files.affinity(*tid);

@@ -219,9 +219,15 @@ impl Session {
         if recorded < 2 * self.kept + FORGOTTEN {
             return Ok(());
         }
-        let runs = |task: TaskId| match procfs::stat(files, task.pid) {
-            Ok(stat) => stat.is_some_and(|stat| stat.id == task),
-            Err(_) => true,
+        let lease = Arc::clone(&self.lease);
+        let runs = |task: TaskId| {
+            if !lease.is_revoked() {
+                lease.beat(rt::now());
+            }
+            match procfs::thread_stat(files, task.pid, task.pid) {
+                Ok(stat) => stat.is_some_and(|stat| stat.id == task),
+                Err(_) => true,
+            }
         };
         // A child may have the setting of one that has ended. Of all of those that had the same
         // before in the same place, the first and the last say so.

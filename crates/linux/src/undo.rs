@@ -436,7 +436,7 @@ impl<'a> Work<'a> {
     fn put_back(&mut self, task: TaskId, from: &'a str, to: &'a str) -> Step {
         if !self.is_member(to, task.pid) {
             // A task that is exiting is listed in no group; it was not moved.
-            let stays = matches!(procfs::stat(self.files, task.pid),
+            let stays = matches!(procfs::thread_stat(self.files, task.pid, task.pid),
                 Ok(Some(stat)) if stat.id == task && !stat.leaving());
             if stays && !self.is_member(from, task.pid) && self.files.exists(to) {
                 return self.leave(format!(
@@ -446,7 +446,7 @@ impl<'a> Work<'a> {
             }
             return Ok(false);
         }
-        match procfs::stat(self.files, task.pid) {
+        match procfs::thread_stat(self.files, task.pid, task.pid) {
             Ok(Some(stat)) if stat.id == task => {}
             // It ended, or is a later task of the same number, which leaves with its cgroup.
             Ok(_) => return Ok(false),

@@ -9,7 +9,6 @@ use quell_kernel::root::Files;
 use quell_types::cpuset::CpuSet;
 use quell_types::journal::Undo;
 
-use crate::group_cgroups::within;
 use crate::restore;
 
 /// The most steps from a cgroup that a run made to the one that inherits its tasks.
@@ -41,7 +40,7 @@ fn home<'c>(dir: &'c str, changes: &'c [Undo]) -> &'c str {
     let mut at = dir;
     for _ in 0..HEIRS {
         let heir = changes.iter().rev().find_map(|change| match change {
-            Undo::Cgroup { path, heir } if within(at, path) => Some(heir),
+            Undo::Cgroup { path, heir } if Path::new(at).starts_with(path) => Some(heir),
             _ => None,
         });
         match heir {
@@ -83,7 +82,7 @@ fn without(
             Undo::Write { path, .. } => path.trim_end_matches("/cpuset.cpus.partition"),
             _ => continue,
         };
-        if hierarchy.version == Version::V2 && within(dir, mount) {
+        if hierarchy.version == Version::V2 && Path::new(dir).starts_with(mount) {
             let taken = effective_cpus(files, hierarchy, dir)?;
             cpus = cpus.union(&taken.unwrap_or_default());
         }

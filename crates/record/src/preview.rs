@@ -68,8 +68,9 @@ pub struct Met {
     /// kernel reports them, and where no group matches programs one by one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unreported: Option<String>,
-    /// A sentence for each process that two groups match, and that is in neither, and for each
-    /// group of several users' processes that are matched by what they say of themselves.
+    /// A sentence for each process that two groups match, or that lets whoever reads its arguments
+    /// wait, and for each group of several users' processes that are matched by what they say of
+    /// themselves.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }

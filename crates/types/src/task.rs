@@ -194,9 +194,9 @@ pub fn check(table: &TaskMatch) -> Vec<(&'static str, String)> {
             "exe" | "cgroup" if !text.starts_with('/') => Some(format!(
                 "'{text}' is not a path from the root: it must start with '/'"
             )),
-            "cgroup" if text.split('/').any(|part| part == "..") => {
-                Some(format!("'{text}' leaves the hierarchy: remove '..'"))
-            }
+            "cgroup" if text.split('/').any(|part| [".", ".."].contains(&part)) => Some(format!(
+                "'{text}' is not a cgroup's path: remove '.' and '..'"
+            )),
             "cgroup" if text.starts_with("/sys/fs/cgroup") => Some(format!(
                 "'{text}' begins with the mount: give the path below it, '{}'",
                 text.trim_start_matches("/sys/fs/cgroup")

@@ -433,14 +433,21 @@ pub fn place_of(text: &str, key: &str) -> Option<(usize, usize)> {
     Origin { file, text }.position(place(root.get_ref(), &Path::of(&keys))?)
 }
 
-/// The text as a terminal may show it: control characters but line breaks and tabs are `?`. Names
+/// Whether a character is not shown, but steers a terminal or the direction of text.
+#[must_use]
+pub fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// The text as a terminal may show it: what steers it, but line breaks and tabs, is `?`. Names
 /// of processes, programs and cgroups are their owners', and could move the cursor or clear the
 /// screen of the reader.
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
-    let controls = |c: char| c.is_control() && c != '\n' && c != '\t';
-    match text.contains(controls) {
-        true => Cow::Owned(text.replace(controls, "?")),
+    let steers = |c: char| steers(c) && c != '\n' && c != '\t';
+    match text.contains(steers) {
+        true => Cow::Owned(text.replace(steers, "?")),
         false => Cow::Borrowed(text),
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use quell_kernel::error::Result;
 use quell_kernel::procfs::{self, Membership};
+use quell_kernel::reading::{self, Arguments};
 use quell_kernel::root::Files;
 use quell_types::task::TaskMatch;
 use quell_types::units::Bytes;
@@ -122,7 +123,9 @@ impl Sample {
             let places = procfs::memberships(files, &pid.to_string())?;
             let matching = place(&places, &own_units).unwrap_or_else(|| {
                 let exe = own_program(files, pid);
-                let arguments = procfs::arguments(files, pid).unwrap_or_default();
+                let arguments = reading::arguments(files, pid)
+                    .map(Arguments::words)
+                    .unwrap_or_default();
                 program(&stat.comm, exe, &arguments)
             });
             processes.insert(

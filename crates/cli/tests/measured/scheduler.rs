@@ -232,7 +232,9 @@ fn processes_come_fork_execute_and_end() {
         |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     // A program that is about to be executed is called as its parent, too.
     let stays = |pid: u32| {
-        let words = procfs::arguments(&machine.kernel, pid).unwrap();
+        let words = quell_kernel::reading::arguments(&machine.kernel, pid)
+            .unwrap()
+            .words();
         words.last().is_some_and(|word| word == BUSY)
     };
     let children: Vec<u32> = procfs::processes(&machine.kernel)

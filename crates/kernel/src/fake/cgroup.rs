@@ -10,6 +10,7 @@
 //!   as in the kernel. The model also forgets which of several directories of that name it was.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use super::Answer;
 use super::limits::{self, Knob};
@@ -26,7 +27,7 @@ fn split(rest: &str) -> (&str, &str) {
 }
 
 fn below(group: &str, top: &str) -> bool {
-    top == "/" || group == top || group.strip_prefix(top).is_some_and(|r| r.starts_with('/'))
+    Path::new(group).starts_with(top)
 }
 
 impl Machine {

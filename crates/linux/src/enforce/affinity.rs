@@ -45,7 +45,8 @@ pub fn confine(
         let mut fresh = Vec::new();
         for pid in processes {
             for tid in procfs::threads(writer.files, *pid)? {
-                if let Some(stat) = procfs::stat(writer.files, tid)?
+                writer.journal.beat();
+                if let Some(stat) = procfs::thread_stat(writer.files, *pid, tid)?
                     && done.insert(stat.id)
                 {
                     fresh.push((stat.id, stat.comm));
@@ -84,7 +85,8 @@ pub fn confine_rest(
                 continue;
             }
             for tid in procfs::threads(writer.files, process.id.pid)? {
-                let Some(stat) = procfs::stat(writer.files, tid)? else {
+                writer.journal.beat();
+                let Some(stat) = procfs::thread_stat(writer.files, process.id.pid, tid)? else {
                     continue;
                 };
                 if kept.contains(&tid) || done.contains(&stat.id) {

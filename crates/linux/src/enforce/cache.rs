@@ -244,7 +244,9 @@ fn enter(
     let mut entries = Vec::new();
     let mut moving = Vec::new();
     for tid in threads {
-        let Some(stat) = procfs::stat(writer.files, *tid)?.filter(|s| !s.leaving()) else {
+        writer.journal.beat();
+        let stat = procfs::thread_stat(writer.files, *tid, *tid)?;
+        let Some(stat) = stat.filter(|s| !s.leaving()) else {
             continue;
         };
         let (control, monitor) = homes.of(writer.files, *tid)?;
@@ -266,6 +268,7 @@ fn enter(
     let procs_file = group.file("tasks");
     let mut entered = 0;
     for tid in &moving {
+        writer.journal.beat();
         let text = tid.to_string();
         match writer.files.write(&procs_file, &text) {
             Ok(()) => {

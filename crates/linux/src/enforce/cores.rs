@@ -395,7 +395,7 @@ pub(super) fn move_root(
     let mut unmovable: BTreeMap<u32, String> = BTreeMap::new();
     let mut displaced: BTreeSet<String> = BTreeSet::new();
     for round in 0.. {
-        let batch = movable(writer.files, rest, &root, top, stay, &unmovable)?;
+        let batch = movable(writer, rest, &root, top, stay, &unmovable)?;
         if batch.writes.is_empty() {
             break;
         }
@@ -415,6 +415,7 @@ pub(super) fn move_root(
         );
         writer.journal.record_all(&batch.entries)?;
         for (file, task, name) in batch.writes {
+            writer.journal.beat();
             match writer.files.write(&file, &task.to_string()) {
                 Ok(()) => fault::boundary(),
                 Err(e) if gone(&e) => {}
@@ -454,13 +455,14 @@ struct Batch {
 /// The tasks directly in the root cgroup that can be moved. Not among them are tasks that the
 /// kernel binds, or that are to stay.
 fn movable(
-    files: &dyn Files,
+    writer: &JournaledWriter<'_>,
     rest: &CgroupDir,
     root: &str,
     top: &CpuSet,
     stay: &BTreeSet<u32>,
     unmovable: &BTreeMap<u32, String>,
 ) -> Result<Batch> {
+    let files = writer.files;
     let failed = |e| Error::file("read", root, None, e);
     let here: BTreeSet<u32> = tasks_in(files, root).map_err(failed)?.into_iter().collect();
     let processes = match rest.hierarchy.version {
@@ -497,10 +499,11 @@ fn movable(
         let all_here = tids.iter().all(|t| here.contains(t));
         let mut any = false;
         for tid in tids.into_iter().filter(|t| here.contains(t)) {
+            writer.journal.beat();
             let stat = if tid == pid {
                 Some(leader.clone())
             } else {
-                procfs::stat(files, tid)?
+                procfs::thread_stat(files, pid, tid)?
             };
             let Some(stat) = stat.filter(|s| !s.leaving()) else {
                 continue;

@@ -52,7 +52,7 @@ impl Enforcer for Gather {
             Ok(assigned) => assigned,
             Err(e) => return seen.push(finding(About::Gather, e.to_string(), None)),
         };
-        host.report_processes(&assigned.in_two, seen);
+        host.report_processes(&assigned.left_out, seen);
         for name in matched {
             if !host.still_held() {
                 return;

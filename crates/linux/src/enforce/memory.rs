@@ -7,7 +7,7 @@ use quell_kernel::cgroup::{Controller, Version};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::memory::{Memory, amount};
 use quell_kernel::root::{Access, gone};
-use quell_kernel::{oom, procfs, sysctl};
+use quell_kernel::{oom, procfs, sharing, sysctl};
 use quell_plan::Setting;
 use quell_types::ids::REST;
 use quell_types::journal::Undo;
@@ -271,6 +271,47 @@ pub fn oom_score(
             Err(Error::file("write", &oom::path(task.pid), Some(&text), e))
         }
     }
+}
+
+/// Makes a process immune from the OOM killer, journaled, unless another process shares its memory:
+/// the kernel would make that one immune as well. `dir` as for [`oom_score`]. Returns why it was
+/// not made immune. `None` also where it is already, or has ended.
+///
+/// # Errors
+/// As [`oom_score`].
+pub fn immunise(
+    writer: &mut JournaledWriter<'_>,
+    task: TaskId,
+    dir: &str,
+) -> Result<Option<String>> {
+    let files = writer.files;
+    let now = oom::adjustment(files, task.pid)?;
+    let Some(old) = now.filter(|now| *now != oom::IMMUNE) else {
+        return Ok(None);
+    };
+    if let Some((_, why)) = sharing::obstacle(files, task.pid) {
+        return Ok(Some(why));
+    }
+    if !oom_score(writer, task, oom::IMMUNE, dir)? {
+        return Ok(None);
+    }
+    // It may have been joined meanwhile.
+    let Some((by, why)) = sharing::obstacle(files, task.pid) else {
+        return Ok(None);
+    };
+    // The kernel writes it to both, unless one has left the memory since. The entry stays: a child
+    // that was born meanwhile has the value.
+    for pid in [Some(task.pid), by].into_iter().flatten() {
+        let path = oom::path(pid);
+        match files.write(&path, &old.to_string()) {
+            Err(e) if !gone(&e) => {
+                return Err(Error::file("write", &path, Some(&old.to_string()), e));
+            }
+            _ => {}
+        }
+    }
+    fault::boundary();
+    Ok(Some(why))
 }
 
 /// Changes a machine-wide setting of memory management, journaled. Returns whether it had another

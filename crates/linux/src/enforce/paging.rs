@@ -172,16 +172,22 @@ impl Wanted {
     }
 
     /// Makes the processes lock that are there when the step is applied. Refuses before anything is
-    /// changed where one cannot.
+    /// changed where none can: a user's program of the same name that cannot keeps nobody from it.
+    /// What becomes of the promise is told by the next look.
     fn lock_present(&mut self, host: &mut Host, group: &str, filled: bool) -> Applied {
         let present = host.processes(group)?;
         let room = if filled { room(host, group)? } else { None };
+        let mut refused = Vec::new();
         for stat in &present {
-            if let Some(why) = memory_lock::refusal(&host.files, stat.id.pid, filled, room)? {
-                return Err(unlocked(group, stat, &why));
-            }
+            let why = memory_lock::refusal(&host.files, stat.id.pid, filled, room)?;
+            refused.extend(why.map(|why| unlocked(group, stat, &why)));
         }
-        let (mut count, mut longest) = (0u32, Duration::ZERO);
+        if refused.len() == present.len()
+            && let Some(one) = refused.into_iter().next()
+        {
+            return Err(one);
+        }
+        let (mut count, mut longest, mut refused) = (0u32, Duration::ZERO, Vec::new());
         for stat in &present {
             match self.lock(host, group, stat, filled)? {
                 Locked::Nothing => {}
@@ -189,8 +195,13 @@ impl Wanted {
                     count += 1;
                     longest = longest.max(stopped);
                 }
-                Locked::Not(why) => return Err(unlocked(group, stat, &why)),
+                Locked::Not(why) => refused.push(unlocked(group, stat, &why)),
             }
+        }
+        if refused.len() == present.len()
+            && let Some(one) = refused.into_iter().next()
+        {
+            return Err(one);
         }
         let note = format!(
             "group {group}: {count} running processes lock their memory now; a thread of each was stopped for it, {} us at most",

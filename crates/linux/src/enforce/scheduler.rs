@@ -361,8 +361,9 @@ impl Held {
             }
             for process in &family {
                 for thread in procfs::threads(&files, process.id.pid)? {
+                    writer.journal.beat();
                     let has = had(&files, thread, usual)?.filter(|has| *has != cpus);
-                    let stat = procfs::stat(&files, thread)?;
+                    let stat = procfs::thread_stat(&files, process.id.pid, thread)?;
                     own.extend(has.zip(stat).map(|(cpus, stat)| OwnCpus {
                         task: stat.id,
                         cpus,

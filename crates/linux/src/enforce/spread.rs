@@ -193,7 +193,8 @@ impl Placed {
 }
 
 fn one(files: &dyn Files, process: u32, tid: u32) -> Result<Option<Seen>> {
-    let Some(stat) = procfs::stat(files, tid)?.filter(|s| !s.leaving() && !s.bound()) else {
+    let Some(stat) = procfs::thread_stat(files, tid, tid)?.filter(|s| !s.leaving() && !s.bound())
+    else {
         return Ok(None);
     };
     let cpus = match files.affinity(tid) {

@@ -7,7 +7,7 @@ use quell_kernel::cpu_accounting::Ledger;
 use quell_kernel::error::{Error, Result};
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::Files;
-use quell_kernel::tasks::{self, InTwo, Matcher};
+use quell_kernel::tasks::{self, LeftOut, Matcher};
 use quell_record::about::About;
 use quell_record::backend::{Observation, Seen, put_ahead};
 use quell_record::events::{Event, Spent};
@@ -66,8 +66,8 @@ pub struct Groups {
     pub expecting: bool,
     /// These reports. `None` where it makes none.
     pub newborn: Option<Newborn>,
-    /// Processes that two groups match and that were named.
-    pub in_two: BTreeSet<TaskId>,
+    /// Processes that are in no group and that were named.
+    pub left_out: BTreeSet<TaskId>,
     /// The processes that tables mean by their numbers.
     pub pins: BTreeMap<u32, TaskId>,
     /// Those that have ended and were named.
@@ -252,12 +252,12 @@ impl Host {
         }
     }
 
-    /// Names processes that two groups match, once each, and those that are gone although a policy
+    /// Names processes that are in no group although they may be meant, once each, and those that are gone although a policy
     /// names their number.
-    pub fn report_processes(&mut self, in_two: &[InTwo], seen: &mut Observation) {
+    pub fn report_processes(&mut self, left_out: &[LeftOut], seen: &mut Observation) {
         let groups = &mut self.groups;
-        for one in in_two {
-            if groups.in_two.len() < MOST_NAMED && groups.in_two.insert(one.task) {
+        for one in left_out {
+            if groups.left_out.len() < MOST_NAMED && groups.left_out.insert(one.task) {
                 seen.push(finding(About::Gather, one.to_string(), None));
             }
         }

@@ -444,7 +444,7 @@ pub fn tasks_are_matched_with_their_descendants(arm: &mut dyn Arm) {
     let own = Matcher::new(files, GROUP, &[by_pid(pid)]).unwrap();
     let both = assign(files, &[own, same], &BTreeSet::new(), &mut || {}).unwrap();
     assert_eq!(both.all().count(), 0);
-    let text = both.in_two[0].to_string();
+    let text = both.left_out[0].to_string();
     assert!(text.contains("two groups, quell-test and twin"), "{text}");
 }
 

@@ -26,6 +26,7 @@ mod model_memory;
 mod nodes;
 mod partitions;
 mod resctrl;
+mod threads;
 mod weights;
 
 /// Makes a body a test for each arm.

@@ -187,6 +187,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
         "a number from a file of the kernel, by the standard library, next to its use",
         &[
             "kernel/src/rt.rs",
+            "kernel/src/sharing.rs",
             "kernel/src/stopped.rs",
             "linux/src/unsettle.rs",
             "linux/src/enforce/classes/locked.rs",

@@ -177,7 +177,7 @@ fn processes(files: &Everywhere) {
     let _ = procfs::threads(files, 1);
     let _ = procfs::process_of(files, 1);
     let _ = procfs::users(files, 1);
-    let _ = procfs::arguments(files, 1);
+    let _ = quell_kernel::reading::arguments(files, 1);
     let _ = procfs::executable(files, 1);
     let _ = procfs::memberships(files, "1");
     let _ = procfs::boot_id(files);
