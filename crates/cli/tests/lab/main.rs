@@ -23,6 +23,7 @@ mod outside;
 mod paged;
 mod pressed;
 mod registers;
+mod rights;
 mod stopped;
 mod throttled;
 mod timeline;
