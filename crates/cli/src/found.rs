@@ -6,11 +6,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use quell_kernel::identity::executes;
+use quell_kernel::left_out::{LeftOut, Why};
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::reading::{self, Arguments};
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::signals::{next_signal, stop_signals};
-use quell_kernel::tasks::{Assigned, LeftOut, Matcher, Why};
+use quell_kernel::tasks::{Assigned, Matcher};
 use quell_policy::{Group, Policy, Role};
 use quell_types::task::TaskMatch;
 use quell_types::text::suggestion;

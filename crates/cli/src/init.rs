@@ -14,8 +14,9 @@ use std::collections::BTreeSet;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use quell_kernel::left_out::{LeftOut, Why};
 use quell_kernel::root::{Files, Kernel};
-use quell_kernel::tasks::{LeftOut, Matcher, Why, assign, present};
+use quell_kernel::tasks::{Matcher, assign, present};
 use quell_plan::inventory::Inventory;
 use quell_types::task::TaskMatch;
 use quell_types::units::Bytes;

@@ -6,8 +6,6 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::os::fd::RawFd;
 
-use crate::oom;
-
 /// Files that are closed one by one where the kernel closes no ranges (before 5.9).
 const MOST_FILES: RawFd = 1 << 16;
 
@@ -32,12 +30,12 @@ impl Birth {
         Self { arguments }
     }
 
-    /// To be called first in the helper. It keeps these descriptors, ascending, and no other; blocks
-    /// all signals; has a session, a name and no arguments of its own; and is as likely as any other
-    /// process to be killed for memory. Allocates nothing.
+    /// To be called first in the helper. It keeps these descriptors, ascending, and no other;
+    /// blocks all signals; and has a session, a name and no arguments of its own. Allocates
+    /// nothing.
     pub(crate) fn begin(self, name: &CStr, kept: &[RawFd]) {
-        // SAFETY: the set is initialised before use; the arguments are on the stack of this process,
-        // which nothing of the helper reads; the other calls take numbers, or a pointer to a string.
+        // SAFETY: the set is initialised before use; the arguments are on the stack of this
+        // process, and nothing of the helper reads them; the other calls take numbers or a string.
         unsafe {
             let mut set = std::mem::zeroed::<libc::sigset_t>();
             libc::sigfillset(&raw mut set);
@@ -47,7 +45,6 @@ impl Birth {
             let first = std::ptr::with_exposed_provenance_mut::<u8>(self.arguments.start);
             std::ptr::write_bytes(first, 0, self.arguments.len());
         }
-        let _ = oom::unsheltered();
         let mut from = 0;
         for next in kept.iter().copied().chain([RawFd::MAX]) {
             // SAFETY: nothing of the helper uses the files that are closed.

@@ -211,7 +211,7 @@ fn takes_its_calls_and_spins() -> bool {
 }
 
 #[test]
-fn a_program_that_takes_its_calls_itself_is_refused_and_left_as_it_was() {
+fn who_takes_its_calls_itself_is_refused_and_left_as_it_was() {
     let shared = shared();
     let program = Program::start(takes_its_calls_and_spins, shared);
     while shared.right.load(Ordering::SeqCst) < 2 {

@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};
-use crate::{affinity, limit, msr, pidfd, reading, sharing, trace};
+use crate::{affinity, kcmp, limit, msr, pidfd, reader, trace};
 
 /// What the kernel's file systems offer. Errors are the kernel's, with three exceptions: ENOSYS
 /// where the root is no running kernel, EIO after a short write, InvalidInput for a zero byte in
@@ -411,7 +411,7 @@ impl Files for Kernel {
     fn read_start(&self, path: &str, most: usize) -> io::Result<String> {
         let mut bytes = Vec::new();
         if self.is_live() {
-            bytes = reading::by_child(path, most)?;
+            bytes = reader::by_child(path, most)?;
         } else {
             let file = fs::File::open(self.path(path))?;
             file.take(most as u64).read_to_end(&mut bytes)?;
@@ -484,7 +484,7 @@ impl Files for Kernel {
 
     fn same_memory(&self, one: u32, others: &[u32]) -> io::Result<Vec<Option<bool>>> {
         self.need_live()?;
-        sharing::compare(one, others)
+        kcmp::compare(one, others)
     }
 
     fn open(&self, path: &str, access: Access) -> io::Result<Option<fs::File>> {

@@ -10,7 +10,6 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::path::Path;
 
 use quell_types::ids::GroupId;
@@ -20,7 +19,9 @@ use regex::Regex;
 use crate::cgroup::Cgroups;
 use crate::error::{Error, Result};
 use crate::identity::{executes, is_container, is_managers, is_unit, number};
+use crate::left_out::{LeftOut, Why};
 use crate::procfs::{self, Membership, Stat};
+use crate::reader;
 use crate::reading::{self, Arguments};
 use crate::root::Files;
 
@@ -372,60 +373,6 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// A process that no group matches by itself, and that a person should know of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOut {
-    /// The process.
-    pub task: TaskId,
-    /// Its command name.
-    pub comm: String,
-    /// Why none does.
-    pub why: Why,
-}
-
-/// Why no group matches a process by itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// These two match it.
-    Two([GroupId; 2]),
-    /// It lets its readers wait, and a group goes by arguments.
-    Silent,
-}
-
-impl LeftOut {
-    fn new(stat: &Stat, why: Why) -> Self {
-        Self {
-            task: stat.id,
-            comm: stat.comm.clone(),
-            why,
-        }
-    }
-
-    /// Whether this group matches it.
-    #[must_use]
-    pub fn fits(&self, group: &str) -> bool {
-        matches!(&self.why, Why::Two(groups) if groups.iter().any(|one| one == group))
-    }
-}
-
-impl fmt::Display for LeftOut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} ({}) ", self.task.pid, self.comm)?;
-        match &self.why {
-            Why::Two([one, other]) => write!(
-                f,
-                "is matched by two groups, {one} and {other}, and is in neither; make one of their match tables \
-                 narrower"
-            ),
-            Why::Silent => write!(
-                f,
-                "lets whoever reads its arguments wait: no process of its user is matched by arg meanwhile; match them by \
-                 exe or user"
-            ),
-        }
-    }
-}
-
 /// Which group matches a process by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fit {
@@ -545,7 +492,7 @@ pub fn present(files: &dyn Files, groups: &[Matcher], never: &BTreeSet<u32>) -> 
 
 fn eligible(stat: &Stat, never: &BTreeSet<u32>) -> bool {
     let pid = stat.id.pid;
-    let ours = pid == std::process::id() || reading::is_reader(pid);
+    let ours = pid == std::process::id() || reader::is_reader(pid);
     !stat.kernel_thread() && !stat.dead() && !ours && !never.contains(&pid)
 }
 

@@ -102,7 +102,7 @@ fn children_follow_their_parent_unless_matched_themselves() {
 }
 
 #[test]
-fn who_lets_its_readers_wait_stays_where_it_was_and_is_named_where_nothing_is_known() {
+fn who_lets_readers_wait_stays_in_its_group_or_is_named() {
     let (dir, kernel) = machine();
     let pid = 4_000_500;
     process(dir.path(), pid, 1, "late", "late worker", "/user.slice");

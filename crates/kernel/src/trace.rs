@@ -30,8 +30,8 @@ const STOPS_WITHIN: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same where memory is filled, which takes about 0.3 s per GiB.
 const FILLS_WITHIN: Duration = Duration::from_secs(60);
-/// How often a thread is stopped anew that is within a restartable sequence, and the end of a helper
-/// is looked for.
+/// How often a thread is stopped anew that is within a restartable sequence, and the end of a
+/// helper is looked for.
 const TRIES: u32 = 20;
 
 /// So that a thread ends with its tracer.

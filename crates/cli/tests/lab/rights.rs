@@ -1,5 +1,5 @@
-//! What a run needs its capabilities for: each is taken away, and what fails then is said aloud, never
-//! left half done.
+//! What a run needs its capabilities for: each is taken away, and what fails then is said aloud,
+//! never left half done.
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 

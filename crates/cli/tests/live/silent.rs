@@ -1,7 +1,7 @@
 //! A program that lets whoever reads its arguments wait for ever. Its parent reads a page of its
 //! memory, which is in a file of a file system of the user's own (FUSE) that does not answer, and
-//! holds the lock of its address space meanwhile (`/proc/PID/mem`). The program asks for memory, and
-//! waits for that lock: behind it so does everybody.
+//! holds the lock of its address space meanwhile (`/proc/PID/mem`). The program asks for memory,
+//! and waits for that lock: behind it so does everybody.
 
 use std::fs::File;
 use std::io::{Read, Write};

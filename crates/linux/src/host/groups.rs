@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use quell_kernel::cgroup::Controller;
 use quell_kernel::cpu_accounting::Ledger;
 use quell_kernel::error::{Error, Result};
+use quell_kernel::left_out::LeftOut;
 use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::Files;
-use quell_kernel::tasks::{self, LeftOut, Matcher};
+use quell_kernel::tasks::{self, Matcher};
 use quell_record::about::About;
 use quell_record::backend::{Observation, Seen, put_ahead};
 use quell_record::events::{Event, Spent};
@@ -252,8 +253,8 @@ impl Host {
         }
     }
 
-    /// Names processes that are in no group although they may be meant, once each, and those that are gone although a policy
-    /// names their number.
+    /// Names processes that are in no group although they may be meant, once each, and those that
+    /// are gone although a policy names their number.
     pub fn report_processes(&mut self, left_out: &[LeftOut], seen: &mut Observation) {
         let groups = &mut self.groups;
         for one in left_out {

@@ -3,8 +3,8 @@
 //! reads the same again, where there is a writer.
 //!
 //! A target damages valid input from the repository ([`damage`]): random bytes do not get past the
-//! first key. `make test` tries a fixed number of inputs of each, `make soak` a minute of each, ten of what users
-//! without rights can write.
+//! first key. `make test` tries a fixed number of inputs of each, `make soak` a minute of each, and
+//! ten of what users without rights can write.
 //!
 //! - `QUELL_SOAK=1`: so many minutes of each target, from a seed of the clock, which is printed.
 //! - `QUELL_FUZZ_SECONDS=600 cargo test -p quell --test pure fuzz::NAME`: longer, of one target.
