@@ -152,11 +152,9 @@ fn missing<'w, 'p>(files: &Kernel, wanted: &'w [Wanted<'p>]) -> Result<Vec<&'w W
 /// A process that lets whoever reads its arguments wait.
 fn silent(files: &Kernel, all: &[Stat]) -> Option<LeftOut> {
     let is = |stat: &&Stat| reading::arguments(files, stat.id.pid).ok() == Some(Arguments::Silent);
-    all.iter().find(is).map(|stat| LeftOut {
-        task: stat.id,
-        comm: stat.comm.clone(),
-        why: Why::Silent,
-    })
+    all.iter()
+        .find(is)
+        .map(|stat| LeftOut::new(stat, Why::Silent))
 }
 
 fn refusal(files: &Kernel, missing: &[&Wanted<'_>], wait: bool) -> Result<crate::exit::Failure> {

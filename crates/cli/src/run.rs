@@ -171,11 +171,10 @@ fn give_up_rights(launches_nothing: bool) {
     if quell_kernel::is_root() {
         let kept = privileges::HOLDING;
         // Where the kernel refuses, it was not allowed more before.
-        if launches_nothing {
-            let _ = privileges::keep(kept);
-        } else {
-            let _ = privileges::lay_down(kept);
-        }
+        let _ = match launches_nothing {
+            true => privileges::keep(kept),
+            false => privileges::lay_down(kept).map_err(Into::into),
+        };
     }
 }
 

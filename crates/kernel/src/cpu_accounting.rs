@@ -102,7 +102,6 @@ mod tests {
         let files = Kernel::new().unwrap();
         let dir = cgroup(std::process::id());
         let dirs = [dir.path().to_str().unwrap().to_owned()];
-        // This process was born before, so counting begins with the first sample.
         let faults = || {
             procfs::stat(&files, std::process::id())
                 .unwrap()
@@ -110,6 +109,7 @@ mod tests {
                 .minor_faults
         };
         let before = faults();
+        // This process was born before, so counting begins with the first sample.
         let mut ledger = Ledger::new(u64::MAX);
         let Some(first) = ledger.sample(&files, &dirs).unwrap() else {
             quell_testing::skip("this kernel does not tell how long threads wait");

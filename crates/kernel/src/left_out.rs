@@ -28,7 +28,9 @@ pub enum Why {
 }
 
 impl LeftOut {
-    pub(crate) fn new(stat: &Stat, why: Why) -> Self {
+    /// For this process.
+    #[must_use]
+    pub fn new(stat: &Stat, why: Why) -> Self {
         Self {
             task: stat.id,
             comm: stat.comm.clone(),

@@ -232,27 +232,9 @@ fn read(path: &[u8], buffer: &mut [u8]) -> Result<usize, i32> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
-    /// How long a process takes to read the arguments of a thousand, and by the child: `cargo test
-    /// -p quell-kernel --lib reading:: -- --ignored --nocapture`.
-    #[test]
-    #[ignore = "a measurement"]
-    fn speed() {
-        let own = format!("/proc/{}/cmdline", std::process::id());
-        for _ in 0..5 {
-            let direct = Instant::now();
-            (0..1000).for_each(|_| drop(std::fs::read(&own).unwrap()));
-            let direct = direct.elapsed();
-            let child = Instant::now();
-            (0..1000).for_each(|_| drop(by_child(&own, MOST).unwrap()));
-            println!("{direct:?} {:?}", child.elapsed());
-        }
-    }
-
-    /// One test: there is one child at a time, and nobody else may ask it meanwhile.
+    /// One test: a process has one such child at a time, and no other test may ask it meanwhile.
     #[test]
     fn a_child_reads_and_is_left_where_it_waits() {
         let own = format!("/proc/{}/cmdline", std::process::id());

@@ -102,12 +102,10 @@ fn read_within_allowance(files: &dyn Files, pid: u32, path: &str) -> io::Result<
     // Asked first: a process that lets its readers wait may become another user's meanwhile.
     let users = procfs::users(files, pid).ok().flatten();
     let real = users.map_or(u32::MAX, |[real, _, _]| real);
-    let user = match reading().slow.is_empty() {
-        true => None,
-        false => Some(person(files, real)),
-    };
-    if let Some(pid_of) = user.and_then(|user| reading().holds_off(user)) {
-        return Ok(match pid_of == pid {
+    let someone_is_slow = !reading().slow.is_empty();
+    let user = someone_is_slow.then(|| person(files, real));
+    if let Some(slow) = user.and_then(|user| reading().holds_off(user)) {
+        return Ok(match slow == pid {
             true => Arguments::Silent,
             false => Arguments::NotAsked,
         });

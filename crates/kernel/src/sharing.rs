@@ -16,6 +16,7 @@ use crate::stat::Stat;
 const MOMENT: Duration = Duration::from_millis(5);
 /// How often another thread is asked where the first has ended meanwhile.
 const TRIES: u32 = 3;
+
 /// The number of another process that shares the memory of process `pid`, 5 ms long at least.
 /// `None` where there is none, where `pid` has ended, and where the root is no running kernel.
 ///

@@ -30,8 +30,7 @@ const STOPS_WITHIN: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same where memory is filled, which takes about 0.3 s per GiB.
 const FILLS_WITHIN: Duration = Duration::from_secs(60);
-/// How often a thread is stopped anew that is within a restartable sequence, and the end of a
-/// helper is looked for.
+/// How often a thread is stopped anew that is within a restartable sequence.
 const TRIES: u32 = 20;
 
 /// So that a thread ends with its tracer.
@@ -247,25 +246,33 @@ pub fn within(
         false => PATIENCE,
     };
     let answer = answered(reader, patience, meanwhile);
-    if answer.is_err() {
-        // Its thread takes its way back without it.
-        // SAFETY: a child that was not waited for has this number.
-        unsafe { libc::kill(helper, libc::SIGKILL) };
-    }
-    // It ends at once, unless it waits in the kernel for the program.
-    for _ in 0..TRIES {
-        // SAFETY: no status is asked for.
-        if unsafe { libc::waitpid(helper, std::ptr::null_mut(), libc::WNOHANG) } != 0 {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    end(helper, answer.is_ok());
     let [error, nanoseconds] = answer?;
     match error {
         0 => Ok(Duration::from_nanos(nanoseconds)),
         error => Err(io::Error::from_raw_os_error(
             i32::try_from(error).unwrap_or(libc::EIO),
         )),
+    }
+}
+
+/// Waits for the end of a helper: at once where it has answered. One that has not is killed, and
+/// its thread takes its way back without it. It may wait in the kernel for the program.
+fn end(helper: libc::pid_t, answered: bool) {
+    const LOOKS: u32 = 20;
+    // SAFETY: a child that was not waited for has this number. No status is asked for.
+    let waited = |flags| unsafe { libc::waitpid(helper, std::ptr::null_mut(), flags) };
+    if answered {
+        waited(0);
+        return;
+    }
+    // SAFETY: as above.
+    unsafe { libc::kill(helper, libc::SIGKILL) };
+    for _ in 0..LOOKS {
+        if waited(libc::WNOHANG) != 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -19,7 +19,7 @@ const PAGE: usize = 4096;
 /// Answers what the kernel asks before it reads the one file there is, and no read.
 fn serve(mut device: File) {
     let mut request = vec![0u8; 1 << 20];
-    while let Ok(length @ 40..) = device.read(&mut request) {
+    while let Ok(40..) = device.read(&mut request) {
         let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
         let mut answer = Vec::new();
         let mut put = |words: &[u32]| words.iter().for_each(|w| answer.extend(w.to_ne_bytes()));
@@ -57,7 +57,7 @@ fn serve(mut device: File) {
         whole.extend([0; 4]);
         whole.extend(&request[8..16]);
         whole.extend(answer);
-        assert!(length >= 40 && device.write_all(&whole).is_ok());
+        device.write_all(&whole).unwrap();
     }
 }
 

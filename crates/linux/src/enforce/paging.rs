@@ -182,11 +182,7 @@ impl Wanted {
             let why = memory_lock::refusal(&host.files, stat.id.pid, filled, room)?;
             refused.extend(why.map(|why| unlocked(group, stat, &why)));
         }
-        if refused.len() == present.len()
-            && let Some(one) = refused.into_iter().next()
-        {
-            return Err(one);
-        }
+        one_can(&present, refused)?;
         let (mut count, mut longest, mut refused) = (0u32, Duration::ZERO, Vec::new());
         for stat in &present {
             match self.lock(host, group, stat, filled)? {
@@ -198,11 +194,7 @@ impl Wanted {
                 Locked::Not(why) => refused.push(unlocked(group, stat, &why)),
             }
         }
-        if refused.len() == present.len()
-            && let Some(one) = refused.into_iter().next()
-        {
-            return Err(one);
-        }
+        one_can(&present, refused)?;
         let note = format!(
             "group {group}: {count} running processes lock their memory now; a thread of each was stopped for it, {} us at most",
             longest.as_micros()
@@ -328,6 +320,16 @@ impl Wanted {
         }
         Ok(())
     }
+}
+
+/// The first refusal, where all of these processes are refused.
+fn one_can(present: &[Stat], refused: Vec<Error>) -> Result<()> {
+    let all = refused.len() == present.len();
+    refused
+        .into_iter()
+        .next()
+        .filter(|_| all)
+        .map_or(Ok(()), Err)
 }
 
 fn unlocked(group: &str, stat: &Stat, why: &str) -> Error {
