@@ -7,10 +7,10 @@ use std::path::Path;
 
 use quell_engine::folder::Folder;
 use quell_engine::hold::{Until, run as hold};
-use quell_kernel::privileges;
+use quell_kernel::{privileges, refused};
 use quell_linux::backend::Linux;
-use quell_plan::Plan;
 use quell_plan::inventory::Inventory;
+use quell_plan::{Plan, Setting};
 use quell_policy::Policy;
 use quell_policy::lab::Guest;
 use quell_record::backend::{HoldOptions, Program, SubjectSpec};
@@ -153,6 +153,9 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     let how = HoldOptions {
         on_drift: policy.on_drift,
     };
+    if subjects.is_empty() {
+        give_up_calls(&plan);
+    }
     let done = hold(&mut backend, &plan, how, subjects, until, &mut told);
     let ended = backend.end();
     if let Some(folder) = told.folder.take() {
@@ -176,6 +179,29 @@ fn give_up_rights(launches_nothing: bool) {
             false => privileges::lay_down(kept).map_err(Into::into),
         };
     }
+}
+
+/// Refuses this process, and the watchdog that it starts, what holding this plan has no need of.
+/// Where threads of programs are made to do calls that is nothing: their filters are read.
+fn give_up_calls(plan: &Plan) {
+    let has = |such: fn(&Setting) -> bool| plan.steps.iter().any(|step| such(&step.set));
+    let traces = has(|set| {
+        matches!(
+            set,
+            Setting::Settle { .. }
+                | Setting::Vacate { .. }
+                | Setting::LockMemory { .. }
+                | Setting::PageSize { .. }
+        )
+    });
+    // Budgets are decided on in the interrupts of counters.
+    let loads = has(|set| matches!(set, Setting::Regulate(_) | Setting::Windows(_)));
+    // Where the kernel refuses it has no filters.
+    let _ = match (traces, loads) {
+        (true, _) => Ok(()),
+        (false, true) => refused::refuse(&[refused::TRACING]),
+        (false, false) => refused::refuse(&[refused::TRACING, refused::LOADING]),
+    };
 }
 
 fn now(backend: &Linux) -> Nanos {

@@ -367,8 +367,17 @@ impl Adapt {
         };
         let need =
             u128::from(declared.bytes_per_unit) * 1_000_000_000 / u128::from(deadline.0.max(1));
-        let need = Rate(u64::try_from(need).unwrap_or(u64::MAX));
+        let said = Rate(u64::try_from(need).unwrap_or(u64::MAX));
         let sustainable = adapts.plan.sustainable;
+        let most = adapts.plan.draws.get(group).copied();
+        let need = said.min(most.unwrap_or(sustainable));
+        if need < said {
+            let what = format!(
+                "group {group} says that its units draw {said}: its CPUs draw at most {need}, which \
+                 is what it is given"
+            );
+            sink.put(now, &Event::finding(About::Units, what, Some(group)));
+        }
         match adapts.control.declared(now, aim, need, sustainable) {
             Some(step) => adapts.carry_out(backend, now, aim, step, sink),
             None => Ok(()),

@@ -39,6 +39,7 @@ fn plan() -> Plan {
     plan.loops.adapts = Some(Adaptation {
         groups: vec!["job".into()],
         sustainable: Rate(10_000_000_000),
+        draws: BTreeMap::from([("job".into(), Rate(8_500_000_000))]),
         levers: vec![Lever {
             group: "noise".into(),
             step: StepId(1),
@@ -214,6 +215,26 @@ fn a_program_that_tells_of_nothing_is_told_of_once() {
     );
     assert!(what.contains("through quell-client"), "{what}");
     assert_eq!(findings.next(), None);
+}
+
+#[test]
+fn no_more_is_believed_of_units_than_their_cpus_draw() {
+    let mut fake = Fake::new();
+    fake.command("job", Nanos::secs(1), 0, &[]);
+    let said = Declared {
+        bytes_per_unit: u64::MAX,
+        working_set: 0,
+    };
+    fake.declared_at(Nanos::millis(300), "job", said);
+    let mut sink = Vec::new();
+    held(&mut fake, &plan(), &mut sink);
+    let given = sink.iter().find_map(|(_, e)| match e {
+        Event::Adapted { to_bytes_per_s, .. } => Some(*to_bytes_per_s),
+        _ => None,
+    });
+    assert_eq!(given, Some(1_500_000_000));
+    let told = |e: &Event| matches!(e, Event::Finding { what, .. } if what.contains("8.5GB/s"));
+    assert!(sink.iter().any(|(_, e)| told(e)), "{sink:?}");
 }
 
 #[test]

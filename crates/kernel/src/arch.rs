@@ -28,7 +28,8 @@ pub fn cpuid(_: u32, _: u32) -> Registers {
 
 /// The registers of a stopped thread, as ptrace(2) reads and writes them (NT_PRSTATUS).
 pub use calls::{
-    IS_BUILT, TaskRegisters, WAY_BACK, after_call, answer, calling, position, way_back,
+    IS_BUILT, OF_FILTERS, PORTS, TaskRegisters, WAY_BACK, after_call, answer, calling, position,
+    way_back,
 };
 
 /// What it takes to make a stopped thread do a system call.
@@ -36,6 +37,13 @@ pub use calls::{
 mod calls {
     /// Whether threads can be made to do calls.
     pub const IS_BUILT: bool = true;
+
+    /// How a filter of system calls is told the architecture (`AUDIT_ARCH_X86_64`). `None`: the
+    /// filters of this one are not known.
+    pub const OF_FILTERS: Option<u32> = Some(0xc000_003e);
+
+    /// The system calls that reach the processor's ports.
+    pub const PORTS: &[libc::c_long] = &[libc::SYS_ioperm, libc::SYS_iopl];
 
     /// `struct user_regs_struct`, in its order.
     pub type TaskRegisters = [u64; 27];
@@ -194,6 +202,12 @@ mod calls {
 mod calls {
     /// They cannot.
     pub const IS_BUILT: bool = false;
+
+    /// Not known.
+    pub const OF_FILTERS: Option<u32> = None;
+
+    /// Not known.
+    pub const PORTS: &[libc::c_long] = &[];
 
     /// None.
     pub const WAY_BACK: usize = 0;

@@ -107,7 +107,9 @@ fn remedy(path: &str, source: &io::Error) -> Option<String> {
     let cgroup =
         path.starts_with("/sys/fs/cgroup") || path.contains("cgroup.") || path.contains("cpuset.");
     let text = match source.raw_os_error()? {
-        libc::EACCES | libc::EPERM => "run as root (CAP_SYS_ADMIN, CAP_SYS_NICE)",
+        libc::EACCES | libc::EPERM => {
+            "run as root (it needs CAP_DAC_OVERRIDE, CAP_SYS_ADMIN, CAP_SYS_NICE and CAP_SYS_PTRACE)"
+        }
         libc::EROFS => {
             "the mount is read-only: inside a container, let it have its own writable cgroup mount"
         }

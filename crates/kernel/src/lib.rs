@@ -46,6 +46,7 @@ mod ptrace;
 mod reader;
 pub mod reading;
 pub mod real_time;
+pub mod refused;
 pub mod relocate;
 pub mod remaining;
 pub mod resctrl;

@@ -1,8 +1,6 @@
 //! What a process of ours gives up once it has begun: capabilities (capabilities(7)), and new
-//! privileges by programs that it executes (`PR_SET_NO_NEW_PRIVS`).
-//!
-//! It has no filter of system calls: a process with one may not read those of others
-//! (PTRACE_SECCOMP_GET_FILTER), which is needed before a thread of theirs is made to do a call.
+//! privileges by programs that it executes (`PR_SET_NO_NEW_PRIVS`). What calls it gives up:
+//! [`crate::refused`].
 
 use std::io;
 

@@ -1,6 +1,8 @@
 //! Which thread of a process can be made to do a system call ([`crate::trace`]), and what keeps a
 //! process from that. proc_pid_status(5).
 
+use std::time::{Duration, Instant};
+
 use quell_types::task::TaskId;
 
 use crate::error::Result;
@@ -59,6 +61,27 @@ pub fn obstacle(files: &dyn Files, pid: u32) -> Result<Option<Obstacle>> {
         _ if number("Seccomp:") == 1 => Some(Obstacle::Strict),
         _ => None,
     })
+}
+
+/// The same, once no other process traces it. That is waited for until then: the helper of a run
+/// that has died goes on until its call has ended. `meanwhile` is called every millisecond.
+///
+/// # Errors
+/// [`Error::File`](crate::error::Error::File).
+pub fn untraced(
+    files: &dyn Files,
+    pid: u32,
+    until: Instant,
+    meanwhile: &dyn Fn(),
+) -> Result<Option<Obstacle>> {
+    loop {
+        let found = obstacle(files, pid)?;
+        if !matches!(found, Some(Obstacle::Traced { .. })) || Instant::now() >= until {
+            return Ok(found);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        meanwhile();
+    }
 }
 
 /// The thread that is asked: one that runs, because its system call would be interrupted otherwise.

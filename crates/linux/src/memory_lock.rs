@@ -4,7 +4,7 @@
 //! ask ([`quell_kernel::trace`]). A process without CAP_IPC_LOCK may lock up to a limit, and could
 //! map nothing beyond it any more. So its limit is lifted as well.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_kernel::error::Result;
 use quell_kernel::root::{Files, gone};
@@ -125,7 +125,7 @@ fn taken_back(files: &dyn Files, task: TaskId, before: LockLimit) -> Option<Stri
     let unlocked = tasks
         .into_iter()
         .flatten()
-        .map(|task| unlock(files, task, &|| ()));
+        .map(|task| unlock(files, task, Instant::now(), &|| ()));
     let limit = std::iter::once_with(|| limit_back(files, task.pid, before));
     for stays in unlocked.chain(limit).filter_map(std::result::Result::err) {
         why = format!("{why}; {stays}");
@@ -238,33 +238,48 @@ pub fn refusal(
 }
 
 /// Reverts [`lock`], but for the limit: the process unlocks all. Whether it did, or why it did not.
+/// What passes by itself is waited for until then.
 pub fn unlock(
     files: &dyn Files,
     task: TaskId,
+    until: Instant,
     alive: &dyn Fn(),
 ) -> std::result::Result<bool, String> {
     let pid = task.pid;
-    if !procfs::alive(files, task) {
-        return Ok(false);
-    }
-    let locked = paging::locked(files, pid).map_err(|e| e.to_string())?;
-    if locked.is_none_or(|locked| locked == Bytes(0)) {
-        return Ok(false);
-    }
     let stays = |why: &str| format!("the memory of process {pid} stays locked: {why}");
-    match traceable::obstacle(files, pid).map_err(|e| e.to_string())? {
-        None => {}
-        Some(traceable::Obstacle::Ended) => return Ok(false),
-        Some(obstacle) => return Err(stays(&obstacle.to_string())),
+    loop {
+        let obstacle = traceable::untraced(files, pid, until, alive).map_err(|e| e.to_string())?;
+        if !procfs::alive(files, task) {
+            return Ok(false);
+        }
+        let locked = paging::locked(files, pid).map_err(|e| e.to_string())?;
+        if locked.is_none_or(|locked| locked == Bytes(0)) {
+            return Ok(false);
+        }
+        match obstacle {
+            None => {}
+            Some(traceable::Obstacle::Ended) => return Ok(false),
+            Some(obstacle) => return Err(stays(&obstacle.to_string())),
+        }
+        let Some(thread) = traceable::thread(files, task) else {
+            return Ok(false);
+        };
+        match files.call_within(thread, &Call::UNLOCK_MEMORY, None, &mut || alive()) {
+            Ok(_) => return Ok(true),
+            Err(e) if gone(&e) => return Ok(false),
+            // It is traced since, on its way back from a call, or still in it.
+            Err(e) if passes(&e) && Instant::now() < until => alive(),
+            Err(e) => return Err(stays(&why(&e))),
+        }
     }
-    let Some(thread) = traceable::thread(files, task) else {
-        return Ok(false);
-    };
-    match files.call_within(thread, &Call::UNLOCK_MEMORY, None, &mut || alive()) {
-        Ok(_) => Ok(true),
-        Err(e) if gone(&e) => Ok(false),
-        Err(e) => Err(stays(&why(&e))),
-    }
+}
+
+/// Whether what kept a process from doing a call may pass by itself.
+fn passes(error: &std::io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EPERM | libc::EBUSY | libc::ETIMEDOUT)
+    )
 }
 
 /// Whether a process has the limit that it was given, or a part of it that is more than it had: it

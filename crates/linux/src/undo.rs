@@ -17,6 +17,7 @@
 //!   gets the old value.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use quell_kernel::cgroup_tree::{procs_file, tasks_in};
 use quell_kernel::resctrl::lock::{For, Lock, PATIENCE};
@@ -36,6 +37,9 @@ use crate::placement::{self, Back};
 use crate::{fault, memory_lock, unsettle};
 
 mod removing;
+
+/// How long all programs together are waited for that cannot be made to unlock their memory yet.
+const UNLOCKS_WITHIN: Duration = Duration::from_secs(10);
 
 /// The result of undoing a journal's entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,10 +97,11 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
     }
     // A program can have whoever makes it unlock its memory wait. So that comes last, and its limit
     // after that: with more locked than it may lock it could map nothing.
+    let until = Instant::now() + UNLOCKS_WITHIN;
     for (task, before, entry) in locking {
         fault::boundary();
         alive();
-        let unlocked = memory_lock::unlock(files, task, alive);
+        let unlocked = memory_lock::unlock(files, task, until, alive);
         let back = work.limit_of(task, before);
         work.note(entry, back.and_then(|back| unlocked.map(|did| did || back)));
     }

@@ -6,7 +6,7 @@ use quell_kernel::pagemap::{Page, Pagemap};
 use quell_kernel::relocate::{self, Process};
 use quell_kernel::root::{Files, gone};
 use quell_kernel::trace::{Call, Thread};
-use quell_kernel::traceable::{self, Obstacle};
+use quell_kernel::traceable;
 use quell_kernel::{affinity, procfs, uffd};
 use quell_types::cpuset::CpuSet;
 use quell_types::pages::SideArea;
@@ -50,20 +50,8 @@ fn give_cpus_back(files: &dyn Files, side: &SideArea) -> bool {
 fn bring_back(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Result<bool, String> {
     let pid = side.task.pid;
     let left = |why: &str| format!("pages of process {pid} are away from their places: {why}");
-    let begun = Instant::now();
-    loop {
-        if !procfs::alive(files, side.task) {
-            return Ok(false);
-        }
-        match traceable::obstacle(files, pid).map_err(|e| e.to_string())? {
-            Some(Obstacle::Traced { .. }) if begun.elapsed() < PATIENCE => {
-                std::thread::sleep(PAUSE);
-                alive();
-            }
-            _ => break,
-        }
-    }
-    if !relocate::is_there(side) {
+    traceable::untraced(files, pid, Instant::now() + PATIENCE, alive).map_err(|e| e.to_string())?;
+    if !procfs::alive(files, side.task) || !relocate::is_there(side) {
         return Ok(false);
     }
     let process = match Process::open(side.task) {

@@ -24,6 +24,7 @@ use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::error::{Error, Result};
 use quell_kernel::privileges;
 use quell_kernel::procfs;
+use quell_kernel::refused;
 use quell_kernel::root::{Files, Kernel};
 use quell_kernel::rt;
 use quell_types::units::Nanos;
@@ -390,6 +391,10 @@ fn prepare() {
     let _ = rustix::mm::mlockall(all);
     let _ = rt::fifo(rt::WATCHDOG_PRIORITY);
     let _ = privileges::keep(privileges::REVERTING);
+    // Whoever starts it has a filter, so that reverting traces nobody.
+    if refused::has_filter() {
+        let _ = refused::refuse(&[refused::EXECUTING]);
+    }
 }
 
 /// Path of the watchdog's cgroups, from the root of a hierarchy. For summaries of what runs where.

@@ -478,6 +478,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_steers_a_terminal_or_the_direction_of_text_is_not_shown() {
+        let name = "a\u{1b}[2J\u{202e}b\u{2066}c\u{200d}d\u{feff}e\u{e9}";
+        assert_eq!(printable(name), "a?[2J?b?c?d?e\u{e9}");
+    }
+
+    #[test]
     fn control_characters_are_not_printed() {
         assert_eq!(printable("a\u{1b}[2J\r\u{9b}b\n\tc"), "a?[2J??b\n\tc");
         assert!(matches!(printable("plain"), Cow::Borrowed("plain")));

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::common::{Done, Program, Running, SMALL, eventually, machine, quell, run};
+use crate::common::{Done, Program, Running, SMALL, eventually, machine, quell, run, watchdog_of};
 use crate::gathered::{Folder, allowed, busy};
 use quell_kernel::cgroup::{Cgroups, Controller};
 use quell_kernel::privileges;
@@ -131,10 +131,11 @@ fn a_run_keeps_few_rights_and_what_it_starts_has_all() {
             of("CapPrm:"),
             of("CapBnd:"),
             of("NoNewPrivs:"),
+            of("Seccomp:"),
         ]
     };
     let status = |pid: u32| fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let [all, _, bounds, _] = rights(&status(std::process::id()));
+    let [all, _, bounds, ..] = rights(&status(std::process::id()));
     let kept = privileges::HOLDING.bits();
     let own = busy();
     machine.remember();
@@ -143,8 +144,10 @@ fn a_run_keeps_few_rights_and_what_it_starts_has_all() {
     let policy = machine.file("policy.toml", &matching);
     let held = Running::start(quell().args(["run", &policy]));
     eventually("the program has a CPU", || allowed(own.pid()).len() == 1);
-    let few = [all & kept, all & kept, bounds & kept, 1];
+    let few = [all & kept, all & kept, bounds & kept, 1, 2];
     assert_eq!(rights(&status(held.pid())), few);
+    let watchdog = watchdog_of(held.pid()).unwrap();
+    assert_eq!(rights(&status(watchdog))[3..], [1, 2]);
     held.signal(Signal::TERM);
     let done = held.wait();
     assert_eq!(done.code, 0, "{done:?}");

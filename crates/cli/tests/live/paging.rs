@@ -6,7 +6,7 @@
 //! lock its memory or there are no pages of 2 MiB.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::common::{
@@ -318,6 +318,51 @@ fn a_running_program_survives_a_death_at_every_boundary() {
     machine.unchanged("after all boundaries");
 }
 
+/// A child that this thread traces.
+struct Traced(i32);
+
+impl Traced {
+    fn start(pid: u32) -> Self {
+        let traced = Self(i32::try_from(pid).unwrap());
+        traced.request(libc::PTRACE_SEIZE);
+        traced
+    }
+
+    fn request(&self, what: libc::c_uint) {
+        // SAFETY: requests without memory.
+        assert_eq!(unsafe { libc::ptrace(what, self.0, 0, 0) }, 0);
+    }
+
+    fn end(self) {
+        self.request(libc::PTRACE_INTERRUPT);
+        let mut status = 0;
+        // SAFETY: a child of ours.
+        unsafe { libc::waitpid(self.0, &raw mut status, 0) };
+        self.request(libc::PTRACE_DETACH);
+    }
+}
+
+/// As by the helper of a run that dies.
+#[test]
+fn a_program_that_is_traced_when_its_run_dies_is_waited_for() {
+    let Some(mut machine) = able() else {
+        return;
+    };
+    let program = Checked::start(&machine);
+    machine.remember();
+    let run = program.held(&machine);
+    let watchdog = watchdog_of(run.pid()).unwrap();
+    let traced = Traced::start(program.program.pid());
+    drop(run);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(program.locked() > MIB);
+    assert!(Path::new(&format!("/proc/{watchdog}")).exists());
+    traced.end();
+    machine.undone();
+    program.is_as_before();
+    machine.unchanged("after SIGKILL");
+}
+
 /// A run of this policy is refused for this reason, and changes nothing.
 #[track_caller]
 fn is_refused(machine: &Machine, policy: &str, pid: u32, why: &str) {
@@ -347,16 +392,9 @@ fn what_is_traced_or_filtered_is_refused_with_the_reason() {
     });
     is_refused(&machine, &policy, pid, "it is stopped");
     send(pid, Signal::CONT);
-    let number = i32::try_from(pid).unwrap();
-    // SAFETY: requests without memory.
-    let trace = |request| assert_eq!(unsafe { libc::ptrace(request, number, 0, 0) }, 0);
-    trace(libc::PTRACE_SEIZE);
+    let traced = Traced::start(pid);
     is_refused(&machine, &policy, pid, "traces it");
-    trace(libc::PTRACE_INTERRUPT);
-    let mut status = 0;
-    // SAFETY: a child of ours.
-    unsafe { libc::waitpid(number, &mut status, 0) };
-    trace(libc::PTRACE_DETACH);
+    traced.end();
     program.is_as_before();
     let pid = filtered.pid();
     let policy = format!(
@@ -364,6 +402,38 @@ fn what_is_traced_or_filtered_is_refused_with_the_reason() {
     );
     let policy = machine.file("policy.toml", &policy);
     is_refused(&machine, &policy, pid, "seccomp");
+}
+
+#[test]
+fn one_that_cannot_lock_keeps_no_other_from_it() {
+    let Some(mut machine) = able() else {
+        return;
+    };
+    let program = Checked::start(&machine);
+    let script = machine.file("filtered.py", FILTERED);
+    let filtered = Program::start(&[PYTHON, &script]);
+    let has_filter = || crate::common::status_of(filtered.pid(), "Seccomp").as_deref() == Some("2");
+    eventually("it has a filter", has_filter);
+    machine.remember();
+    let pids = [program.program.pid(), filtered.pid()];
+    let policy = format!(
+        "quell = 1\n[group.rt]\nrole = 'critical'\ncpus = 'any'\n\
+        match = [{{ pid = {} }}, {{ pid = {} }}]\npaging.locked = true\n",
+        pids[0], pids[1]
+    );
+    let policy = machine.file("policy.toml", &policy);
+    let run = Running::start(quell().args(["run", &policy]));
+    eventually("the other is locked", || program.locked() > MIB);
+    std::thread::sleep(Duration::from_millis(2500));
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(in_status(pids[1], "VmLck"), 0);
+    let said = format!("{}{}", done.out, done.err);
+    for part in [&format!("process {}", pids[1]), "seccomp"] {
+        assert!(said.contains(part), "{said}");
+    }
+    program.is_as_before();
+    machine.unchanged("after the end");
 }
 
 /// A child that is forked, and a program that is executed, lock nothing by themselves. They are

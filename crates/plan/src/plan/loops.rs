@@ -1,5 +1,7 @@
 //! What is steered while a plan is held: the closed loops of a [`Plan`](super::Plan).
 
+use std::collections::BTreeMap;
+
 use quell_types::ids::GroupId;
 use quell_types::ids::StepId;
 use schemars::JsonSchema;
@@ -37,6 +39,10 @@ pub struct Adaptation {
     pub groups: Vec<GroupId>,
     /// The rate of all CPUs together. What the best-effort groups are not given of it is reserved.
     pub sustainable: Rate,
+    /// The rate that the CPUs of each of these groups draw together at most. Of its units no more
+    /// is believed.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub draws: BTreeMap<GroupId, Rate>,
     /// The budgets that are moved, all in proportion.
     pub levers: Vec<Lever>,
     /// Groups whose budgets are what is reserved, as the levers move. Such a budget is headroom:

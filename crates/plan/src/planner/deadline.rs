@@ -171,9 +171,15 @@ pub(super) fn plan(draft: &mut Draft<'_>, rates: &Rates, limited: &[Limited]) {
     }
     let groups: Vec<GroupId> = aimed.into_keys().collect();
     draft.notes.push(words::follows(&groups, &levers));
+    let draws = |group: &GroupId| {
+        let cpus = &draft.groups.iter().find(|g| g.name == *group)?.cpus;
+        Some((group.clone(), draft.sustainable(cpus)?))
+    };
+    let draws = groups.iter().filter_map(draws).collect();
     draft.loops.adapts = Some(Adaptation {
         groups,
         sustainable,
+        draws,
         levers,
         headroom,
     });

@@ -29,6 +29,7 @@ fn without_a_reserve_the_others_begin_with_all_they_draw() {
     assert_eq!(observed.deadline, Some(Nanos::millis(8)));
     assert_eq!(observed.percentile, Share::percent(99));
     assert_eq!(adapts.sustainable, Rate(20_000_000_000));
+    assert_eq!(adapts.draws["victim"], Rate(10_000_000_000));
     // A twentieth of each of three CPUs, and all of them.
     let [lever] = adapts.levers.as_slice() else {
         panic!("{:?}", adapts.levers)
