@@ -102,6 +102,8 @@ pub enum What {
         colouring: Colouring,
         /// The group's.
         colours: CpuSet,
+        /// New pages have them. Else they are moved a moment later.
+        at_birth: bool,
     },
     /// The kernel keeps so much memory of the group's cgroups.
     Kept {

@@ -14,12 +14,13 @@ use quell_types::witness::Fault;
 const PAGES: usize = 256;
 /// Neighbouring pages that are read at once.
 const RUN: usize = 16;
-/// Looks whose samples are judged together.
+/// Looks whose samples are judged together: new pages get their colours only a moment later.
 const LOOKS: usize = 10;
+/// The same where the kernel gives none but pages of these colours.
+const LOOKS_AT_BIRTH: usize = 2;
 /// The fewest pages that say something.
 const FEWEST: u64 = 128;
-/// The part of the pages that may have other colours, in percent: new ones get their colours only a
-/// moment later.
+/// The part of the pages that may have other colours, in percent.
 const OTHERS: u64 = 20;
 
 /// The colour of the page at a physical address.
@@ -59,6 +60,7 @@ impl Sampled {
         pids: &[u32],
         colouring: &Colouring,
         colours: &CpuSet,
+        at_birth: bool,
     ) -> Result<(), String> {
         self.turn = self
             .turn
@@ -74,7 +76,11 @@ impl Sampled {
             seen.push((*pid, wrong.count() as u64, pages.len() as u64));
         }
         self.looks.push_back(seen);
-        if self.looks.len() > LOOKS {
+        let most = match at_birth {
+            true => LOOKS_AT_BIRTH,
+            false => LOOKS,
+        };
+        if self.looks.len() > most {
             self.looks.pop_front();
         }
         Ok(())
@@ -171,12 +177,12 @@ mod tests {
         let any = Colouring::of_pages([0x1000], 0);
         let [all, none] = ["0-1", ""].map(|colours| colours.parse().unwrap());
         let own = [std::process::id()];
-        match sampled.look(&kernel, &own, &any, &all) {
+        match sampled.look(&kernel, &own, &any, &all, false) {
             Err(why) => assert!(why.contains("hides"), "{why}"),
             Ok(()) => {
                 assert_eq!(sampled.judge(), None);
                 for _ in 0..30 {
-                    sampled.look(&kernel, &own, &any, &none).unwrap();
+                    sampled.look(&kernel, &own, &any, &none, false).unwrap();
                 }
                 assert!(sampled.judge().is_some(), "{sampled:?}");
             }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use quell_kernel::topology;
 use quell_types::cpuset::CpuSet;
 use quell_types::ids::GroupId;
-use quell_types::partition::{Colouring, Mask};
+use quell_types::partition::Mask;
 use quell_types::units::{Bytes, Nanos, Rate, Share};
 
 use crate::claim::{Claim, Counted, What};
@@ -139,9 +139,15 @@ impl Witness {
                 mask,
                 shared_with,
             } => verdict(self.registers(group, *level, *mask, shared_with)),
-            What::Colours { colouring, colours } => {
+            What::Colours {
+                colouring,
+                colours,
+                at_birth,
+            } => {
                 let pids = known(group, scan, &mut kept.known);
-                verdict(self.colours(&pids, colouring, colours, &mut kept.sampled))
+                let sampled = &mut kept.sampled;
+                let looked = sampled.look(files, &pids, colouring, colours, *at_birth);
+                verdict(looked.map(|()| sampled.judge()))
             }
             What::Kept { size } => verdict(memory::kept(files, &self.home_dirs(group), *size)),
             What::Locked => {
@@ -399,17 +405,6 @@ impl Witness {
         let shared = others.flat_map(|other| self.parties[other].cpus.iter());
         let shared: CpuSet = shared.collect();
         Ok(registers::judged(level, mask, own, &shared, &fills))
-    }
-
-    fn colours(
-        &self,
-        pids: &[u32],
-        colouring: &Colouring,
-        colours: &CpuSet,
-        kept: &mut Sampled,
-    ) -> Seen {
-        kept.look(&*self.files, pids, colouring, colours)?;
-        Ok(kept.judge())
     }
 
     fn memory(&self, group: usize, most: Bytes) -> Verdict {

@@ -7,7 +7,7 @@ use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::{CpuWeight, PageSize};
-use quell_types::partition::Mask;
+use quell_types::partition::{Colouring, Mask};
 use quell_types::units::{Nanos, Rate, Share};
 use quell_witness::{Claim, Counted, Disks, Party, What};
 
@@ -62,13 +62,21 @@ fn what(plan: &Plan, held: &Held, counting: &dyn Fn(CpuId) -> Option<Counting>) 
                     divides: of,
                     colouring,
                     ..
-                } if of == divides => Some(colouring.clone()),
+                } if of == divides => Some((colouring.clone(), false)),
+                // Colours of whole nodes: the kernel moves pages that lie on others.
+                Setting::Colour { choices, .. } => {
+                    let mut of = choices.iter().filter(|choice| choice.divides == *divides);
+                    let of = of.find(|choice| !choice.nodes.is_empty())?;
+                    let functions = of.functions.iter().map(|function| function.0);
+                    Some((Colouring::of_pages(functions, 0), true))
+                }
                 _ => None,
             });
             match colouring {
-                Some(colouring) => What::Colours {
+                Some((colouring, at_birth)) => What::Colours {
                     colouring,
                     colours: colours.clone(),
+                    at_birth,
                 },
                 None => What::Invisible("where new pages lie is known to the kernel alone"),
             }

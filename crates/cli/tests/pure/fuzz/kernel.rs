@@ -141,6 +141,7 @@ fn witnessed(files: Everywhere) {
         What::Colours {
             colouring: Colouring::of_pages([0x1000], 0),
             colours: cpus.clone(),
+            at_birth: false,
         },
         What::Kept { size: Bytes(1) },
         What::Locked,

@@ -22,8 +22,8 @@ pub const LEFT_TO_OTHERS: &str =
 pub const STAYS_UNTIL_REPLACED: &str =
     "lines that other tasks left there stay until they are replaced";
 pub const USED_UP: &str = "a program that has used up the pages of its colours gets other pages, reported (coloured = \"fail\" refuses them)";
-pub const KERNEL_USES_ALL_NODES: &str = "the kernel takes memory for itself from any node (page tables, buffers); pages of files that were \
-    in memory before stay where they are";
+pub const KERNEL_USES_ALL_NODES: &str = "the kernel takes memory for itself from any node (page tables, buffers), and khugepaged may put \
+    pages of a program together on another one; pages of files that were in memory before stay where they are";
 pub const LOCKED_OUT_OF_ALL: &str = "reserve.cache: the ways of all other tasks leave these out, so that nothing is filled over \
     what is locked";
 pub const NOBODY_MOUNTED_IT: &str = "resctrl is not mounted yet; mounted so, the kernel divides ways for code and data \
