@@ -31,8 +31,7 @@ impl Birth {
     }
 
     /// To be called first in the helper. It keeps these descriptors, ascending, and no other;
-    /// blocks all signals; and has a session, a name and no arguments of its own. Allocates
-    /// nothing.
+    /// blocks all signals; and has a name and no arguments of its own. Allocates nothing.
     pub(crate) fn begin(self, name: &CStr, kept: &[RawFd]) {
         // SAFETY: the set is initialised before use; the arguments are on the stack of this
         // process, and nothing of the helper reads them; the other calls take numbers or a string.
@@ -40,7 +39,6 @@ impl Birth {
             let mut set = std::mem::zeroed::<libc::sigset_t>();
             libc::sigfillset(&raw mut set);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
-            libc::setsid();
             libc::prctl(libc::PR_SET_NAME, name.as_ptr());
             let first = std::ptr::with_exposed_provenance_mut::<u8>(self.arguments.start);
             std::ptr::write_bytes(first, 0, self.arguments.len());

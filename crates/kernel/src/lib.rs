@@ -8,6 +8,7 @@ pub mod affinity;
 mod arch;
 pub mod births;
 pub mod cached_file;
+mod candidate;
 pub mod cgroup;
 pub mod cgroup_limits;
 pub mod cgroup_tree;

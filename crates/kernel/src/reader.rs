@@ -1,10 +1,11 @@
 //! A child of ours that reads files of processes: what is memory of a program may make whoever
 //! reads it wait. It is left where it does not answer.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -13,13 +14,24 @@ use rustix::thread::CapabilitySet;
 use crate::helper::Birth;
 use crate::privileges;
 
-/// The most bytes that are read.
+/// The most bytes that are read of a file.
 pub(crate) const MOST: usize = 128 << 10;
-/// How long an answer is waited for.
-const PATIENCE: Timespec = Timespec {
+/// A program that lets its reader wait for longer keeps others from being read with it.
+pub(crate) const QUICK: Duration = Duration::from_millis(5);
+/// How long an answer is waited for while the child waits, too.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a child is waited for that waits for a CPU only.
+const STARVED: Duration = Duration::from_secs(1);
+/// Between two looks at a child that does not answer.
+const STEP: Timespec = Timespec {
     tv_sec: 0,
-    tv_nsec: 100_000_000,
+    tv_nsec: 5_000_000,
 };
+/// How many files a child is asked for at once: each answer by itself costs two switches.
+const AHEAD: usize = 32;
+/// What comes before the bytes of an answer: the kernel's error, and the microseconds that the
+/// child waited.
+const HEAD: usize = 8;
 /// The most children that wait for programs.
 const MOST_LEFT: usize = 32;
 
@@ -54,13 +66,28 @@ pub(crate) fn last_left() -> Option<libc::pid_t> {
     readers().left.last().copied()
 }
 
-/// The beginning of a file, read by the child. ETIMEDOUT where it does not answer in time, EAGAIN
-/// where there is none.
-pub(crate) fn by_child(path: &str, most: usize) -> io::Result<Vec<u8>> {
-    let path = CString::new(path)?;
-    let mut bytes = readers().read(&path)?;
-    bytes.truncate(most);
-    Ok(bytes)
+/// What was read of a file.
+#[derive(Debug)]
+pub struct Start {
+    /// The beginning of the file. ETIMEDOUT where a program lets its reader wait for longer than
+    /// 0.1 s, EAGAIN where there is no reader.
+    pub bytes: io::Result<Vec<u8>>,
+    /// How long the reader waited for the program. What it waited for a CPU is not in it.
+    pub waited: Duration,
+}
+
+/// The beginnings of files, read by the child: of the first one, and of those that follow as far as
+/// no program lets it wait.
+pub(crate) fn by_child(paths: &[String], most: usize) -> Vec<Start> {
+    let paths = paths.iter().map(|path| CString::new(path.as_str()));
+    let paths: Vec<CString> = paths.map_while(Result::ok).collect();
+    let mut all = readers().read(&paths);
+    for start in &mut all {
+        if let Ok(bytes) = &mut start.bytes {
+            bytes.truncate(most);
+        }
+    }
+    all
 }
 
 struct Readers {
@@ -74,7 +101,7 @@ impl Readers {
         self.left.retain(|pid| !has_ended(*pid));
     }
 
-    fn read(&mut self, path: &CStr) -> io::Result<Vec<u8>> {
+    fn read(&mut self, paths: &[CString]) -> Vec<Start> {
         self.reap();
         // A child that somebody killed is replaced once.
         for _ in 0..2 {
@@ -86,22 +113,26 @@ impl Readers {
                     Err(_) => break,
                 },
             };
-            let answer = reader.read(path);
-            if let Answer::Late | Answer::Ended = answer {
+            let (all, is_free) = reader.read(paths);
+            if is_free {
+                self.now = Some(reader);
+            } else {
                 // SAFETY: a child of this process that was not waited for has this number.
                 unsafe { libc::kill(reader.pid, libc::SIGKILL) };
                 self.left.push(reader.pid);
-            } else {
-                self.now = Some(reader);
             }
-            match answer {
-                Answer::Read(bytes) => return Ok(bytes),
-                Answer::Refused(errno) => return Err(io::Error::from_raw_os_error(errno)),
-                Answer::Late => return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
-                Answer::Ended => {}
+            if !all.is_empty() {
+                return all;
             }
         }
-        Err(io::Error::from_raw_os_error(libc::EAGAIN))
+        vec![failed(libc::EAGAIN, Duration::ZERO)]
+    }
+}
+
+fn failed(errno: i32, waited: Duration) -> Start {
+    Start {
+        bytes: Err(io::Error::from_raw_os_error(errno)),
+        waited,
     }
 }
 
@@ -109,16 +140,6 @@ impl Readers {
 fn has_ended(pid: libc::pid_t) -> bool {
     // SAFETY: no status is asked for.
     unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) != 0 }
-}
-
-enum Answer {
-    Read(Vec<u8>),
-    /// The kernel's error.
-    Refused(i32),
-    /// It waits for a program.
-    Late,
-    /// It has ended.
-    Ended,
 }
 
 /// A child that reads.
@@ -135,7 +156,7 @@ impl Reader {
             SocketFlags::CLOEXEC,
             None,
         )?;
-        let (mut buffer, birth) = (vec![0; 4 + MOST], Birth::new());
+        let (mut buffer, birth) = (vec![0; HEAD + MOST], Birth::new());
         // SAFETY: the child makes system calls on prepared values only, and ends by `_exit`.
         let pid = unsafe { libc::fork() };
         match pid {
@@ -145,25 +166,73 @@ impl Reader {
         }
     }
 
-    fn read(&self, path: &CStr) -> Answer {
-        let asked = rustix::net::send(&self.socket, path.to_bytes_with_nul(), SendFlags::NOSIGNAL);
-        let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
-        let mut poll = || rustix::event::poll(&mut watched, Some(&PATIENCE));
-        match asked.and_then(|_| rustix::io::retry_on_intr(&mut poll)) {
-            Ok(0) => return Answer::Late,
-            Ok(_) => {}
-            Err(_) => return Answer::Ended,
+    /// What was read, and whether the child waits for the next question.
+    fn read(&self, paths: &[CString]) -> (Vec<Start>, bool) {
+        let (mut all, mut asked) = (Vec::new(), 0);
+        let mut buffer = vec![0; HEAD + MOST];
+        while all.len() < paths.len() {
+            for path in paths.iter().take(all.len() + AHEAD).skip(asked) {
+                let path = path.to_bytes_with_nul();
+                if rustix::net::send(&self.socket, path, SendFlags::NOSIGNAL).is_err() {
+                    return (all, false);
+                }
+                asked += 1;
+            }
+            // Without an answer it has ended.
+            let Some((start, answered)) = self.answer(&mut buffer) else {
+                return (all, false);
+            };
+            let goes_on = answered && start.waited <= QUICK;
+            all.push(start);
+            if !goes_on {
+                let is_free = answered && asked == all.len();
+                return (all, is_free);
+            }
         }
-        let mut answer = vec![0; 4 + MOST];
-        let received = rustix::net::recv(&self.socket, &mut answer[..], RecvFlags::empty());
-        answer.truncate(received.map_or(0, |(length, _)| length));
-        match answer.split_first_chunk() {
-            None => Answer::Ended,
-            Some((errno, bytes)) => match i32::from_ne_bytes(*errno) {
-                0 => Answer::Read(bytes.to_vec()),
-                errno => Answer::Refused(errno),
+        (all, true)
+    }
+
+    /// The next answer, or what stands for it. `None` where the child has ended.
+    fn answer(&self, buffer: &mut [u8]) -> Option<(Start, bool)> {
+        let (begun, mut waited) = (Instant::now(), Duration::ZERO);
+        loop {
+            let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
+            let mut poll = || rustix::event::poll(&mut watched, Some(&STEP));
+            if rustix::io::retry_on_intr(&mut poll).ok()? > 0 {
+                break;
+            }
+            if !self.wants_a_cpu() {
+                waited += Duration::from_millis(5);
+            }
+            if waited >= PATIENCE {
+                return Some((failed(libc::ETIMEDOUT, waited), false));
+            }
+            if begun.elapsed() > STARVED {
+                return Some((failed(libc::EAGAIN, Duration::ZERO), false));
+            }
+        }
+        let (length, _) = rustix::net::recv(&self.socket, &mut *buffer, RecvFlags::empty()).ok()?;
+        let (errno, rest) = buffer.get(..length)?.split_first_chunk()?;
+        let (micros, bytes) = rest.split_first_chunk()?;
+        let waited = Duration::from_micros(u32::from_ne_bytes(*micros).into());
+        let start = match i32::from_ne_bytes(*errno) {
+            0 => Start {
+                bytes: Ok(bytes.to_vec()),
+                waited,
             },
-        }
+            errno => failed(errno, waited),
+        };
+        Some((start, true))
+    }
+
+    /// Whether the child could run, if it had a CPU.
+    fn wants_a_cpu(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
+        stat.is_ok_and(|stat| {
+            stat.rsplit(") ")
+                .next()
+                .is_some_and(|rest| rest.starts_with('R'))
+        })
     }
 }
 
@@ -180,21 +249,38 @@ fn serve(socket: RawFd, answer: &mut [u8], birth: Birth) -> ! {
             // SAFETY: runs nothing of the parent's.
             unsafe { libc::_exit(0) };
         }
-        let (errno, bytes) = answer.split_at_mut(4);
+        let (head, bytes) = answer.split_at_mut(HEAD);
+        let (gave_way, begun) = (gave_way(), Instant::now());
         let (error, length) = match read(&path, bytes) {
             Ok(length) => (0, length),
             Err(e) => (e, 0),
         };
-        errno.copy_from_slice(&error.to_ne_bytes());
+        let waited = match self::gave_way() == gave_way {
+            // At most, it was another's turn.
+            true => 0,
+            false => u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX),
+        };
+        head[..4].copy_from_slice(&error.to_ne_bytes());
+        head[4..].copy_from_slice(&waited.to_ne_bytes());
         // SAFETY: so many bytes are initialised.
         unsafe {
             libc::send(
                 socket,
                 answer.as_ptr().cast(),
-                4 + length,
+                HEAD + length,
                 libc::MSG_NOSIGNAL,
             )
         };
+    }
+}
+
+/// How often this process has waited for something but a CPU.
+fn gave_way() -> libc::c_long {
+    // SAFETY: the kernel writes into a live value.
+    unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage.ru_nvcsw
     }
 }
 
@@ -234,12 +320,17 @@ fn read(path: &[u8], buffer: &mut [u8]) -> Result<usize, i32> {
 mod tests {
     use super::*;
 
+    fn one(path: &str) -> io::Result<Vec<u8>> {
+        let mut all = by_child(&[path.to_owned()], MOST);
+        all.remove(0).bytes
+    }
+
     /// One test: a process has one such child at a time, and no other test may ask it meanwhile.
     #[test]
     fn a_child_reads_and_is_left_where_it_waits() {
         let own = format!("/proc/{}/cmdline", std::process::id());
-        assert_eq!(by_child(&own, MOST).unwrap(), std::fs::read(&own).unwrap());
-        let none = by_child("/proc/0/cmdline", MOST).unwrap_err();
+        assert_eq!(one(&own).unwrap(), std::fs::read(&own).unwrap());
+        let none = one("/proc/0/cmdline").unwrap_err();
         assert_eq!(none.raw_os_error(), Some(libc::ENOENT));
 
         // It has neither our words nor our files, and where it was killed there is another.
@@ -256,15 +347,29 @@ mod tests {
         assert_eq!(has & !few, 0, "{has:x}");
         // SAFETY: a child of this process.
         unsafe { libc::kill(pid, libc::SIGKILL) };
-        assert!(!by_child(&own, MOST).unwrap().is_empty());
+        assert!(!one(&own).unwrap().is_empty());
 
         // A pipe that nobody writes to never answers.
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("p");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
         let pipe = pipe.to_str().unwrap();
-        let late = by_child(pipe, MOST).unwrap_err();
+        let late = one(pipe).unwrap_err();
         assert_eq!(late.raw_os_error(), Some(libc::ETIMEDOUT));
-        assert!(!by_child(&own, MOST).unwrap().is_empty());
+        assert!(!one(&own).unwrap().is_empty());
+
+        // Many are read at once, up to the first that lets the child wait.
+        let many = vec![own.clone(); 100];
+        let all = by_child(&many, MOST);
+        assert!(all.len() == 100 && all.iter().all(|start| start.bytes.is_ok()));
+        let stuck = [own.as_str(), pipe, &own].map(str::to_owned);
+        let all = by_child(&stuck, MOST);
+        assert!(all.len() == 2 && all[0].bytes.is_ok(), "{all:?}");
+        assert_eq!(
+            all[1].bytes.as_ref().unwrap_err().raw_os_error(),
+            late.raw_os_error()
+        );
+        assert!(all[1].waited >= PATIENCE);
+        assert!(!one(&own).unwrap().is_empty());
     }
 }

@@ -16,11 +16,11 @@ use quell_types::task::TaskId;
 use crate::error::{Error, Result};
 use crate::identity::person;
 use crate::procfs::{self, Stat};
-use crate::reader;
-use crate::root::{Files, gone};
+use crate::reader::{self, QUICK};
+use crate::root::{Files, Start, gone};
 
-/// An answer that takes longer counts.
-const QUICK: Duration = Duration::from_millis(5);
+/// How many processes are read at once.
+const AT_ONCE: usize = 64;
 /// So much of what counts is waited for a user at once, and a tenth of the time later.
 const ALLOWANCE: Duration = Duration::from_millis(200);
 const TENTH: u32 = 10;
@@ -94,35 +94,76 @@ impl Arguments {
 /// # Errors
 /// [`Error::File`].
 pub fn arguments(files: &dyn Files, pid: u32) -> Result<Arguments> {
-    let path = format!("/proc/{pid}/cmdline");
-    read_within_allowance(files, pid, &path).map_err(|e| Error::file("read", &path, None, e))
+    let mut all = arguments_of(files, &[pid], &mut || {})?;
+    Ok(all.pop().unwrap_or(Arguments::NotAsked))
 }
 
-fn read_within_allowance(files: &dyn Files, pid: u32, path: &str) -> io::Result<Arguments> {
-    // Asked first: a process that lets its readers wait may become another user's meanwhile.
+/// The same of several processes, which takes less than one by one. `alive` is called now and then.
+///
+/// # Errors
+/// [`Error::File`].
+pub(crate) fn arguments_of(
+    files: &dyn Files,
+    pids: &[u32],
+    alive: &mut dyn FnMut(),
+) -> Result<Vec<Arguments>> {
+    let mut told = Vec::new();
+    while let Some(first) = pids.get(told.len()) {
+        alive();
+        if let Some(held) = held_off(files, *first) {
+            told.push(held);
+            continue;
+        }
+        let next = pids[told.len()..].iter().take(AT_ONCE);
+        let is_free = |pid: &&u32| held_off(files, **pid).is_none();
+        let next: Vec<u32> = next.take_while(is_free).copied().collect();
+        let paths: Vec<String> = next
+            .iter()
+            .map(|pid| format!("/proc/{pid}/cmdline"))
+            .collect();
+        let read = files.read_starts(&paths, reader::MOST);
+        let before = told.len();
+        for ((pid, path), start) in next.iter().zip(&paths).zip(read) {
+            let one = taken(files, *pid, start).map_err(|e| Error::file("read", path, None, e));
+            told.push(one?);
+        }
+        if told.len() == before {
+            told.push(Arguments::NotAsked);
+        }
+    }
+    Ok(told)
+}
+
+/// What stands for the arguments of a process while its user is not asked.
+fn held_off(files: &dyn Files, pid: u32) -> Option<Arguments> {
+    if reading().slow.is_empty() {
+        return None;
+    }
+    let slow = reading().holds_off(user_of(files, pid))?;
+    Some(match slow == pid {
+        true => Arguments::Silent,
+        false => Arguments::NotAsked,
+    })
+}
+
+fn user_of(files: &dyn Files, pid: u32) -> u32 {
     let users = procfs::users(files, pid).ok().flatten();
-    let real = users.map_or(u32::MAX, |[real, _, _]| real);
-    let someone_is_slow = !reading().slow.is_empty();
-    let user = someone_is_slow.then(|| person(files, real));
-    if let Some(slow) = user.and_then(|user| reading().holds_off(user)) {
-        return Ok(match slow == pid {
-            true => Arguments::Silent,
-            false => Arguments::NotAsked,
-        });
-    }
-    let begun = Instant::now();
-    let read = files.read_start(path, reader::MOST);
-    let took = begun.elapsed();
-    let errno = read.as_ref().err().and_then(io::Error::raw_os_error);
+    person(files, users.map_or(u32::MAX, |[real, _, _]| real))
+}
+
+fn taken(files: &dyn Files, pid: u32, start: Start) -> io::Result<Arguments> {
+    let errno = start.bytes.as_ref().err().and_then(io::Error::raw_os_error);
     let late = errno == Some(libc::ETIMEDOUT);
-    if took > QUICK || late {
-        let user = user.unwrap_or_else(|| person(files, real));
-        reading().has_waited(user, pid, took, late);
+    if start.waited > QUICK || late {
+        let user = user_of(files, pid);
+        reading().has_waited(user, pid, start.waited, late);
     }
-    match read {
-        Ok(text) => Ok(Arguments::Told(
-            text.split_terminator('\0').map(str::to_owned).collect(),
-        )),
+    match start.bytes {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            let words = text.split_terminator('\0').map(str::to_owned);
+            Ok(Arguments::Told(words.collect()))
+        }
         Err(_) if late => Ok(Arguments::Silent),
         Err(_) if errno == Some(libc::EAGAIN) => Ok(Arguments::NotAsked),
         Err(e) if gone(&e) => Ok(Arguments::Told(Vec::new())),
@@ -199,14 +240,18 @@ pub(crate) mod tests {
         fn read(&self, path: &str) -> io::Result<String> {
             self.kernel.read(path)
         }
-        fn read_start(&self, path: &str, most: usize) -> io::Result<String> {
-            if path == format!("/proc/{}/cmdline", self.pid) {
+        fn read_starts(&self, paths: &[String], most: usize) -> Vec<Start> {
+            let slow = format!("/proc/{}/cmdline", self.pid);
+            let mut all = self.kernel.read_starts(paths, most);
+            if let Some(n) = paths.iter().position(|path| *path == slow) {
                 std::thread::sleep(self.wait);
+                all.truncate(n + 1);
+                all[n].waited = self.wait;
                 if let Some(errno) = self.errno {
-                    return Err(io::Error::from_raw_os_error(errno));
+                    all[n].bytes = Err(io::Error::from_raw_os_error(errno));
                 }
             }
-            self.kernel.read_start(path, most)
+            all
         }
         fn write(&self, _: &str, _: &str) -> io::Result<()> {
             unreachable!()

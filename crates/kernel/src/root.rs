@@ -18,6 +18,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::{Error, Result};
+pub use crate::reader::Start;
 use crate::{affinity, kcmp, limit, msr, pidfd, reader, trace};
 
 /// What the kernel's file systems offer. Errors are the kernel's, with three exceptions: ENOSYS
@@ -26,11 +27,19 @@ use crate::{affinity, kcmp, limit, msr, pidfd, reader, trace};
 pub trait Files: Send + Sync {
     /// The whole content. Bytes that are not UTF-8 are replaced.
     fn read(&self, path: &str) -> io::Result<String>;
-    /// The content up to so many bytes, of a file that is memory of a program. ETIMEDOUT where the
-    /// program lets its readers wait. Bytes that are not UTF-8 are replaced.
-    fn read_start(&self, path: &str, most: usize) -> io::Result<String> {
-        let text = self.read(path)?;
-        Ok(String::from_utf8_lossy(text.as_bytes().get(..most).unwrap_or(text.as_bytes())).into())
+    /// The beginnings of files that are memory of programs: of the first one, and of those that
+    /// follow as far as no program lets its readers wait.
+    fn read_starts(&self, paths: &[String], most: usize) -> Vec<Start> {
+        let read = |path: &str| {
+            let mut bytes = self.read(path)?.into_bytes();
+            bytes.truncate(most);
+            Ok(bytes)
+        };
+        let one = |path: &String| Start {
+            bytes: read(path),
+            waited: Duration::ZERO,
+        };
+        paths.iter().map(one).collect()
     }
     /// One `write(2)` of the text, as `echo` would send it. A newline is added where there is none.
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
@@ -408,15 +417,21 @@ impl Files for Kernel {
         })
     }
 
-    fn read_start(&self, path: &str, most: usize) -> io::Result<String> {
-        let mut bytes = Vec::new();
+    fn read_starts(&self, paths: &[String], most: usize) -> Vec<Start> {
         if self.is_live() {
-            bytes = reader::by_child(path, most)?;
-        } else {
+            return reader::by_child(paths, most);
+        }
+        let read = |path: &str| {
+            let mut bytes = Vec::new();
             let file = fs::File::open(self.path(path))?;
             file.take(most as u64).read_to_end(&mut bytes)?;
-        }
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+            Ok(bytes)
+        };
+        let one = |path: &String| Start {
+            bytes: read(path),
+            waited: Duration::ZERO,
+        };
+        paths.iter().map(one).collect()
     }
 
     fn link(&self, path: &str) -> io::Result<String> {

@@ -8,7 +8,6 @@
 //! `pid`, `user`, `exe`, `cgroup`, `unit` and `container` are facts: an unprivileged user cannot
 //! bring them about for a program of the user's own. `comm` and `arg` are what a program says.
 
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -16,6 +15,7 @@ use quell_types::ids::GroupId;
 use quell_types::task::{TaskId, TaskMatch};
 use regex::Regex;
 
+use crate::candidate::Candidate;
 use crate::cgroup::Cgroups;
 use crate::error::{Error, Result};
 use crate::identity::{executes, is_container, is_managers, is_unit, number};
@@ -99,17 +99,33 @@ impl Matcher {
         processes: &[Stat],
         callers: &[u32],
     ) -> Result<bool> {
-        let ourselves = std::process::id();
-        let programs = processes
-            .iter()
-            .filter(|s| !s.kernel_thread() && !s.dead() && s.id.pid != ourselves);
-        for stat in programs {
-            let calls = callers.contains(&stat.id.pid);
-            let candidate = Candidate::new(files, stat);
-            for table in self.tables.iter().filter(|t| !calls || t.arg.is_none()) {
-                if table.matches(&candidate)? {
-                    return Ok(true);
-                }
+        let never = BTreeSet::new();
+        let mut asked = Vec::new();
+        for stat in processes.iter().filter(|s| eligible(s, &never)) {
+            let candidate = Candidate::new(files, stat, None);
+            if self.one_matches(&candidate, callers)? {
+                return Ok(true);
+            }
+            if candidate.asked() {
+                asked.push(stat);
+            }
+        }
+        let pids: Vec<u32> = asked.iter().map(|stat| stat.id.pid).collect();
+        let told = reading::arguments_of(files, &pids, &mut || {})?;
+        for (stat, told) in asked.into_iter().zip(told) {
+            if self.one_matches(&Candidate::new(files, stat, Some(told)), callers)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether one of its tables matches. Those who call Quell have its arguments in theirs.
+    fn one_matches(&self, task: &Candidate<'_>, callers: &[u32]) -> Result<bool> {
+        let calls = callers.contains(&task.stat.id.pid);
+        for table in self.tables.iter().filter(|t| !calls || t.arg.is_none()) {
+            if table.matches(task)? {
+                return Ok(true);
             }
         }
         Ok(false)
@@ -250,7 +266,7 @@ impl Table {
             return Ok(false);
         }
         if let Some(arg) = &self.arg
-            && !task.arguments()?.iter().any(|a| arg.is_match(a))
+            && !task.arguments().iter().any(|a| arg.is_match(a))
         {
             return Ok(false);
         }
@@ -341,38 +357,6 @@ fn user_id(files: &dyn Files, group: &str, name: &str) -> Result<u32> {
     })
 }
 
-struct Candidate<'a> {
-    files: &'a dyn Files,
-    stat: &'a Stat,
-    /// Read once for all tables: they may be long.
-    arguments: OnceCell<Arguments>,
-}
-
-impl<'a> Candidate<'a> {
-    fn new(files: &'a dyn Files, stat: &'a Stat) -> Self {
-        Self {
-            files,
-            stat,
-            arguments: OnceCell::new(),
-        }
-    }
-
-    /// None where they are not told.
-    fn arguments(&self) -> Result<&[String]> {
-        let told = match self.arguments.get() {
-            Some(told) => told,
-            None => {
-                let read = reading::arguments(self.files, self.stat.id.pid)?;
-                self.arguments.get_or_init(|| read)
-            }
-        };
-        Ok(match told {
-            Arguments::Told(words) => words,
-            Arguments::Silent | Arguments::NotAsked => &[],
-        })
-    }
-}
-
 /// Which group matches a process by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fit {
@@ -392,10 +376,15 @@ pub fn matched(files: &dyn Files, groups: &[Matcher], pid: u32) -> Result<Fit> {
     let Some(stat) = procfs::stat(files, pid)?.filter(|s| !s.kernel_thread() && !s.over()) else {
         return Ok(Fit::None);
     };
-    Ok(match direct(files, groups, &stat)? {
-        Direct::None | Direct::Silent => Fit::None,
-        Direct::One(group) => Fit::Group(group.clone()),
-        Direct::Two(groups) => Fit::Two(LeftOut::new(&stat, Why::Two(groups))),
+    let mut found = direct(files, groups, &stat, None)?;
+    if found.is_none() {
+        let told = reading::arguments(files, pid)?;
+        found = direct(files, groups, &stat, Some(told))?;
+    }
+    Ok(match found {
+        None | Some(Direct::None | Direct::Silent) => Fit::None,
+        Some(Direct::One(group)) => Fit::Group(group.clone()),
+        Some(Direct::Two(groups)) => Fit::Two(LeftOut::new(&stat, Why::Two(groups))),
     })
 }
 
@@ -409,9 +398,15 @@ enum Direct<'g> {
 }
 
 /// What matches a process by itself: facts, else what it claims. Nobody who is known by a fact is
-/// asked for arguments. Who was in a group by its arguments stays while they cannot be read.
-fn direct<'g>(files: &dyn Files, groups: &'g [Matcher], stat: &Stat) -> Result<Direct<'g>> {
-    let candidate = Candidate::new(files, stat);
+/// asked for arguments. Who was in a group by its arguments stays while they cannot be read. `None`
+/// where it takes the arguments to tell.
+fn direct<'g>(
+    files: &dyn Files,
+    groups: &'g [Matcher],
+    stat: &Stat,
+    told: Option<Arguments>,
+) -> Result<Option<Direct<'g>>> {
+    let candidate = Candidate::new(files, stat, told);
     let mut found: Vec<&GroupId> = Vec::new();
     for by in [By::Fact, By::Claim] {
         for group in groups {
@@ -423,7 +418,10 @@ fn direct<'g>(files: &dyn Files, groups: &'g [Matcher], stat: &Stat) -> Result<D
             break;
         }
     }
-    match candidate.arguments.get() {
+    let asked = candidate.asked();
+    let told = candidate.told.filter(|_| asked);
+    match &told {
+        None if asked => return Ok(None),
         Some(Arguments::Told(_)) => {
             let one = found.first().copied().filter(|_| found.len() == 1);
             reading::remember(stat.id, one);
@@ -435,12 +433,12 @@ fn direct<'g>(files: &dyn Files, groups: &'g [Matcher], stat: &Stat) -> Result<D
         }
         _ => {}
     }
-    Ok(match found[..] {
-        [] if candidate.arguments.get() == Some(&Arguments::Silent) => Direct::Silent,
+    Ok(Some(match found[..] {
+        [] if told == Some(Arguments::Silent) => Direct::Silent,
         [] => Direct::None,
         [group] => Direct::One(group),
         [one, other, ..] => Direct::Two([one.clone(), other.clone()]),
-    })
+    }))
 }
 
 /// The processes of each group.
@@ -507,27 +505,39 @@ pub fn assign(
     never: &BTreeSet<u32>,
     alive: &mut dyn FnMut(),
 ) -> Result<Assigned> {
-    /// Processes between two calls: each may let its readers wait for 0.1 s.
-    const CALLED: usize = 8;
+    /// Processes between two calls.
+    const CALLED: usize = 64;
     let ourselves = std::process::id();
     let all = procfs::processes(files)?;
     let mut assigned = Assigned::default();
     // Of each process that is matched by itself: its group, or that it is in none.
     let mut known: BTreeMap<u32, Option<&GroupId>> = BTreeMap::new();
+    let mut take = |stat: &Stat, found| match found {
+        Direct::None => {}
+        Direct::Silent => assigned.left_out.push(LeftOut::new(stat, Why::Silent)),
+        Direct::One(group) => {
+            known.insert(stat.id.pid, Some(group));
+        }
+        Direct::Two(groups) => {
+            known.insert(stat.id.pid, None);
+            assigned.left_out.push(LeftOut::new(stat, Why::Two(groups)));
+        }
+    };
+    let mut asked = Vec::new();
     for (n, stat) in all.iter().filter(|s| eligible(s, never)).enumerate() {
         if n % CALLED == 0 {
             alive();
         }
-        match direct(files, groups, stat)? {
-            Direct::None => {}
-            Direct::Silent => assigned.left_out.push(LeftOut::new(stat, Why::Silent)),
-            Direct::One(group) => {
-                known.insert(stat.id.pid, Some(group));
-            }
-            Direct::Two(groups) => {
-                known.insert(stat.id.pid, None);
-                assigned.left_out.push(LeftOut::new(stat, Why::Two(groups)));
-            }
+        match direct(files, groups, stat, None)? {
+            Some(found) => take(stat, found),
+            None => asked.push(stat),
+        }
+    }
+    let pids: Vec<u32> = asked.iter().map(|stat| stat.id.pid).collect();
+    let told = reading::arguments_of(files, &pids, alive)?;
+    for (stat, told) in asked.into_iter().zip(told) {
+        if let Some(found) = direct(files, groups, stat, Some(told))? {
+            take(stat, found);
         }
     }
     reading::forget_others(&all);

@@ -282,6 +282,9 @@ fn assist(job: &Job, answer: RawFd, birth: Birth) -> ! {
     let mut kept = [answer, job.pidfd.as_raw_fd(), memory];
     kept.sort_unstable();
     birth.begin(c"quell-helper", &kept);
+    // What ends our process group must not end it.
+    // SAFETY: takes nothing.
+    unsafe { libc::setsid() };
     let said = match job.run() {
         Ok(stopped) => [0, u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX)],
         Err(e) => [

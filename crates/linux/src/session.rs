@@ -1,6 +1,7 @@
 //! One hold on the machine: the lock, the run's folder with journal and lease, and the watchdog. It
 //! begins before the first change and ends after the last undo.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -246,8 +247,12 @@ impl Session {
             last.insert(key, task);
         }
         let told: BTreeSet<TaskId> = first.into_values().chain(last.into_values()).collect();
+        // Who leaves and is moved there again and again goes back to where it was at first.
+        let moved = RefCell::new(BTreeSet::new());
+        let first = |task: TaskId, to: String| moved.borrow_mut().insert((task, to));
         self.journal.rewrite(self.base, &|entry| match entry {
-            Undo::Move { task, .. } | Undo::Affinity { task, .. } => runs(*task),
+            Undo::Move { task, to, .. } => runs(*task) && first(*task, to.clone()),
+            Undo::Affinity { task, new, .. } => runs(*task) && first(*task, new.to_string()),
             Undo::Lock { task, .. } | Undo::OomScore { task, .. } => {
                 told.contains(task) || runs(*task)
             }
