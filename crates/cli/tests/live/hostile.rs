@@ -159,6 +159,35 @@ fn a_run_keeps_few_rights_and_what_it_starts_has_all() {
     drop(own);
 }
 
+/// Whoever reads arguments waits for a CPU then, and for no program.
+#[test]
+fn busy_programs_keep_nobody_from_being_matched() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let own = Program::start(&[
+        "sh",
+        "-c",
+        "while :; do sleep 0.01; done",
+        "hostile-critical",
+    ]);
+    let busy: Vec<Program> = (0..60)
+        .map(|n| busy_as_nobody(&format!("busy-{n}")))
+        .collect();
+    machine.remember();
+    let policy = "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 1\n\
+        match = [{ arg = 'hostile-critical' }]\n";
+    let policy = machine.file("policy.toml", policy);
+    let held = Running::start(quell().args(["run", &policy]));
+    eventually("the program has a CPU", || allowed(own.pid()).len() == 1);
+    held.signal(Signal::TERM);
+    let done = held.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(!done.err.contains("arguments wait"), "{done:?}");
+    machine.unchanged("after the run");
+    drop(busy);
+}
+
 #[test]
 fn a_program_of_two_groups_is_in_neither_and_stops_nothing() {
     let Some(mut machine) = machine() else {
