@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use quell_types::cpuset::CpuSet;
 
-use crate::cgroup_tree::tasks_in;
+use crate::cgroup_tree::{self, tasks_in};
 use crate::error::{Error, Result};
 use crate::procfs::{self, Membership};
 use crate::root::Files;
@@ -83,19 +83,7 @@ impl Hierarchy {
     /// mount does not show it.
     #[must_use]
     pub fn dir(&self, path: &str) -> Option<String> {
-        let below = if self.top == "/" {
-            path
-        } else {
-            let rest = path.strip_prefix(self.top.as_str())?;
-            if !(rest.is_empty() || rest.starts_with('/')) {
-                return None;
-            }
-            rest
-        };
-        if below.split('/').any(|part| part == "..") {
-            return None;
-        }
-        Some(format!("{}{}", self.mount, below.trim_end_matches('/')))
+        shown(&self.mount, &self.top, path)
     }
 
     /// The directory of this process's cgroup; the mount point where that is not visible.
@@ -130,6 +118,31 @@ impl Hierarchy {
             .find(|m| self.is_of(m))
             .and_then(|m| self.dir(&m.path)))
     }
+}
+
+/// Where a mount that shows `top` shows a cgroup. `None` where it does not.
+fn shown(mount: &str, top: &str, path: &str) -> Option<String> {
+    let below = if top == "/" {
+        path
+    } else {
+        let rest = path.strip_prefix(top)?;
+        if !(rest.is_empty() || rest.starts_with('/')) {
+            return None;
+        }
+        rest
+    };
+    if below.split('/').any(|part| part == "..") {
+        return None;
+    }
+    Some(format!("{mount}{}", below.trim_end_matches('/')))
+}
+
+/// Whether there is a v2 cgroup with this path, as far as a mount shows it.
+pub(crate) fn exists(files: &dyn Files, path: &str) -> bool {
+    let all = mounts(files).unwrap_or_default().into_iter();
+    all.filter(|mount| mount.kind == "cgroup2")
+        .filter_map(|mount| shown(&mount.point, &mount.top, path))
+        .any(|dir| files.exists(&dir))
 }
 
 /// The cgroup hierarchies of the machine.
@@ -288,13 +301,7 @@ pub fn populated(files: &dyn Files, dir: &str) -> Result<bool> {
     {
         return Ok(true);
     }
-    for name in files.names(dir)? {
-        let child = format!("{dir}/{name}");
-        if files.exists(&format!("{child}/cgroup.procs")) && populated(files, &child)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    Ok(!cgroup_tree::tasks(files, dir).is_empty())
 }
 
 /// Sends SIGKILL to every process in a cgroup that Quell made and below it, including children born
@@ -315,34 +322,20 @@ pub fn kill(files: &dyn Files, dir: &str, patience: Duration) -> Result<bool> {
             return Ok(false);
         }
         if !at_once {
-            kill_listed(files, dir)?;
+            kill_listed(files, dir);
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(true)
 }
 
-fn kill_listed(files: &dyn Files, dir: &str) -> Result<()> {
-    let listed = files
-        .optional(&format!("{dir}/cgroup.procs"))?
-        .unwrap_or_default();
-    for pid in listed
-        .split_ascii_whitespace()
-        .filter_map(|t| t.parse().ok())
-    {
-        // 0 is a process that this PID namespace cannot name. To kill(2) it would mean this
-        // process's own group.
-        if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+fn kill_listed(files: &dyn Files, dir: &str) {
+    cgroup_tree::processes(files, dir, |pid| {
+        let pid = i32::try_from(pid).ok();
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
-    }
-    for name in files.names(dir)? {
-        let child = format!("{dir}/{name}");
-        if files.exists(&format!("{child}/cgroup.procs")) {
-            kill_listed(files, &child)?;
-        }
-    }
-    Ok(())
+    });
 }
 
 /// One line of `/proc/self/mountinfo`.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use crate::cgroup::Cgroups;
+use crate::cgroup::{Cgroups, Hierarchy};
 use crate::procfs::{self, UNTOLD};
 use crate::root::{Files, gone};
 
@@ -14,14 +14,12 @@ use crate::root::{Files, gone};
 const DEEPEST: usize = 16;
 const MOST: usize = 1024;
 
-/// The directory itself first, then those below it, none before its parent.
+/// The directory itself first, then those below it, none before its parent. And whether that is all
+/// of them. It is not where there are more than the bounds allow, or a folder whose path cannot be
+/// told: its name is not UTF-8, or its path is too long. The cgroups of tasks then say who is
+/// inside ([`threads`], [`processes`], [`tasks`]).
 #[must_use]
-pub fn tree(files: &dyn Files, dir: &str) -> Vec<String> {
-    walk(files, dir).0
-}
-
-/// The same, and whether that is all of it.
-fn walk(files: &dyn Files, dir: &str) -> (Vec<String>, bool) {
+pub fn walk(files: &dyn Files, dir: &str) -> (Vec<String>, bool) {
     let mut found = vec![dir.to_owned()];
     let (mut from, mut depth, mut whole) = (0, 0, true);
     while from < found.len() && depth < DEEPEST {
@@ -29,10 +27,18 @@ fn walk(files: &dyn Files, dir: &str) -> (Vec<String>, bool) {
         from = found.len();
         depth += 1;
         for at in level {
+            let names = files.folders(&found[at]);
             // A cgroup that is gone has nothing below it.
-            for name in files.folders(&found[at]).unwrap_or_default() {
+            whole &= names.as_ref().err().is_none_or(gone);
+            for name in names.unwrap_or_default() {
+                let path = format!("{}/{name}", found[at]);
+                whole &= procfs::is_told(&path);
+                // Two names that are not UTF-8 may read the same.
+                if found.last() == Some(&path) {
+                    continue;
+                }
                 match found.len() < MOST {
-                    true => found.push(format!("{}/{name}", found[at])),
+                    true => found.push(path),
                     false => whole = false,
                 }
             }
@@ -41,8 +47,9 @@ fn walk(files: &dyn Files, dir: &str) -> (Vec<String>, bool) {
     (found, whole && depth < DEEPEST)
 }
 
-/// The tasks of the whole tree, however large that is: threads (v1) or processes (v2), of a tree
-/// beyond the bounds processes. Cgroups that are gone have none.
+/// The tasks of the whole tree, however large that is: threads (v1) or processes (v2). Of a tree
+/// that cannot be walked whole, processes that no cgroup lists as well. Cgroups that are gone have
+/// none.
 #[must_use]
 pub fn tasks(files: &dyn Files, dir: &str) -> Vec<u32> {
     tasks_or(files, dir, false)
@@ -57,28 +64,93 @@ pub fn suspects(files: &dyn Files, dir: &str) -> Vec<u32> {
 
 fn tasks_or(files: &dyn Files, dir: &str, untold: bool) -> Vec<u32> {
     let (dirs, whole) = walk(files, dir);
-    if whole {
-        let each = dirs.iter().map(|dir| tasks_in(files, dir));
-        return each.flatten().flatten().collect();
+    let each = dirs.iter().map(|dir| tasks_in(files, dir));
+    let mut all: Vec<u32> = each.flatten().flatten().collect();
+    if !whole {
+        all.extend(processes_by_proc(files, dir, untold));
+        all.sort_unstable();
+        all.dedup();
     }
-    let below = |at: &str, above: &str| Path::new(at).starts_with(above);
-    let all = Cgroups::discover(files).unwrap_or_default().hierarchies;
-    let Some(hierarchy) = all.into_iter().find(|h| below(dir, &h.mount)) else {
+    all
+}
+
+/// Where `/proc` shows tasks.
+struct Shown<'a> {
+    files: &'a dyn Files,
+    dir: &'a str,
+    hierarchy: Hierarchy,
+}
+
+impl<'a> Shown<'a> {
+    /// In this tree. `None` where no mount shows it.
+    fn below(files: &'a dyn Files, dir: &'a str) -> Option<Self> {
+        let all = Cgroups::discover(files).unwrap_or_default().hierarchies;
+        let mut all = all.into_iter();
+        let hierarchy = all.find(|h| Path::new(dir).starts_with(&h.mount))?;
+        Some(Self {
+            files,
+            dir,
+            hierarchy,
+        })
+    }
+
+    /// The cgroup of a task of the tree. `None` where it is elsewhere. With `untold`, where nobody
+    /// knows in which one it is, too.
+    fn place(&self, task: u32, untold: bool) -> Option<String> {
+        let at = self.hierarchy.dir_of(self.files, task).ok().flatten()?;
+        let unknown = || at.strip_prefix(&self.hierarchy.mount) == Some(UNTOLD);
+        (Path::new(&at).starts_with(self.dir) || untold && unknown()).then_some(at)
+    }
+}
+
+/// The processes with a thread in the tree, by what `/proc` says of all threads of the machine.
+fn processes_by_proc(files: &dyn Files, dir: &str, untold: bool) -> Vec<u32> {
+    let Some(shown) = Shown::below(files, dir) else {
         return Vec::new();
     };
-    let inside = |pid: &u32| {
-        let at = hierarchy.dir_of(files, *pid).ok().flatten();
-        at.is_some_and(|at| below(&at, dir) || untold && at.ends_with(UNTOLD))
+    let inside = |task: u32| shown.place(task, untold).is_some();
+    let threads = |pid: u32| procfs::threads(files, pid).unwrap_or_default();
+    let all = procfs::processes(files).unwrap_or_default().into_iter();
+    all.map(|stat| stat.id.pid)
+        .filter(|pid| inside(*pid) || threads(*pid).into_iter().any(inside))
+        .collect()
+}
+
+/// The threads in the tree with their cgroups, by what `/proc` says of all threads of the machine.
+fn threads_by_proc(files: &dyn Files, dir: &str) -> Vec<(String, u32)> {
+    let Some(shown) = Shown::below(files, dir) else {
+        return Vec::new();
     };
     let all = procfs::processes(files).unwrap_or_default().into_iter();
-    all.map(|stat| stat.id.pid).filter(inside).collect()
+    all.flat_map(|stat| procfs::threads(files, stat.id.pid).unwrap_or_default())
+        .filter_map(|tid| Some((shown.place(tid, false)?, tid)))
+        .collect()
 }
 
 /// The threads of the whole tree. Cgroups that are gone have none.
 #[must_use]
 pub fn threads(files: &dyn Files, dir: &str) -> Vec<u32> {
-    let all = tree(files, dir);
-    all.iter().flat_map(|dir| threads_in(files, dir)).collect()
+    let all = threads_with_cgroups(files, dir).into_iter();
+    all.map(|(_, tid)| tid).collect()
+}
+
+/// The threads of the whole tree, each with the cgroup that it is in. That one may end in
+/// [`UNTOLD`].
+#[must_use]
+pub fn threads_with_cgroups(files: &dyn Files, dir: &str) -> Vec<(String, u32)> {
+    let (dirs, whole) = walk(files, dir);
+    let mut found = Vec::new();
+    for dir in dirs {
+        let listed = threads_in(files, &dir).into_iter();
+        found.extend(listed.map(|tid| (dir.clone(), tid)));
+    }
+    if !whole {
+        let mut known: BTreeSet<u32> = found.iter().map(|(_, tid)| *tid).collect();
+        let mut others = threads_by_proc(files, dir);
+        others.retain(|(_, tid)| known.insert(*tid));
+        found.extend(others);
+    }
+    found
 }
 
 /// The threads directly in a cgroup. One that is gone has none.
@@ -92,18 +164,27 @@ pub fn threads_in(files: &dyn Files, dir: &str) -> Vec<u32> {
 
 /// The processes of the whole tree. Cgroups that are gone have none.
 pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
-    for dir in tree(files, dir) {
-        match files.read(&format!("{dir}/cgroup.procs")) {
-            Ok(text) => listed(&text).for_each(&mut each),
+    let (dirs, whole) = walk(files, dir);
+    let mut known: BTreeSet<u32> = BTreeSet::new();
+    for dir in dirs {
+        let listed: Vec<u32> = match files.read(&format!("{dir}/cgroup.procs")) {
+            Ok(text) => listed(&text).collect(),
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 let threads = tasks_in(files, &dir).unwrap_or_default().into_iter();
                 let of = threads.filter_map(|tid| procfs::process_of(files, tid).ok().flatten());
-                of.collect::<BTreeSet<u32>>()
-                    .into_iter()
-                    .for_each(&mut each);
+                of.collect::<BTreeSet<u32>>().into_iter().collect()
             }
-            Err(_) => {}
+            Err(_) => continue,
+        };
+        if !whole {
+            known.extend(&listed);
         }
+        listed.into_iter().for_each(&mut each);
+    }
+    if !whole {
+        let mut others = processes_by_proc(files, dir, false);
+        others.retain(|pid| !known.contains(pid));
+        others.into_iter().for_each(each);
     }
 }
 
@@ -150,6 +231,8 @@ pub fn tasks_in(files: &dyn Files, dir: &str) -> io::Result<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
     use crate::root::Kernel;
 
@@ -167,12 +250,13 @@ mod tests {
         cgroup("a/b", "0\n4\n");
         cgroup("c.d", "5\n");
         let kernel = Kernel::at(dir.path());
-        assert_eq!(tree(&kernel, "/cg"), ["/cg", "/cg/a", "/cg/c.d", "/cg/a/b"]);
+        let all = ["/cg", "/cg/a", "/cg/c.d", "/cg/a/b"].map(str::to_owned);
+        assert_eq!(walk(&kernel, "/cg"), (all.to_vec(), true));
         let mut pids = Vec::new();
         processes(&kernel, "/cg", |pid| pids.push(pid));
         assert_eq!(pids, [1, 2, 3, 5, 4]);
         assert_eq!(tasks(&kernel, "/cg/a"), [2, 3, 4]);
-        assert_eq!(tree(&kernel, "/gone"), ["/gone"]);
+        assert_eq!(walk(&kernel, "/gone"), (vec!["/gone".to_owned()], true));
     }
 
     #[test]
@@ -207,5 +291,74 @@ mod tests {
         let kernel = Kernel::at(dir.path());
         assert_eq!(tasks(&kernel, "/cg/a"), [7, 8]);
         assert_eq!(suspects(&kernel, "/cg/a"), [7, 8, 10]);
+    }
+
+    #[test]
+    fn who_hides_behind_a_name_that_is_not_utf_8_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &[u8]| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write(
+            "proc/self/mountinfo",
+            b"30 23 0:26 / /cg rw - cgroup2 cgroup2 rw\n",
+        );
+        write("proc/self/cgroup", b"0::/\n");
+        write("cg/cgroup.controllers", b"cpuset\n");
+        let own = dir.path().join("cg/own");
+        for name in [&b"b\xff/c"[..], b"b\xfe", b"plain"] {
+            std::fs::create_dir_all(own.join(std::ffi::OsStr::from_bytes(name))).unwrap();
+        }
+        // What the name of the first reads like is another cgroup, of somebody else.
+        write("cg/other/b\u{fffd}/cgroup.procs", b"10\n");
+        write("cg/own/cgroup.procs", b"6\n");
+        write("cg/own/cgroup.threads", b"6\n");
+        write("cg/own/plain/cgroup.procs", b"7\n");
+        write("cg/own/plain/cgroup.threads", b"7\n");
+        for (pid, at) in [
+            (6, &b"/own"[..]),
+            (7, b"/own/plain"),
+            (8, b"/own/b\xff/c"),
+            (9, b"/own/b\xfe"),
+            (10, "/other/b\u{fffd}".as_bytes()),
+            (11, b"/owner/\xff"),
+        ] {
+            let rest = "0 ".repeat(44);
+            let stat = format!("{pid} (x) S 1 {rest}");
+            write(&format!("proc/{pid}/stat"), stat.as_bytes());
+            write(&format!("proc/{pid}/task/{pid}/stat"), stat.as_bytes());
+            let line = [b"0::", at, b"\n"].concat();
+            write(&format!("proc/{pid}/cgroup"), &line);
+        }
+        let kernel = Kernel::at(dir.path());
+        let whole = |dir| walk(&kernel, dir).1;
+        assert_eq!(["/cg/own", "/cg/own/plain"].map(whole), [false, true]);
+        assert_eq!(tasks(&kernel, "/cg/own"), [6, 7, 8, 9]);
+        assert_eq!(suspects(&kernel, "/cg/own"), [6, 7, 8, 9]);
+        assert_eq!(tasks(&kernel, "/cg/own/plain"), [7]);
+        assert_eq!(threads(&kernel, "/cg/own"), [6, 7, 8, 9]);
+        let mut pids = Vec::new();
+        processes(&kernel, "/cg/own", |pid| pids.push(pid));
+        assert_eq!(pids, [6, 7, 8, 9]);
+        let placed = threads_with_cgroups(&kernel, "/cg/own");
+        assert_eq!(placed[1], ("/cg/own/plain".to_owned(), 7));
+        assert_eq!(placed[2], (format!("/cg/own{UNTOLD}"), 8));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_listed_may_hide_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = ["d".repeat(250).as_str(); 15].join("/");
+        let (mut at, path) = (dir.path().join("cg"), format!("/cg/{long}"));
+        std::fs::create_dir(&at).unwrap();
+        for name in long.split('/').take(12) {
+            at.push(name);
+            std::fs::create_dir(&at).unwrap();
+        }
+        let kernel = Kernel::at(dir.path());
+        assert!(walk(&kernel, "/cg").1, "short enough");
+        assert!(!walk(&kernel, &format!("{path}/{long}")).1, "ENAMETOOLONG");
     }
 }

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use quell_record::events::CpuTimes;
 use quell_types::task::TaskId;
 
+use crate::cgroup;
 use crate::error::{Error, Result};
-use crate::root::Files;
+use crate::root::{Files, gone, is_exact};
 pub use crate::stat::Stat;
 
 /// Reads the `stat` of a process or thread. `None` when there is no such task (any more).
@@ -263,35 +264,42 @@ pub struct Membership {
     pub path: String,
 }
 
-/// A cgroup that does not exist: where a task is whose path is longer than the kernel tells
-/// (ENAMETOOLONG, 4096 bytes), or than leaves room for the mount and the name of a file. Users can
-/// make such cgroups in those that are delegated to them.
-pub const UNTOLD: &str = "/…";
+/// The end of a path that cannot be told. Alone it stands for one that is longer than the kernel
+/// tells (ENAMETOOLONG, 4096 bytes), or than leaves room for the mount and the name of a file. It
+/// follows the path of the last cgroup above a name that is not UTF-8, or that reads like one.
+/// Users can make such cgroups in those that are delegated to them. Every cgroup has a file of this
+/// name, so that there is never a cgroup with this path.
+pub const UNTOLD: &str = "/cgroup.procs/…";
 /// The longest path of a cgroup with that room.
 const LONGEST: usize = 3500;
 
-/// The cgroups of a task in every hierarchy. Empty when it has ended. One of them may be
+/// The cgroups of a task in every hierarchy. Empty when it has ended. One of them may end in
 /// [`UNTOLD`].
+///
+/// Behind the path of a v2 cgroup that was removed, where only tasks are that ended, the kernel
+/// writes ` (deleted)`. That is taken for a part of the name where there is a cgroup with it, and
+/// left out where there is none or its mount is not seen.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Malformed`].
 pub fn memberships(files: &dyn Files, tid: &str) -> Result<Vec<Membership>> {
     let path = format!("/proc/{tid}/cgroup");
-    let text = match files.optional(&path) {
-        Err(Error::File { source, .. }) if source.raw_os_error() == Some(libc::ENAMETOOLONG) => {
+    // A name may begin and end in white space.
+    let text = match files.read(&path) {
+        Ok(text) => text,
+        Err(e) if e.raw_os_error() == Some(libc::ENAMETOOLONG) => {
             return Ok(vec![Membership {
                 hierarchy: 0,
                 controllers: Vec::new(),
                 path: UNTOLD.to_owned(),
             }]);
         }
-        other => other?,
-    };
-    let Some(text) = text else {
-        return Ok(Vec::new());
+        Err(e) if gone(&e) => return Ok(Vec::new()),
+        Err(e) => return Err(Error::file("read", &path, None, e)),
     };
     let mut found = Vec::new();
-    for line in text.lines() {
+    // The kernel lets no name of a cgroup have a newline.
+    for line in text.split('\n').filter(|line| !line.is_empty()) {
         let mut parts = line.splitn(3, ':');
         let (Some(number), Some(controllers), Some(cgroup)) =
             (parts.next(), parts.next(), parts.next())
@@ -302,22 +310,42 @@ pub fn memberships(files: &dyn Files, tid: &str) -> Result<Vec<Membership>> {
                 "a line such as 0::/user.slice",
             ));
         };
+        let hierarchy = number
+            .parse()
+            .map_err(|_| Error::malformed(&path, line, "a line such as 0::/user.slice"))?;
         found.push(Membership {
-            hierarchy: number
-                .parse()
-                .map_err(|_| Error::malformed(&path, line, "a line such as 0::/user.slice"))?,
+            hierarchy,
             controllers: controllers
                 .split(',')
                 .filter(|c| !c.is_empty())
                 .map(str::to_owned)
                 .collect(),
-            path: match cgroup.strip_suffix(" (deleted)").unwrap_or(cgroup) {
-                long if long.len() > LONGEST => UNTOLD.to_owned(),
-                path => path.to_owned(),
+            path: match cgroup.strip_suffix(" (deleted)") {
+                Some(removed) if hierarchy == 0 && !cgroup::exists(files, cgroup) => told(removed),
+                _ => told(cgroup),
             },
         });
     }
     Ok(found)
+}
+
+/// Whether a path leads to the cgroup that it was read of, and leaves room for the name of a file.
+pub(crate) fn is_told(path: &str) -> bool {
+    path.len() <= LONGEST && is_exact(path)
+}
+
+/// As much of a cgroup's path as can be told.
+fn told(path: &str) -> String {
+    if path.len() > LONGEST {
+        return UNTOLD.to_owned();
+    }
+    match path.find(char::REPLACEMENT_CHARACTER) {
+        Some(at) => {
+            let above = path[..at].rfind('/').unwrap_or_default();
+            format!("{}{UNTOLD}", &path[..above])
+        }
+        None => path.to_owned(),
+    }
 }
 
 /// The boot id, which changes with every boot.
@@ -478,6 +506,39 @@ mod tests {
             "a later task of the same number"
         );
         assert_eq!(stat(&kernel, 99).unwrap(), None);
+    }
+
+    #[test]
+    fn names_of_cgroups_are_taken_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = dir.path().join("proc/7");
+        std::fs::create_dir_all(&proc).unwrap();
+        std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
+        std::fs::create_dir_all(dir.path().join("cg/is (deleted)")).unwrap();
+        let mounts = "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw\n";
+        std::fs::write(dir.path().join("proc/self/mountinfo"), mounts).unwrap();
+        let kernel = Kernel::at(dir.path());
+        let read = |line: &[u8]| {
+            std::fs::write(proc.join("cgroup"), [line, b"\n"].concat()).unwrap();
+            memberships(&kernel, "7").unwrap().remove(0).path
+        };
+        assert_eq!(read(b"0::/a/cr\r"), "/a/cr\r");
+        assert_eq!(read(b"0::/sp "), "/sp ");
+        assert_eq!(read(b"0::/a:b"), "/a:b");
+        // There is one of that name, and none of the others.
+        assert_eq!(read(b"0::/is (deleted)"), "/is (deleted)");
+        assert_eq!(read(b"0::/was (deleted)"), "/was");
+        assert_eq!(read(b"0::/is (deleted) (deleted)"), "/is (deleted)");
+        // The kernel adds that to no line of v1.
+        assert_eq!(read(b"3:cpu:/x (deleted)"), "/x (deleted)");
+        let untold = |above: &str| format!("{above}{UNTOLD}");
+        assert_eq!(read(b"0::/own/b\xff"), untold("/own"));
+        assert_eq!(read(b"0::/own/b\xff/c\xfe/d"), untold("/own"));
+        assert_eq!(read(b"0::/\xff"), UNTOLD);
+        assert_eq!(read("0::/own/b\u{fffd}".as_bytes()), untold("/own"));
+        assert_eq!(read("0::/größe".as_bytes()), "/größe");
+        std::fs::write(dir.path().join("cg/cgroup.procs"), "").unwrap();
+        assert!(!kernel.exists(&untold("/cg")));
     }
 
     #[test]

@@ -43,7 +43,8 @@ pub trait Files: Send + Sync {
     }
     /// One `write(2)` of the text, as `echo` would send it. A newline is added where there is none.
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
-    /// The names in a directory, sorted.
+    /// The names in a directory, sorted. Of a name that is not UTF-8 bytes are replaced
+    /// ([`is_exact`]).
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
     /// The names of the directories in a directory, sorted. [`Kernel`] leaves symbolic links out.
     /// The default body follows them, and leaves out directories that cannot be listed.
@@ -149,6 +150,13 @@ pub fn gone(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(libc::ENOENT | libc::ESRCH | libc::ENODEV | libc::ENOTDIR)
     )
+}
+
+/// Whether a name or path that was read is what it says. One with U+FFFD may be of other bytes,
+/// which were replaced, and then leads nowhere or to another file.
+#[must_use]
+pub fn is_exact(name: &str) -> bool {
+    !name.contains(char::REPLACEMENT_CHARACTER)
 }
 
 /// The same operations with the crate's error, which names action and path. `optional`, `parsed`

@@ -32,7 +32,7 @@ pub struct Limited {
 pub enum Why {
     /// It would leave the limit of this cgroup, from the root of its hierarchy.
     Leaves(String, Bytes),
-    /// The path of its cgroup is too long to be read.
+    /// The path of its cgroup is too long to be read, or not UTF-8.
     Deep,
 }
 
@@ -44,7 +44,7 @@ impl Limited {
             Why::Leaves(cgroup, _) => format!(
                 "put it into a cgroup below that, and match it: match = [{{ cgroup = \"{cgroup}/NAME\" }}]"
             ),
-            Why::Deep => "put it into a cgroup with a shorter path".to_owned(),
+            Why::Deep => "put it into a cgroup with a shorter path, in UTF-8".to_owned(),
         }
     }
 }
@@ -57,7 +57,7 @@ impl fmt::Display for Limited {
             Why::Leaves(cgroup, limit) => {
                 write!(f, "it would leave {cgroup} and its memory limit of {limit}")
             }
-            Why::Deep => f.write_str("the path of its cgroup is too long to be read"),
+            Why::Deep => f.write_str("the path of its cgroup is too long to be read, or not UTF-8"),
         }
     }
 }

@@ -132,19 +132,18 @@ pub(crate) fn keep(
         return Ok(());
     }
     let mut entries = Vec::new();
-    for dir in cgroup_tree::tree(writer.files, dir) {
-        let Some(usual) = usual(writer.files, hierarchy, &dir) else {
+    let mut all_usual = Usual::default();
+    for (dir, tid) in cgroup_tree::threads_with_cgroups(writer.files, dir) {
+        let Some(usual) = all_usual.of(writer.files, hierarchy, &dir) else {
             continue;
         };
-        for tid in cgroup_tree::threads_in(writer.files, &dir) {
-            writer.journal.beat();
-            if writer.files.affinity(tid).map_or(true, |own| own == usual) {
-                continue;
-            }
-            // What the kernel binds stays where it is.
-            let stat = procfs::thread_stat(writer.files, tid, tid)?.filter(|s| !s.bound());
-            entries.extend(stat.and_then(|s| custom_affinity(writer.files, &usual, s.id)));
+        writer.journal.beat();
+        if writer.files.affinity(tid).map_or(true, |own| own == *usual) {
+            continue;
         }
+        // What the kernel binds stays where it is.
+        let stat = procfs::thread_stat(writer.files, tid, tid)?.filter(|s| !s.bound());
+        entries.extend(stat.and_then(|s| custom_affinity(writer.files, usual, s.id)));
     }
     writer.journal.record_all(&entries)
 }

@@ -1,6 +1,7 @@
 use quell_kernel::root::Kernel;
 
 use super::*;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 fn write(path: &str, old: &str, new: &str) -> Undo {
@@ -186,6 +187,47 @@ fn who_is_set_back_by_himself_is_no_heir_of_another() {
         [now(10), now(11), now(12)].map(|t| t.trim().to_owned()),
         ["0", "300", "0"]
     );
+}
+
+#[test]
+fn a_child_in_a_cgroup_that_is_not_utf_8_is_set_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let stat = |pid: u32, start: u32| format!("{pid} (x) S 1{} {start} 0 0", " 0".repeat(17));
+    let all = [(10, 100), (11, 200)].map(|(pid, start)| {
+        [
+            (format!("proc/{pid}/stat"), stat(pid, start)),
+            (format!("proc/{pid}/oom_score_adj"), "-1000".to_owned()),
+        ]
+    });
+    let mounts = "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw\n";
+    let content: Vec<(&str, &str)> = all
+        .iter()
+        .flatten()
+        .map(|(p, t)| (p.as_str(), t.as_str()))
+        .chain([
+            ("proc/self/mountinfo", mounts),
+            ("proc/self/cgroup", "0::/\n"),
+            ("cg/own/cgroup.procs", "10\n"),
+            ("proc/10/cgroup", "0::/own\n"),
+        ])
+        .collect();
+    let kernel = files(dir.path(), &content);
+    let hidden = std::ffi::OsStr::from_bytes(b"b\xff");
+    std::fs::create_dir(dir.path().join("cg/own").join(hidden)).unwrap();
+    std::fs::write(dir.path().join("proc/11/cgroup"), b"0::/own/b\xff\n").unwrap();
+    let scored = Undo::OomScore {
+        task: TaskId {
+            pid: 10,
+            start: 100,
+        },
+        old: 0,
+        new: -1000,
+        dir: "/cg/own".into(),
+    };
+    let outcome = undo(&kernel, &[scored]);
+    assert!(outcome.failed.is_empty() && outcome.undone.left.is_empty());
+    let now = |pid| kernel.read(&format!("/proc/{pid}/oom_score_adj")).unwrap();
+    assert_eq!([now(10), now(11)], ["0\n", "0\n"]);
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use quell_kernel::cgroup_tree::{procs_file, tasks_in};
+use quell_kernel::cgroup_tree::{procs_file, tasks_in, threads};
 use quell_kernel::resctrl::{Resctrl, locked};
-use quell_kernel::root::gone;
+use quell_kernel::root::{gone, is_exact};
 
 use super::{Step, Work};
 use crate::origins::Origins;
@@ -97,15 +97,23 @@ impl Work<'_> {
     fn empty(&mut self, origins: &Origins<'_>, path: &str, depth: u32) -> Result<(), String> {
         // Deeper than any cgroup tree in practice. A bound, so that a hostile tree ends.
         const DEEPEST: u32 = 32;
+        let mut hidden = false;
         for name in self.files.list(path).unwrap_or_default() {
+            hidden |= !is_exact(&name);
             let child = format!("{path}/{name}");
             if depth < DEEPEST && self.files.exists(&format!("{child}/cgroup.procs")) {
                 self.empty(origins, &child, depth + 1)?;
                 let _ = self.files.rmdir(&child);
             }
         }
-        let left = tasks_in(self.files, path)
+        let mut left = tasks_in(self.files, path)
             .map_err(|e| format!("the tasks of {path} could not be read: {e}"))?;
+        if hidden {
+            // A folder whose name is not UTF-8 cannot be removed, but its tasks can go.
+            left.extend(threads(self.files, path));
+            left.sort_unstable();
+            left.dedup();
+        }
         let mut failed = Ok(());
         for tid in left {
             (self.alive)();

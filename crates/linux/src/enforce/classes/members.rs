@@ -15,7 +15,8 @@ use crate::group_cgroups::GroupCgroups;
 pub fn threads(files: &dyn Files, group_cgroups: &GroupCgroups) -> Result<BTreeSet<u32>> {
     let (mut threads, mut processes) = (BTreeSet::new(), BTreeSet::new());
     for place in &group_cgroups.places {
-        for dir in cgroup_tree::tree(files, &place.dir) {
+        let (dirs, all) = cgroup_tree::walk(files, &place.dir);
+        for dir in dirs {
             let whole = place.hierarchy.version == Version::V2;
             let listed = |name: &str| tasks_of(files, &format!("{dir}/{name}"));
             if !whole {
@@ -31,6 +32,9 @@ pub fn threads(files: &dyn Files, group_cgroups: &GroupCgroups) -> Result<BTreeS
                 }
                 Err(e) => return Err(e),
             }
+        }
+        if !all {
+            threads.extend(cgroup_tree::threads(files, &place.dir));
         }
     }
     for process in processes {
