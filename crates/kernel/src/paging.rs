@@ -15,14 +15,19 @@ use quell_types::units::Bytes;
 use crate::error::{Error, Result};
 use crate::maps::{self, Backing};
 use crate::pagemap::{Page, PageFlags, Pagemap};
+use crate::procfs;
 use crate::root::Files;
 use crate::topology;
+use crate::trace::Thread;
 use crate::vm;
 
 /// The first kernel that moves memory of another process into huge pages.
 const COLLAPSE_SINCE: (u32, u32) = (6, 1);
 /// The size of a transparent huge page. Missing on kernels without.
 const LARGE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+
+/// What of the memory is locked, in the `status` of a process or thread.
+const LOCKED: &str = "VmLck:";
 
 /// One mapping of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -147,7 +152,16 @@ pub fn sizes(files: &dyn Files, pid: u32) -> Result<Option<Sizes>> {
 /// # Errors
 /// [`Error::File`].
 pub fn locked(files: &dyn Files, pid: u32) -> Result<Option<Bytes>> {
-    of_status(files, pid, "VmLck:")
+    of_status(files, &format!("/proc/{pid}/status"), LOCKED)
+}
+
+/// The same as one thread shows it. The first thread shows no memory once it has ended.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn locked_by(files: &dyn Files, thread: Thread) -> Result<Option<Bytes>> {
+    let status = procfs::thread_status_path(thread.of.pid, thread.tid);
+    of_status(files, &status, LOCKED)
 }
 
 /// How much memory without a file a process has in memory. Far cheaper to read than [`sizes`].
@@ -156,11 +170,11 @@ pub fn locked(files: &dyn Files, pid: u32) -> Result<Option<Bytes>> {
 /// # Errors
 /// [`Error::File`].
 pub fn anonymous(files: &dyn Files, pid: u32) -> Result<Option<Bytes>> {
-    of_status(files, pid, "RssAnon:")
+    of_status(files, &format!("/proc/{pid}/status"), "RssAnon:")
 }
 
-fn of_status(files: &dyn Files, pid: u32, key: &str) -> Result<Option<Bytes>> {
-    let text = files.optional(&format!("/proc/{pid}/status"))?;
+fn of_status(files: &dyn Files, status: &str, key: &str) -> Result<Option<Bytes>> {
+    let text = files.optional(status)?;
     Ok(text.and_then(|text| vm::amount(&text, key)))
 }
 

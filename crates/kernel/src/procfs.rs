@@ -36,6 +36,12 @@ pub fn thread_stat_path(pid: u32, tid: u32) -> String {
     format!("/proc/{pid}/task/{tid}/stat")
 }
 
+/// The path of the `status` of one thread of a process.
+#[must_use]
+pub fn thread_status_path(pid: u32, tid: u32) -> String {
+    format!("/proc/{pid}/task/{tid}/status")
+}
+
 fn stat_at(files: &dyn Files, path: &str) -> Result<Option<Stat>> {
     let Some(text) = files.optional(path)? else {
         return Ok(None);
@@ -363,6 +369,27 @@ pub fn alive(files: &dyn Files, task: TaskId) -> bool {
         .ok()
         .flatten()
         .is_some_and(|s| s.is_alive(task))
+}
+
+/// A thread of this very process (number and start time) that has not ended: the first one, else
+/// another. `None`: the process has ended. Its first thread may end long before the others.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn living(files: &dyn Files, task: TaskId) -> Result<Option<u32>> {
+    let first = thread_stat(files, task.pid, task.pid)?;
+    match first.filter(|stat| stat.id == task) {
+        None => return Ok(None),
+        Some(stat) if !stat.leaving() => return Ok(Some(task.pid)),
+        Some(_) => {}
+    }
+    for tid in threads(files, task.pid)? {
+        let stat = thread_stat(files, task.pid, tid)?;
+        if stat.is_some_and(|stat| !stat.leaving()) {
+            return Ok(Some(tid));
+        }
+    }
+    Ok(None)
 }
 
 /// The `stat` of the calling process.

@@ -218,14 +218,15 @@ pub fn within(
     let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
     // The pidfd first, the start time second, as for a signal.
     let stat = stat().ok().and_then(|text| Stat::parse(&text));
-    if !stat.is_some_and(|s| s.is_alive(task)) {
+    if !stat.is_some_and(|s| s.id == task && !s.over()) {
         return Err(none());
     }
     let job = Job {
         pid: number(task.pid)?,
         tid: number(thread.tid)?,
         pidfd,
-        vdso: Vdso::of(task.pid)?,
+        // Of the thread: the first one shows no memory once it has ended.
+        vdso: Vdso::of(thread.tid)?,
         call: *call,
         otherwise,
         parent: number(std::process::id())?,

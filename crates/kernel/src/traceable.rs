@@ -43,7 +43,11 @@ impl std::fmt::Display for Obstacle {
 /// # Errors
 /// [`Error::File`](crate::error::Error::File).
 pub fn obstacle(files: &dyn Files, pid: u32) -> Result<Option<Obstacle>> {
-    let Some(text) = files.optional(&format!("/proc/{pid}/status"))? else {
+    shown_by(files, &format!("/proc/{pid}/status"))
+}
+
+fn shown_by(files: &dyn Files, status: &str) -> Result<Option<Obstacle>> {
+    let Some(text) = files.optional(status)? else {
         return Ok(Some(Obstacle::Ended));
     };
     let field = |name: &str| {
@@ -63,19 +67,21 @@ pub fn obstacle(files: &dyn Files, pid: u32) -> Result<Option<Obstacle>> {
     })
 }
 
-/// The same, once no other process traces it. That is waited for until then: the helper of a run
-/// that has died goes on until its call has ended. `meanwhile` is called every millisecond.
+/// The same as one thread shows it, once no other process traces that. This is waited for until
+/// then: the helper of a run that has died goes on until its call has ended. `meanwhile` is called
+/// every millisecond.
 ///
 /// # Errors
 /// [`Error::File`](crate::error::Error::File).
 pub fn untraced(
     files: &dyn Files,
-    pid: u32,
+    thread: Thread,
     until: Instant,
     meanwhile: &dyn Fn(),
 ) -> Result<Option<Obstacle>> {
+    let status = procfs::thread_status_path(thread.of.pid, thread.tid);
     loop {
-        let found = obstacle(files, pid)?;
+        let found = shown_by(files, &status)?;
         if !matches!(found, Some(Obstacle::Traced { .. })) || Instant::now() >= until {
             return Ok(found);
         }
@@ -85,7 +91,8 @@ pub fn untraced(
 }
 
 /// The thread that is asked: one that runs, because its system call would be interrupted otherwise.
-/// Else one that sleeps. Never one of the kernel's (io_uring). `None` where the process has ended.
+/// Else one that sleeps, or any that has not ended. Never one of the kernel's (io_uring). `None`
+/// where the process has ended.
 #[must_use]
 pub fn thread(files: &dyn Files, task: TaskId) -> Option<Thread> {
     let all = procfs::threads(files, task.pid).ok()?;
@@ -96,7 +103,8 @@ pub fn thread(files: &dyn Files, task: TaskId) -> Option<Thread> {
     };
     let running = all.iter().find(|tid| state(**tid) == Some('R'));
     let sleeping = || all.iter().find(|tid| state(**tid) == Some('S'));
-    let tid = running.or_else(sleeping).or_else(|| all.first()).copied()?;
+    let any = || all.iter().find(|tid| state(**tid).is_some());
+    let tid = running.or_else(sleeping).or_else(any).copied()?;
     Some(Thread { of: task, tid })
 }
 
@@ -150,5 +158,12 @@ mod tests {
         assert_eq!(asked(), 8);
         put(10, 'R', 0x40_0000);
         assert_eq!(asked(), 10);
+        for ended in [7, 8, 9] {
+            put(ended, 'Z', 0x40_0000);
+        }
+        put(10, 'D', 0x40_0000);
+        assert_eq!(asked(), 10);
+        put(10, 'D', 0x40_0004);
+        assert_eq!(thread(&kernel, task), None);
     }
 }

@@ -44,6 +44,25 @@ impl<'a> Family<'a> {
         found
     }
 
+    /// The processes that [`Self::of`] finds, without the task's own. A v1 cgroup lists threads.
+    pub fn heirs(
+        &self,
+        files: &dyn Files,
+        task: TaskId,
+        has: &dyn Fn(u32) -> bool,
+        wanted: &dyn Fn(u32) -> bool,
+    ) -> BTreeSet<u32> {
+        let suspects = match self.dir.is_empty() {
+            true => Vec::new(),
+            false => cgroup_tree::suspects(files, self.dir),
+        };
+        let process = |tid| procfs::process_of(files, tid).ok().flatten().unwrap_or(tid);
+        let mut found: BTreeSet<u32> = suspects.into_iter().map(process).collect();
+        found.remove(&task.pid);
+        found.retain(|pid| self.inherits(files, *pid, task, has) && wanted(*pid));
+        found
+    }
+
     /// Whether a process is this task, or a later descendant or orphan. An older process had its
     /// own setting, and so has one with an entry of its own.
     fn inherits(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use quell_kernel::error::Result;
 use quell_kernel::root::{Files, gone};
-use quell_kernel::trace::Call;
+use quell_kernel::trace::{Call, Thread};
 use quell_kernel::{limit, paging, procfs, rt, sharing, traceable};
 use quell_types::journal::Undo;
 use quell_types::task::{LockLimit, TaskId};
@@ -16,6 +16,10 @@ use quell_types::units::Bytes;
 
 use crate::change::JournaledWriter;
 use crate::fault;
+use crate::heirs::Family;
+
+/// The capability without which a limit holds (capability.h).
+const CAP_IPC_LOCK: u32 = 14;
 
 /// How an attempt to make a process lock its memory came out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,19 +75,23 @@ pub fn lock(
     // A program that executes another one keeps its number, its limit and its entry.
     let known = |e: &Undo| matches!(e, Undo::Lock { task: of, .. } if *of == task);
     let known = writer.journal.entries().iter().any(known);
-    let mark = writer.journal.mark();
+    let (mark, since) = (writer.journal.mark(), rt::ticks_since_boot());
+    let was = match files.lock_limit(task.pid, None) {
+        Ok(was) => was,
+        Err(e) if gone(&e) => return Ok(Locked::Nothing),
+        Err(e) => return Ok(Locked::Not(why(&e))),
+    };
     if !known {
-        let before = match files.lock_limit(task.pid, None) {
-            Ok(limit::ANY) => inherited(writer, task, dir)?.unwrap_or(limit::ANY),
-            Ok(before) => before,
-            Err(e) if gone(&e) => return Ok(Locked::Nothing),
-            Err(e) => return Ok(Locked::Not(why(&e))),
+        let before = match was {
+            limit::ANY => inherited(writer, task, dir)?.unwrap_or(limit::ANY),
+            was => was,
         };
+        let dir = dir.to_owned();
         writer.journal.record(&Undo::Lock {
             task,
             before,
-            dir: dir.to_owned(),
-            since: rt::ticks_since_boot(),
+            dir,
+            since,
         })?;
     }
     let call = Call::lock_memory(filled);
@@ -103,13 +111,20 @@ pub fn lock(
             Ok(taken_back(files, task, before).map_or(Locked::Now(stopped), Locked::Not))
         }
         Err(e) => {
+            let mut stays = Vec::new();
             // A call that goes on may still lock.
             if !known && e.raw_os_error() != Some(libc::EINPROGRESS) {
-                writer.journal.retract(mark)?;
+                stays = used_meanwhile(writer, task, was, dir, since);
+                if stays.is_empty() {
+                    writer.journal.retract(mark)?;
+                }
             }
-            Ok(match gone(&e) {
+            Ok(match gone(&e) && stays.is_empty() {
                 true => Locked::Nothing,
-                false => Locked::Not(why(&e)),
+                false => {
+                    stays.insert(0, why(&e));
+                    Locked::Not(stays.join("; "))
+                }
             })
         }
     }
@@ -131,6 +146,36 @@ fn taken_back(files: &dyn Files, task: TaskId, before: LockLimit) -> Option<Stri
         why = format!("{why}; {stays}");
     }
     Some(why)
+}
+
+/// Takes back what became of a limit that was lifted since then, for nothing: children that were
+/// born meanwhile have it, and a process may have locked memory with it. Returns what stays.
+fn used_meanwhile(
+    writer: &JournaledWriter<'_>,
+    task: TaskId,
+    was: LockLimit,
+    dir: &str,
+    since: u64,
+) -> Vec<String> {
+    let files = writer.files;
+    let own = writer.journal.entries().iter().filter_map(|e| match e {
+        Undo::Lock { task, .. } => Some(*task),
+        _ => None,
+    });
+    let own = own.collect();
+    let has = |pid| is_lifted(files, pid, was);
+    let heirs = Family::new(dir, since, &own).heirs(files, task, &has, &has);
+    let back = |pid| {
+        if pid != task.pid {
+            limit_back(files, pid, was)?;
+        }
+        match task_of(files, pid)?.filter(|_| is_beyond(files, pid, was)) {
+            Some(task) => unlock(files, task, Instant::now(), &|| ()),
+            None => Ok(false),
+        }
+    };
+    let all = std::iter::once(task.pid).chain(heirs);
+    all.filter_map(|pid| back(pid).err()).collect()
 }
 
 /// The limit that a process would have without Quell: that of an ancestor before it was lifted. Of
@@ -164,7 +209,6 @@ fn inherited(writer: &JournaledWriter<'_>, task: TaskId, dir: &str) -> Result<Op
 /// Lifts the limit of a process. Returns what it was. Where that is not allowed, it is an error
 /// only if the limit holds the process.
 fn lift(files: &dyn Files, pid: u32) -> std::io::Result<LockLimit> {
-    const CAP_IPC_LOCK: u32 = 14;
     match files.lock_limit(pid, Some(limit::ANY)) {
         Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
             match procfs::is_capable(files, pid, CAP_IPC_LOCK) {
@@ -198,6 +242,7 @@ fn why(error: &std::io::Error) -> String {
         Some(libc::EAGAIN | libc::ENOMEM) => {
             format!("the kernel could not lock its memory ({error})")
         }
+        _ if gone(error) => "its threads end while they are asked".to_owned(),
         _ => format!("it could not be made to lock its memory ({error})"),
     }
 }
@@ -248,38 +293,66 @@ pub fn unlock(
     let pid = task.pid;
     let stays = |why: &str| format!("the memory of process {pid} stays locked: {why}");
     loop {
-        let obstacle = traceable::untraced(files, pid, until, alive).map_err(|e| e.to_string())?;
-        if !procfs::alive(files, task) {
-            return Ok(false);
-        }
-        let locked = paging::locked(files, pid).map_err(|e| e.to_string())?;
-        if locked.is_none_or(|locked| locked == Bytes(0)) {
-            return Ok(false);
-        }
-        match obstacle {
-            None => {}
-            Some(traceable::Obstacle::Ended) => return Ok(false),
-            Some(obstacle) => return Err(stays(&obstacle.to_string())),
-        }
-        let Some(thread) = traceable::thread(files, task) else {
+        let Some(thread) = living(files, task)? else {
             return Ok(false);
         };
-        match files.call_within(thread, &Call::UNLOCK_MEMORY, None, &mut || alive()) {
+        let obstacle = traceable::untraced(files, thread, until, alive);
+        let obstacle = obstacle.map_err(|e| e.to_string())?;
+        let locked = paging::locked_by(files, thread).map_err(|e| e.to_string())?;
+        if locked == Some(Bytes(0)) {
+            return Ok(false);
+        }
+        let asked = traceable::thread(files, task).filter(|_| locked.is_some());
+        let done = match (obstacle, asked) {
+            (None, Some(thread)) => {
+                files.call_within(thread, &Call::UNLOCK_MEMORY, None, &mut || alive())
+            }
+            // A thread has ended meanwhile, but perhaps not the process.
+            (None | Some(traceable::Obstacle::Ended), _) => {
+                Err(std::io::Error::from_raw_os_error(libc::ESRCH))
+            }
+            (Some(obstacle), _) => return Err(stays(&obstacle.to_string())),
+        };
+        match done {
             Ok(_) => return Ok(true),
-            Err(e) if gone(&e) => return Ok(false),
-            // It is traced since, on its way back from a call, or still in it.
-            Err(e) if passes(&e) && Instant::now() < until => alive(),
+            Err(e) if passes(&e) && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+                alive();
+            }
+            Err(e) if gone(&e) && living(files, task)?.is_none() => return Ok(false),
             Err(e) => return Err(stays(&why(&e))),
         }
     }
 }
 
-/// Whether what kept a process from doing a call may pass by itself.
+/// A thread of a process that has not ended.
+fn living(files: &dyn Files, task: TaskId) -> std::result::Result<Option<Thread>, String> {
+    let tid = procfs::living(files, task).map_err(|e| e.to_string())?;
+    Ok(tid.map(|tid| Thread { of: task, tid }))
+}
+
+/// Whether what kept a process from doing a call may pass by itself: its thread has ended, is
+/// traced since, on its way back from a call, or still in it.
 fn passes(error: &std::io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EPERM | libc::EBUSY | libc::ETIMEDOUT)
-    )
+    let known = [libc::EPERM, libc::EBUSY, libc::ETIMEDOUT];
+    gone(error) || error.raw_os_error().is_some_and(|e| known.contains(&e))
+}
+
+/// Whether a process has more memory locked than this limit allows: what it locked while its limit
+/// was lifted, or what was locked by another process that shares its memory.
+///
+/// # Errors
+/// Why it could not be read.
+pub fn exceeds(
+    files: &dyn Files,
+    task: TaskId,
+    limit: LockLimit,
+) -> std::result::Result<bool, String> {
+    let Some((most, thread)) = limit.soft.zip(living(files, task)?) else {
+        return Ok(false);
+    };
+    let locked = paging::locked_by(files, thread).map_err(|e| e.to_string())?;
+    Ok(locked.is_some_and(|locked| locked > Bytes(most)))
 }
 
 /// Whether a process has the limit that it was given, or a part of it that is more than it had: it
@@ -291,6 +364,46 @@ pub fn is_lifted(files: &dyn Files, pid: u32, before: LockLimit) -> bool {
     };
     let now = files.lock_limit(pid, None);
     before != limit::ANY && now.is_ok_and(|now| now == limit::ANY || above(now.hard))
+}
+
+/// Whether a process has more locked than the limit allows that was set back, and nothing else
+/// allows it: it has the limit, and no CAP_IPC_LOCK. It locked that while its limit was lifted.
+pub fn is_beyond(files: &dyn Files, pid: u32, before: LockLimit) -> bool {
+    let has = files.lock_limit(pid, None);
+    has.is_ok_and(|now| now == before)
+        && !procfs::is_capable(files, pid, CAP_IPC_LOCK).unwrap_or(false)
+        && task_of(files, pid).is_ok_and(|task| {
+            task.is_some_and(|task| exceeds(files, task, before).unwrap_or(false))
+        })
+}
+
+/// Sets the limit of an heir back. Returns whether it was, and the heir if it has more locked than
+/// that allows. A program may lose what it has locked itself by right: that looks the same.
+///
+/// No limit holds an heir with CAP_IPC_LOCK. If it has too much locked its limit stays, so that it
+/// is found until it has unlocked that.
+///
+/// # Errors
+/// Why the limit could not be set back, or what is locked could not be read.
+pub fn heir_back(
+    files: &dyn Files,
+    pid: u32,
+    before: LockLimit,
+) -> std::result::Result<(bool, Option<TaskId>), String> {
+    let Some(heir) = task_of(files, pid)? else {
+        return Ok((false, None));
+    };
+    let free = procfs::is_capable(files, pid, CAP_IPC_LOCK).map_err(|e| e.to_string())?;
+    if free && exceeds(files, heir, before)? {
+        return Ok((false, Some(heir)));
+    }
+    let back = limit_back(files, pid, before)?;
+    Ok((back, exceeds(files, heir, before)?.then_some(heir)))
+}
+
+fn task_of(files: &dyn Files, pid: u32) -> std::result::Result<Option<TaskId>, String> {
+    let stat = procfs::thread_stat(files, pid, pid).map_err(|e| e.to_string())?;
+    Ok(stat.map(|stat| stat.id))
 }
 
 /// Sets the limit of a process back. Whether it was, or why it could not be.
@@ -307,3 +420,7 @@ pub fn limit_back(
         )),
     }
 }
+
+#[cfg(test)]
+#[path = "memory_lock_tests.rs"]
+mod tests;

@@ -84,8 +84,10 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
                 dir,
                 since,
             } => {
-                locking.push((*task, *before, entry));
-                work.limits_of_heirs(*task, *before, dir, *since)
+                let mut tasks = vec![*task];
+                let back = work.limits_of_heirs(*task, *before, dir, *since, &mut tasks);
+                locking.extend(tasks.into_iter().map(|task| (task, *before, entry)));
+                back
             }
             Undo::Settle { side } => unsettle::finish(files, side, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
@@ -101,9 +103,8 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
     for (task, before, entry) in locking {
         fault::boundary();
         alive();
-        let unlocked = memory_lock::unlock(files, task, until, alive);
-        let back = work.limit_of(task, before);
-        work.note(entry, back.and_then(|back| unlocked.map(|did| did || back)));
+        let result = work.unlock(task, before, entry, until);
+        work.note(entry, result);
     }
     work.outcome.failed.reverse();
     work.outcome
@@ -413,20 +414,47 @@ impl<'a> Work<'a> {
     }
 
     /// Sets the limits of locked memory back in the heirs of a task. Their memory is not locked by
-    /// what it was made to do.
-    fn limits_of_heirs(&mut self, task: TaskId, before: LockLimit, dir: &str, since: u64) -> Step {
-        let has = |pid| {
-            let mine = self.limited.get(&pid).is_none_or(|by| *by == task);
-            mine && memory_lock::is_lifted(self.files, pid, before)
-        };
+    /// what it was made to do, but they may share it, or have locked some themselves: heirs that
+    /// have more locked than they may are put to those that are to unlock (`locking`).
+    fn limits_of_heirs(
+        &mut self,
+        task: TaskId,
+        before: LockLimit,
+        dir: &str,
+        since: u64,
+        locking: &mut Vec<TaskId>,
+    ) -> Step {
+        let mine = |pid| self.limited.get(&pid).is_none_or(|by| *by == task);
+        let has = |pid| mine(pid) && memory_lock::is_lifted(self.files, pid, before);
+        // An earlier attempt may have set its limit back, and not have made it unlock.
+        let beyond = |pid| mine(pid) && memory_lock::is_beyond(self.files, pid, before);
+        let wanted = |pid| has(pid) || beyond(pid);
         let family = Family::new(dir, since, &self.lifted);
         let mut any = false;
-        let heirs = family.of(self.files, task, &has, &has).into_iter();
-        for pid in heirs.filter(|pid| *pid != task.pid) {
-            any |= memory_lock::limit_back(self.files, pid, before)?;
+        for pid in family.heirs(self.files, task, &has, &wanted) {
+            let (back, heir) = memory_lock::heir_back(self.files, pid, before)?;
+            any |= back;
+            locking.extend(heir);
             self.limited.insert(pid, task);
         }
         Ok(any)
+    }
+
+    /// Makes a task or an heir of it unlock its memory, then sets its limit back.
+    fn unlock(&self, task: TaskId, before: LockLimit, entry: &Undo, until: Instant) -> Step {
+        let unlock = || memory_lock::unlock(self.files, task, until, self.alive);
+        let unlocked = unlock();
+        let is_heir = !matches!(entry, Undo::Lock { task: of, .. } if *of == task);
+        // Only by its limit, or by what it has locked, an heir is found by another attempt.
+        if is_heir && unlocked.is_err() {
+            return unlocked;
+        }
+        let back = self.limit_of(task, before)?;
+        // It may have locked anew before it had its limit.
+        if back && memory_lock::exceeds(self.files, task, before)? {
+            unlock()?;
+        }
+        Ok(unlocked? || back)
     }
 
     fn limit_of(&self, task: TaskId, before: LockLimit) -> Step {

@@ -50,7 +50,8 @@ fn give_cpus_back(files: &dyn Files, side: &SideArea) -> bool {
 fn bring_back(files: &dyn Files, side: &SideArea, alive: &dyn Fn()) -> Result<bool, String> {
     let pid = side.task.pid;
     let left = |why: &str| format!("pages of process {pid} are away from their places: {why}");
-    traceable::untraced(files, pid, Instant::now() + PATIENCE, alive).map_err(|e| e.to_string())?;
+    let (of, until) = (side.task, Instant::now() + PATIENCE);
+    traceable::untraced(files, Thread { of, tid: pid }, until, alive).map_err(|e| e.to_string())?;
     if !procfs::alive(files, side.task) || !relocate::is_there(side) {
         return Ok(false);
     }
