@@ -270,7 +270,11 @@ fn a_limit_that_was_lifted_for_nothing_goes_from_the_children_born_meanwhile() {
         assert!(matches!(&used()[..], [only] if only.ends_with("it is stopped")));
         assert_eq!(program.now(), (LOCKED, BEFORE.hard));
         program.signal(libc::SIGCONT);
-        assert!(undo(&kernel, &[entry.clone()]).failed.is_empty());
+        assert!(
+            undo(&kernel, std::slice::from_ref(&entry))
+                .failed
+                .is_empty()
+        );
         assert_eq!(program.now(), (0, BEFORE.hard));
     }
 }
