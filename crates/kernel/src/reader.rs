@@ -90,6 +90,24 @@ pub(crate) fn by_child(paths: &[String], most: usize) -> Vec<Start> {
     all
 }
 
+/// The same without a child, where no program can let its readers wait.
+pub(crate) fn one_by_one(
+    paths: &[String],
+    most: usize,
+    read: impl Fn(&str) -> io::Result<String>,
+) -> Vec<Start> {
+    let one = |path: &String| {
+        let bytes = read(path).map(|text| {
+            let mut bytes = text.into_bytes();
+            bytes.truncate(most);
+            bytes
+        });
+        let waited = Duration::ZERO;
+        Start { bytes, waited }
+    };
+    paths.iter().map(one).collect()
+}
+
 struct Readers {
     now: Option<Reader>,
     /// Those that wait for a program. They end when it lets them.

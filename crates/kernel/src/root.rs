@@ -30,16 +30,7 @@ pub trait Files: Send + Sync {
     /// The beginnings of files that are memory of programs: of the first one, and of those that
     /// follow as far as no program lets its readers wait.
     fn read_starts(&self, paths: &[String], most: usize) -> Vec<Start> {
-        let read = |path: &str| {
-            let mut bytes = self.read(path)?.into_bytes();
-            bytes.truncate(most);
-            Ok(bytes)
-        };
-        let one = |path: &String| Start {
-            bytes: read(path),
-            waited: Duration::ZERO,
-        };
-        paths.iter().map(one).collect()
+        reader::one_by_one(paths, most, |path| self.read(path))
     }
     /// One `write(2)` of the text, as `echo` would send it. A newline is added where there is none.
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
@@ -426,20 +417,10 @@ impl Files for Kernel {
     }
 
     fn read_starts(&self, paths: &[String], most: usize) -> Vec<Start> {
-        if self.is_live() {
-            return reader::by_child(paths, most);
+        match self.is_live() {
+            true => reader::by_child(paths, most),
+            false => reader::one_by_one(paths, most, |path| self.read(path)),
         }
-        let read = |path: &str| {
-            let mut bytes = Vec::new();
-            let file = fs::File::open(self.path(path))?;
-            file.take(most as u64).read_to_end(&mut bytes)?;
-            Ok(bytes)
-        };
-        let one = |path: &String| Start {
-            bytes: read(path),
-            waited: Duration::ZERO,
-        };
-        paths.iter().map(one).collect()
     }
 
     fn link(&self, path: &str) -> io::Result<String> {

@@ -224,7 +224,7 @@ fn what_an_heir_has_locked_within_its_limit_stays() {
 }
 
 #[test]
-fn who_shares_locked_memory_unlocks_it_after_the_first_has_ended() {
+fn who_shares_memory_unlocks_it_after_the_first_has_ended() {
     let Some(mut program) = Program::start(SHARES) else {
         return;
     };
@@ -242,7 +242,7 @@ fn who_shares_locked_memory_unlocks_it_after_the_first_has_ended() {
 }
 
 #[test]
-fn a_limit_that_was_lifted_for_nothing_goes_from_the_children_born_meanwhile() {
+fn a_limit_lifted_for_nothing_goes_from_children_born_since() {
     for keeps in ["True", "False"] {
         let Some(program) = Program::start(&FORKS.replace("KEEPS", keeps)) else {
             return;
