@@ -105,9 +105,10 @@ pub fn run(args: &Ways) -> Result {
         status = Some(child.wait().map_err(failed)?);
     }
     eprintln!(
-        "quell: {} samples in {:.1} s, {:.2} ms of CPU time each",
+        "quell: {} samples in {:.1} s, at most {:.3} s apart, {:.2} ms of CPU time each",
         sampling.samples,
         end.as_secs_f64(),
+        sampling.apart.as_secs_f64(),
         spent()?.since(before).0 as f64 / 1e6 / sampling.samples.max(1) as f64
     );
     if sampling.switches.is_some() {

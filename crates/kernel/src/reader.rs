@@ -72,7 +72,7 @@ pub struct Start {
     /// The beginning of the file. ETIMEDOUT where a program lets its reader wait for longer than
     /// 0.1 s, EAGAIN where there is no reader.
     pub bytes: io::Result<Vec<u8>>,
-    /// How long the reader waited for the program. What it waited for a CPU is not in it.
+    /// How long the reader waited for the program. Zero where it waited for a CPU alone.
     pub waited: Duration,
 }
 

@@ -30,6 +30,10 @@ pub struct Sampling {
     /// The last sample.
     pub last: Snapshot,
     pub samples: u64,
+    /// The longest time between the beginnings of two samples.
+    pub apart: Nanos,
+    /// When the last sample began.
+    sampled: Option<Nanos>,
     /// How many runs of threads are kept, and how many records are missing.
     pub runs: usize,
     pub lost: u64,
@@ -65,6 +69,8 @@ impl Sampling {
             told: Vec::new(),
             last: Snapshot::default(),
             samples: 0,
+            apart: Nanos(0),
+            sampled: None,
             runs: 0,
             lost: 0,
             caches: None,
@@ -81,6 +87,8 @@ impl Sampling {
     pub fn sample(&mut self, files: &Kernel) -> Result<()> {
         let taken = self.switches.as_mut().map(Switches::take);
         let at = self.now();
+        let before = self.sampled.replace(at).unwrap_or(at);
+        self.apart = self.apart.max(at.since(before));
         let seen = self.looker.sample(files, taken.as_ref());
         let seen = seen.map_err(failed)?;
         let caches = self.looker.caches();

@@ -109,14 +109,13 @@ fn changes(out: &Path, scene: &str) -> Vec<(f64, Value)> {
     text.lines().filter_map(change).collect()
 }
 
-/// The mean time between two samples, as `quell ways` says: `N samples in S s`.
+/// The longest time between two samples, as `quell ways` says: `at most S s apart`.
 fn spacing(out: &Path, scene: &str) -> f64 {
     let log = fs::read_to_string(out.join(format!("{scene}.log"))).unwrap();
     let words: Vec<&str> = log.split_whitespace().collect();
-    let at = words.iter().position(|w| *w == "samples").unwrap();
-    let samples: f64 = words[at - 1].parse().unwrap();
-    let seconds: f64 = words[at + 2].parse().unwrap();
-    (seconds / samples).max(SAMPLE_S)
+    let at = words.iter().position(|w| *w == "apart,").unwrap();
+    let apart: f64 = words[at - 2].parse().unwrap();
+    apart.max(SAMPLE_S)
 }
 
 /// When each step was seen, in order.
