@@ -233,6 +233,19 @@ impl Cgroups {
     }
 }
 
+/// The mount point and all cgroups from it down to `dir`, the highest first.
+#[must_use]
+pub fn chain(mount: &str, dir: &str) -> Vec<String> {
+    let mut at = mount.to_owned();
+    let mut all = vec![at.clone()];
+    let below = dir.strip_prefix(mount).unwrap_or_default();
+    for part in below.split('/').filter(|part| !part.is_empty()) {
+        at = format!("{at}/{part}");
+        all.push(at.clone());
+    }
+    all
+}
+
 /// The CPUs that tasks of a cgroup may really use. `None` where no file says so.
 ///
 /// # Errors
@@ -456,6 +469,12 @@ mod tests {
         }
         let kernel = Kernel::at(root);
         (dir, kernel)
+    }
+
+    #[test]
+    fn a_chain_begins_at_the_mount_point() {
+        assert_eq!(chain("/m", "/m/a/b"), ["/m", "/m/a", "/m/a/b"]);
+        assert_eq!(chain("/m", "/m"), ["/m"]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use quell_types::units::{Bytes, Rate, Share};
 use quell_types::witness::Amount;
 
-use crate::cgroup::{Hierarchy, Version};
+use crate::cgroup::{Hierarchy, Version, chain};
 use crate::memory::{self, Memory};
 use crate::root::Files;
 
@@ -22,19 +22,6 @@ pub struct Limit {
     pub value: String,
     /// What the tasks of the cgroup get together, at most.
     pub gets: Amount,
-}
-
-/// The mount point and all cgroups from it down to `dir`, the highest first.
-#[must_use]
-pub fn chain(mount: &str, dir: &str) -> Vec<String> {
-    let mut at = mount.to_owned();
-    let mut all = vec![at.clone()];
-    let below = dir.strip_prefix(mount).unwrap_or_default();
-    for part in below.split('/').filter(|part| !part.is_empty()) {
-        at = format!("{at}/{part}");
-        all.push(at.clone());
-    }
-    all
 }
 
 /// The limits of a cgroup in one hierarchy, and of those above it, the highest first. What cannot
@@ -187,12 +174,6 @@ mod tests {
         let found = limits(&Kernel::at(root.path()), &hierarchy, dir);
         let each = found.into_iter().map(|limit| (limit.file, limit.gets));
         each.collect()
-    }
-
-    #[test]
-    fn a_chain_begins_at_the_mount_point() {
-        assert_eq!(chain("/m", "/m/a/b"), ["/m", "/m/a", "/m/a/b"]);
-        assert_eq!(chain("/m", "/m"), ["/m"]);
     }
 
     #[test]

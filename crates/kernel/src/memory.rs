@@ -11,9 +11,10 @@
 
 use quell_types::units::Bytes;
 
-use crate::cgroup::{Cgroups, Controller, Hierarchy, Version};
+use crate::cgroup::{self, Cgroups, Controller, Hierarchy, Version};
 use crate::error::{Error, Result};
 use crate::root::Files;
+use crate::vm;
 
 /// The memory of a cgroup and of everything below it (`memory.stat`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -193,15 +194,7 @@ impl Memory {
 
     /// The cgroup and its ancestors below the root, the highest first.
     pub fn chain(&self) -> Vec<String> {
-        let below = self.dir.strip_prefix(&self.mount).unwrap_or_default();
-        let mut dir = self.mount.clone();
-        let parts = below.split('/').filter(|part| !part.is_empty());
-        parts
-            .map(|part| {
-                dir = format!("{dir}/{part}");
-                dir.clone()
-            })
-            .collect()
+        cgroup::chain(&self.mount, &self.dir).split_off(1)
     }
 }
 
@@ -240,7 +233,8 @@ pub fn left(files: &dyn Files) -> Result<Option<(String, Bytes)>> {
         return Ok(None);
     };
     let mut least: Option<(String, Bytes)> = None;
-    for dir in Memory::of(hierarchy, &hierarchy.own_dir()).chain() {
+    // In a container the uppermost cgroup that it sees is its own, with its limit.
+    for dir in cgroup::chain(&hierarchy.mount, &hierarchy.own_dir()) {
         let memory = Memory::of(hierarchy, &dir);
         let (limit, usage) = (memory.limit(files)?, memory.usage());
         let used = files.parsed::<u64>(&usage, "a number of bytes")?;
@@ -258,6 +252,17 @@ pub fn left(files: &dyn Files) -> Result<Option<(String, Bytes)>> {
     Ok(least)
 }
 
+/// Memory that this process can take without swapping and within the limits of its cgroups. `None`
+/// where the kernel does not tell.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Malformed`].
+pub fn available(files: &dyn Files) -> Result<Option<Bytes>> {
+    let machine = vm::memory(files)?.map(|memory| memory.available);
+    let cgroups = left(files)?.map(|(_, left)| left);
+    Ok(machine.into_iter().chain(cgroups).min())
+}
+
 /// Whether the memory controller's files exist. A v2 cgroup has them only where its parent enables
 /// the controller.
 #[must_use]
@@ -268,6 +273,7 @@ pub fn has(files: &dyn Files, memory: &Memory) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::root::Kernel;
 
     fn memory(version: Version) -> Memory {
         Memory {
@@ -309,5 +315,37 @@ mod tests {
         assert_eq!(amount("/x", "max").unwrap(), None);
         assert!(amount("/x", "lots").is_err());
         assert_eq!(written(Version::V1, None), "-1");
+    }
+
+    /// In a container whose cgroup is the root that it sees.
+    #[test]
+    fn what_is_available_is_within_the_limits_of_cgroups() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write(
+            "proc/meminfo",
+            "MemTotal: 9 kB\nMemFree: 2 kB\nMemAvailable: 8 kB\n",
+        );
+        write(
+            "proc/self/mountinfo",
+            "41 31 0:38 / /c rw - cgroup2 cgroup2 rw\n",
+        );
+        write("proc/self/cgroup", "0::/\n");
+        write("c/cgroup.controllers", "memory\n");
+        let found = || available(&Kernel::at(root.path())).unwrap();
+        assert_eq!(found(), Some(Bytes(8 << 10)));
+        write("c/memory.max", "4096\n");
+        write("c/memory.current", "3000\n");
+        write(
+            "c/memory.stat",
+            "anon 2000\nfile 1000\nshmem 0\nfile_mapped 0\ninactive_file 600\nactive_file 300\nunevictable 0\n",
+        );
+        assert_eq!(found(), Some(Bytes(4096 - 3000 + 900)));
+        write("c/memory.max", "1000000\n");
+        assert_eq!(found(), Some(Bytes(8 << 10)));
     }
 }

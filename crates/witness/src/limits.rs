@@ -1,7 +1,6 @@
 //! Limits on a group's cgroups and on those above them: quotas of CPU time, limits of memory.
 
-use quell_kernel::cgroup::Version;
-use quell_kernel::cgroup_limits::chain;
+use quell_kernel::cgroup::{Version, chain};
 use quell_kernel::memory::{self, Memory};
 use quell_kernel::root::Files;
 use quell_types::units::{Bytes, Share};

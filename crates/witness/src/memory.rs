@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use quell_kernel::cgroup_limits::chain;
+use quell_kernel::cgroup::chain;
 use quell_kernel::root::{Access, Files};
 use quell_kernel::{page_cache, paging, psi, vm};
 use quell_types::units::{Bytes, Nanos, Share};

@@ -1,6 +1,6 @@
 //! The weight that a group's CPU time has next to others, as the kernel's files say now.
 
-use quell_kernel::cgroup_limits::chain;
+use quell_kernel::cgroup::chain;
 use quell_kernel::root::Files;
 use quell_types::options::CpuWeight;
 

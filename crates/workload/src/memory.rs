@@ -118,7 +118,8 @@ impl Buffer {
     /// When more is asked for than the machine has available, or the kernel refuses.
     pub fn new(size: Bytes, pages: Pages) -> Result<Self, Error> {
         let what = format!("taking a buffer of {size}");
-        if let Some(available) = procfs::available_memory()?
+        // Not what its cgroup's limit leaves: to take more than that is what some are there for.
+        if let Some(available) = vm::memory(&procfs::live())?.map(|memory| memory.available)
             && size.0 > available.0 / 8 * 7
         {
             return Err(Error::refused(

@@ -1,7 +1,7 @@
 //! What the generators read of the kernel's files, through the readers of `quell-kernel`.
 
 use quell_kernel::root::Kernel;
-use quell_kernel::{procfs, topology, vm};
+use quell_kernel::{memory, procfs, topology};
 use quell_record::events::CpuTimes;
 use quell_types::cpuset::CpuSet;
 use quell_types::units::Bytes;
@@ -13,12 +13,12 @@ pub(crate) fn live() -> Kernel {
     Kernel::at("/")
 }
 
-/// Memory that the kernel believes can be taken without swapping (`MemAvailable`).
+/// Memory that can be taken without swapping and within the limits of this process's cgroups.
 ///
 /// # Errors
-/// When the file cannot be read, or the line is malformed.
+/// When a file cannot be read, or a line is malformed.
 pub(crate) fn available_memory() -> Result<Option<Bytes>, Error> {
-    Ok(vm::memory(&live())?.map(|memory| memory.available))
+    Ok(memory::available(&live())?)
 }
 
 /// The time of every CPU. Empty without `/proc/stat`.

@@ -11,14 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use quell_kernel::root::{Files, Kernel};
-use quell_kernel::vm;
+use quell_kernel::memory;
+use quell_kernel::root::Kernel;
 use quell_plan::inventory::{Availability, Inventory};
 use quell_record::demo::{DEMO_SCHEMA, DemoResult, Found, LeftOut, Resource, rank};
 use quell_report::{DemoStory, demo_html, demo_line, demo_text};
 use quell_types::calendar;
 use quell_types::mechanism::Mechanism;
-use quell_types::units::Bytes;
 
 use crate::exit::{Exit, Result, failed};
 use crate::machine;
@@ -137,12 +136,6 @@ fn keep(dir: &Path, result: &DemoResult, root: bool) -> Option<PathBuf> {
     }
 }
 
-/// Memory that is free or can be freed; `None`: the kernel does not tell.
-fn available(files: &dyn Files) -> Option<Bytes> {
-    let text = files.read(vm::MEMINFO).ok()?;
-    vm::meminfo(&text).ok().map(|m| m.available)
-}
-
 /// Whether a record can be written there: tried, since a disk may be full or read-only.
 fn writable(dir: &Path) -> std::io::Result<()> {
     quell_files::folder(dir)?;
@@ -246,7 +239,7 @@ impl<'a> Tour<'a> {
         let facts = Facts {
             root: self.root,
             emulated,
-            available: available(&files),
+            available: memory::available(&files).ok().flatten(),
         };
         for resource in std::mem::take(&mut self.chosen) {
             match fit::left_out(resource, &machine, facts) {
