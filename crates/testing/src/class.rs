@@ -31,6 +31,15 @@ impl Class {
         }
     }
 
+    /// How much nicer its tests are than the program that runs them: what computes leaves the CPUs
+    /// to what changes the machine next to it, and waits for answers.
+    pub fn nicer(self) -> i32 {
+        match self {
+            Self::Pure | Self::Lab => 10,
+            Self::Live | Self::Measured => 0,
+        }
+    }
+
     /// Of a test. The innermost module with the name of a class decides, then the program. Of a
     /// unit test only modules below `tests` count: those above have the name of what they test.
     pub fn of(package: &str, target: &str, test: &str) -> Self {

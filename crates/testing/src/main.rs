@@ -99,6 +99,11 @@ impl Test {
         }
         command
     }
+
+    fn run(&self, soak: bool) -> std::io::Result<Ended> {
+        let longest = Duration::from_secs(if soak { 3 * 3600 } else { 900 });
+        process::run(&mut self.command(soak), self.class.nicer(), longest)
+    }
 }
 
 fn main() -> ExitCode {
@@ -197,12 +202,9 @@ fn is_passed(outcome: &Outcome) -> bool {
 fn alone() -> Result<File, String> {
     let path = std::env::temp_dir().join("quell-test.lock");
     let told = |e: std::io::Error| format!("{}: {e}", path.display());
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(told)?;
+    // It may be another user's: to read it is enough.
+    let made = || File::options().create_new(true).write(true).open(&path);
+    let file = File::open(&path).or_else(|_| made()).map_err(told)?;
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         eprintln!(
             "Another run of the tests holds {}: waiting for its end.",
@@ -263,6 +265,18 @@ fn lab(top: &Path) -> Result<bool, String> {
     Ok(true)
 }
 
+/// Parts of `tests/vm/guest.sh`; in the long run under all kernels.
+fn virtual_machine<const N: usize>(top: &Path, name: &str, soak: bool, parts: [&str; N]) -> Test {
+    let kernels = soak.then_some("--kernels").into_iter();
+    Test {
+        name: name.to_owned(),
+        class: Class::Lab,
+        program: top.join("tests/vm/run.sh"),
+        arguments: kernels.chain(parts).map(str::to_owned).collect(),
+        folder: top.to_owned(),
+    }
+}
+
 /// All tests of the workspace, those of documentation and of `tests/vm`.
 fn tests(top: &Path, cargo: &str, soak: bool) -> std::io::Result<Vec<Test>> {
     let mut all = vec![
@@ -275,13 +289,18 @@ fn tests(top: &Path, cargo: &str, soak: bool) -> std::io::Result<Vec<Test>> {
                 .into(),
             folder: top.to_owned(),
         },
-        Test {
-            name: "vm".to_owned(),
-            class: Class::Lab,
-            program: top.join("tests/vm/run.sh"),
-            arguments: soak.then(|| "all".to_owned()).into_iter().collect(),
-            folder: top.to_owned(),
-        },
+        virtual_machine(
+            top,
+            "vm",
+            soak,
+            ["held", "memory", "nested", "regulated", "disks", "own"],
+        ),
+        virtual_machine(
+            top,
+            "vm::changed",
+            soak,
+            ["short", "reserved", "rights", "hazards", "programs"],
+        ),
     ];
     for program in programs::built(cargo)? {
         let (runs, ignored) = programs::tests(&program)?;
@@ -316,7 +335,6 @@ fn run(tests: Vec<Test>, lists: &Lists, jobs: usize, soak: bool) -> Vec<Done> {
         seconds: lists.seconds.get(&test.name).copied().unwrap_or(0.0),
         test,
     });
-    let longest = Duration::from_secs(if soak { 3 * 3600 } else { 900 });
     let mut schedule = Schedule::new(waiting.collect(), jobs);
     let (send, ended) = mpsc::channel();
     let (mut ran, mut again) = (Vec::new(), Vec::new());
@@ -324,7 +342,7 @@ fn run(tests: Vec<Test>, lists: &Lists, jobs: usize, soak: bool) -> Vec<Done> {
         while let Some(next) = schedule.begin() {
             let (send, test) = (send.clone(), next.test);
             std::thread::spawn(move || {
-                let ended = process::run(&mut test.command(soak), longest);
+                let ended = test.run(soak);
                 // The receiver outlives all tests.
                 let _ = send.send((test, ended));
             });
@@ -341,7 +359,7 @@ fn run(tests: Vec<Test>, lists: &Lists, jobs: usize, soak: bool) -> Vec<Done> {
     }
     for (test, at) in again {
         println!("again, alone: {}", test.name);
-        let done = told(&test, process::run(&mut test.command(soak), longest), true);
+        let done = told(&test, test.run(soak), true);
         if done.outcome != Outcome::Failed {
             ran[at].outcome = Outcome::Flaky;
         }

@@ -28,9 +28,9 @@ pub struct Ended {
     pub cpu: Duration,
 }
 
-/// Runs a command to its end. What is left of its process group afterwards is killed. Its output is
-/// kept in memory: a full disk hides nothing.
-pub fn run(command: &mut Command, longest: Duration) -> Result<Ended> {
+/// Runs a command to its end, so much nicer than this process. What is left of its process group
+/// afterwards is killed. Its output is kept in memory: a full disk hides nothing.
+pub fn run(command: &mut Command, nicer: i32, longest: Duration) -> Result<Ended> {
     let output = memory("output")?;
     let skips = memory("skips")?;
     // The test opens this process's file: a number that it inherits would pass on to its programs.
@@ -45,9 +45,14 @@ pub fn run(command: &mut Command, longest: Duration) -> Result<Ended> {
         .stdout(output.try_clone()?)
         .stderr(output.try_clone()?)
         .process_group(0);
-    // SAFETY: one system call between fork and exec. The thread that starts a test waits for it.
+    // SAFETY: system calls alone between fork and exec. The thread that starts a test waits for it.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
+            rustix::process::nice(nicer)?;
+            // A shell ignores them for what it starts in the background, and its children inherit that.
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
             let killed = Some(Signal::KILL);
             rustix::process::set_parent_process_death_signal(killed).map_err(Into::into)
         });
@@ -121,10 +126,17 @@ mod tests {
     use super::*;
 
     fn shell(script: &str, longest: Duration) -> Ended {
-        run(Command::new("sh").args(["-c", script]), longest).unwrap()
+        run(Command::new("sh").args(["-c", script]), 0, longest).unwrap()
     }
 
     const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn it_is_as_much_nicer_as_asked() {
+        let own = rustix::process::getpriority_process(None).unwrap();
+        let done = run(&mut Command::new("nice"), 3, Duration::from_secs(9)).unwrap();
+        assert_eq!(done.output.trim(), (own + 3).min(19).to_string());
+    }
 
     #[test]
     fn output_and_skips_of_a_process_are_kept_apart() {

@@ -14,7 +14,8 @@ pub struct Waiting<T> {
 }
 
 /// The tests that wait and those that run. The longest begins first. Tests that change the machine
-/// run one at a time. Those that measure it come last, each alone.
+/// run one at a time. They wait more than they compute, so they are no job. Tests that measure come
+/// last, each alone.
 #[derive(Debug)]
 pub struct Schedule<T> {
     /// The shortest first.
@@ -24,7 +25,7 @@ pub struct Schedule<T> {
 }
 
 impl<T> Schedule<T> {
-    /// For so many tests at a time.
+    /// For so many tests at a time, next to one that changes the machine.
     pub fn new(mut waiting: Vec<Waiting<T>>, jobs: usize) -> Self {
         waiting.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         Self {
@@ -56,7 +57,7 @@ impl<T> Schedule<T> {
     }
 
     fn next(&self) -> Option<usize> {
-        if self.running.len() >= self.jobs || self.running.contains(&Class::Measured) {
+        if self.running.contains(&Class::Measured) {
             return None;
         }
         let longest = |may: &dyn Fn(Class) -> bool| self.waiting.iter().rposition(|t| may(t.class));
@@ -65,6 +66,10 @@ impl<T> Schedule<T> {
             && let Some(at) = longest(&|class| class == Class::Live)
         {
             return Some(at);
+        }
+        let jobs = self.running.iter().filter(|class| **class != Class::Live);
+        if jobs.count() >= self.jobs {
+            return None;
         }
         let beside = longest(&|class| matches!(class, Class::Pure | Class::Lab));
         if beside.is_some() || !self.running.is_empty() {
@@ -110,8 +115,13 @@ mod tests {
     #[test]
     fn live_tests_run_one_at_a_time_from_the_beginning() {
         let mut all = schedule(
-            3,
-            &[(Class::Live, 1.0), (Class::Live, 2.0), (Class::Lab, 9.0)],
+            1,
+            &[
+                (Class::Live, 1.0),
+                (Class::Live, 2.0),
+                (Class::Lab, 9.0),
+                (Class::Pure, 1.0),
+            ],
         );
         assert_eq!(begun(&mut all), Some((Class::Live, 2.0)));
         assert_eq!(begun(&mut all), Some((Class::Lab, 9.0)));

@@ -119,8 +119,8 @@ fn minutes(text: &mut String, all: &[Done]) {
     line(text, format_args!("\n{head}"));
     for class in Class::ALL {
         let of: Vec<&Done> = all.iter().filter(|done| done.class == class).collect();
-        let wall: f64 = of.iter().map(|done| done.wall).sum();
-        let cpu: f64 = of.iter().map(|done| done.cpu).sum();
+        let wall = of.iter().fold(0.0, |sum, done| sum + done.wall);
+        let cpu = of.iter().fold(0.0, |sum, done| sum + done.cpu);
         let (name, count) = (class.name(), of.len());
         line(
             text,
