@@ -101,7 +101,7 @@ fn what_6_12_locks_stays_and_is_let_go() {
     };
     let (locked, ordinary) = (number("locked "), number("ordinary "));
     assert!(
-        locked < 0.02,
+        locked < 0.1,
         "{locked} misses per locked line beside the sweep"
     );
     assert!(
