@@ -81,7 +81,7 @@ soak: deps build
 
 # cgroup v2, with remote partitions and without, in a virtual machine.
 vm:
-	CARGO="$(CARGO)" tests/vm/run.sh all
+	CARGO="$(CARGO)" tests/vm/run.sh --kernels
 
 # Speed, as a page for docs/results/.
 bench: build

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The checks of tests/vm/run.sh, as root in a virtual machine with cgroup v2 alone.
+# The checks of tests/vm/run.sh, as root in a virtual machine with cgroup v2 alone: the parts that are named, or all.
 # One line per check, `-- N passed, N failed, N skipped` at the end; 0 where none failed. What is observed is read from the
 # kernel's own files, never from Quell. Nothing here judges a time or a rate: an emulated machine has none of its own.
 
@@ -118,90 +118,45 @@ POLICY
 printf '#!/bin/sh\ntouch /tmp/held\nwhile :; do sleep 1; done\n' >/bin/mark
 chmod +x /bin/mark
 
-# --- The checks ----------------------------------------------------------------------------------------------------
+# --- What each part begins with, and leaves ----------------------------------------------------------------------
 
 # Remote partitions came with 6.7, and with them cpuset.cpus.exclusive.
 partitions=no
 case "$(uname -r)" in [1-5].* | 6.[0-6].*) ;; *) partitions=yes ;; esac
 QUOTA='limit.cpu-time = "40%"'
 
-quell doctor >/tmp/doctor 2>&1
-if [ $partitions = yes ]; then holds "doctor names v2 partitions" grep -q 'v2 cpuset partition' /tmp/doctor
-else holds "doctor names v2 cpusets, all other cpusets narrowed" grep -q 'v2 cpuset, all other cpusets narrowed' /tmp/doctor; fi
-
-mkdir $CG/batch
-start sleep 1000; victim=$started
-start sleep 1000; inplace=$started
-busy; noise=$started
-before
-policy /tmp/p.toml "{ pid = $noise }" "$QUOTA"
-hold /tmp/p.toml
-if [ $partitions = yes ]; then
-    same "the critical group is a valid partition" "$(cat $SLICE/critical/cpuset.cpus.partition)" root
-    same "the root's effective CPUs leave its CPU out" "$(cat $CG/cpuset.cpus.effective)" "0-$((last - 1))"
-else
-    same "without remote partitions, everybody else is in rest" "$(home 1)" /quell.slice/rest
-fi
-same "the critical task is in its cgroup" "$(home "$victim")" /quell.slice/critical
-same "the critical task has its CPU" "$(allowed "$victim")" "$last"
-same "everybody else does not, nor its sibling" "$(allowed 1)" "$others"
-same "cpuset.mems is set" "$(cat $SLICE/critical/cpuset.mems)" 0
-same "a best-effort group is idle, and so is its slice" "$(cat $LOW/batch/cpu.idle) $(cat $LOW/cpu.idle)" "1 1"
-same "cpu.max has the quota" "$(cat $LOW/batch/cpu.max)" "40000 100000"
-same "the limited task is in its cgroup" "$(home "$noise")" /quell-best-effort.slice/batch
-holds "the kernel throttles it" within 20 eval "[ \$(stat_of $LOW/batch nr_throttled) -gt 0 ]"
-holds "and it runs" runs "$noise"
-let_go TERM
-holds "nothing is called somebody else's change" not grep -q "somebody else" /tmp/quell.out
-holds "the watchdog is not needed" not grep -q "watchdog:" /tmp/quell.out
-restored "SIGTERM: everything is as before, subtree_control included"
-
-hold /tmp/p.toml
-let_go KILL
-holds "SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
-sweep
-restored "SIGKILL: everything is as before, subtree_control included"
-
-hold /tmp/p.toml
-kill -STOP "$quell"
-kill -9 $(watchdog)
-let_go KILL
-holds "both killed: nobody has undone it" [ -d $SLICE ]
-quell status >/tmp/quell.out 2>&1
-same "both killed: status says so" "$?" 3
-holds "both killed: restore succeeds" quell restore >/tmp/quell.out 2>&1
-sweep
-restored "both killed: restore suffices"
-
-# What ends or freezes the cgroup of the main process does not reach its watchdog.
-mkdir $CG/cell
-before
-hold /tmp/p.toml /cell
-same "the main process is where it was started" "$(home "$quell")" /cell
-echo 1 >$CG/cell/cgroup.kill
-wait "$quell" 2>/dev/null
-holds "cgroup.kill: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
-sweep
-restored "cgroup.kill: everything is as before"
-rmdir $CG/cell
-
-echo "$inplace" >$CG/batch/cgroup.procs
-before
-policy /tmp/p.toml '{ cgroup = "/batch" }' "$QUOTA"
-hold /tmp/p.toml
-same "a group selected by cgroup stays there" "$(home "$inplace")" /batch
-same "in place: cpu.max" "$(cat $CG/batch/cpu.max)" "40000 100000"
-same "in place: cpuset.cpus" "$(cat $CG/batch/cpuset.cpus)" "$others"
-let_go TERM
-same "it was never emptied" "$(home "$inplace")" /batch
-restored "in place: everything is as before"
-
-# What comes now needs no busy program: it would take a CPU of the host.
-kill -STOP "$noise"
-# Memory: what is kept, locked, limited and steered; the batch group in place, the third in a cgroup of ours.
-dd if=/dev/zero of=/tmp/weights bs=1M count=3 2>/dev/null
-before
-cat >/tmp/m.toml <<POLICY
+# A critical program, one in a cgroup of its owner, and a busy one.
+begin() {
+    mkdir $CG/batch
+    start sleep 1000; victim=$started
+    start sleep 1000; inplace=$started
+    echo "$inplace" >$CG/batch/cgroup.procs
+    busy; noise=$started
+}
+finish() {
+    done_with_all
+    for dir in user.slice/x user.slice batch; do [ ! -d $CG/$dir ] || within 20 rmdir $CG/$dir; done
+    for controller in cpu cpuset io; do echo "-$controller" >$CG/cgroup.subtree_control; done
+}
+# Controllers enabled by somebody else, and a cgroup below the root to start Quell from.
+as_under_systemd() {
+    echo "+cpu +cpuset" >$CG/cgroup.subtree_control
+    mkdir -p $CG/user.slice/x
+}
+# Rates, as if they had been measured: what an emulated machine reaches is no rate of its own.
+measured() {
+    mkdir -p /var/lib/quell
+    {
+        echo '{"schema":"quell.measured/1",'
+        quell doctor --json | sed -n '/^  "identity": {/,/^  }/p'
+        echo "\"cpus\":\"0-$last\","'"measured":{"peak-cpu":"1GB/s","peak-operation":"read","by-operation":{"read":"1GB/s"},'
+        echo '"sustainable":"2GB/s","cpus":'$((last + 1))',"at-unix-s":0}}'
+    } >/var/lib/quell/measured.json
+}
+# What is kept, locked, limited and steered; the batch group in place, the third in a cgroup of ours.
+memory_policy() {
+    dd if=/dev/zero of=/tmp/weights bs=1M count=3 2>/dev/null
+    cat >/tmp/m.toml <<POLICY
 quell = 1
 [group.critical]
 role = "critical"
@@ -221,34 +176,242 @@ command = ["/bin/mark"]
 limit.memory = "64MiB"
 [pressure]
 POLICY
-keeper() { grep -al '_[_]keep' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3; }
-hold /tmp/m.toml
-same "memory: kept of the group" "$(cat $SLICE/critical/memory.min)" $((16 << 20))
-same "memory: and of all above" "$(cat $SLICE/memory.min)" $((16 << 20))
-same "memory: the critical task is immune" "$(cat "/proc/$victim/oom_score_adj")" -1000
-same "memory: who may not be killed is slowed down" "$(cat $LOW/mark/memory.high)" $((64 << 20))
-same "memory: a file is locked" "$(sed -n 's/^VmLck:[[:space:]]*//p' "/proc/$(keeper)/status")" "3072 kB"
-same "memory: by a process of the group" "$(home "$(keeper)")" /quell.slice/critical
-holds "memory: the group in place has the controller's files" [ -e $CG/batch/memory.high ]
-let_go TERM
-holds "memory: nothing is called somebody else's change" not grep -q "somebody else" /tmp/quell.out
-restored "memory, SIGTERM: everything is as before"
-hold /tmp/m.toml
-let_go KILL
-holds "memory, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
-holds "memory, SIGKILL: nobody keeps the file any more" within 10 eval '[ -z "$(keeper)" ]'
-sweep
-restored "memory, SIGKILL: everything is as before"
+}
+# A group that stays in its own cgroup is braked there where the policy insists: by threaded children.
+in_its_own_cgroup() {
+    as_under_systemd
+    policy /tmp/o.toml '{ cgroup = "/batch" }' 'cpus = "1"
+limit.bandwidth = "20%"' '[mechanisms]
+bandwidth = "regulator"
+[regulator]
+period = "20ms"'
+    echo "$noise" >$CG/batch/cgroup.procs
+}
 
-# Memory that is short, below a limit of somebody else's: whoever takes it multiplies, goes and comes again, and Quell lacks rights.
-echo "+memory +pids" >$CG/cgroup.subtree_control
-mkdir $CG/nest
-echo "+memory +pids" >$CG/nest/cgroup.subtree_control
-mkdir $CG/nest/app $CG/nest/hog
-echo $((64 << 20)) >$CG/nest/memory.high
-echo 100 >$CG/nest/hog/pids.max
-before
-cat >/tmp/e.toml <<POLICY
+# --- The parts ------------------------------------------------------------------------------------------------------
+
+part_held() {
+    quell doctor >/tmp/doctor 2>&1
+    if [ $partitions = yes ]; then holds "doctor names v2 partitions" grep -q 'v2 cpuset partition' /tmp/doctor
+    else holds "doctor names v2 cpusets, all other cpusets narrowed" grep -q 'v2 cpuset, all other cpusets narrowed' /tmp/doctor; fi
+    before
+    policy /tmp/p.toml "{ pid = $noise }" "$QUOTA"
+    hold /tmp/p.toml
+    if [ $partitions = yes ]; then
+        same "the critical group is a valid partition" "$(cat $SLICE/critical/cpuset.cpus.partition)" root
+        same "the root's effective CPUs leave its CPU out" "$(cat $CG/cpuset.cpus.effective)" "0-$((last - 1))"
+    else
+        same "without remote partitions, everybody else is in rest" "$(home 1)" /quell.slice/rest
+    fi
+    same "the critical task is in its cgroup" "$(home "$victim")" /quell.slice/critical
+    same "the critical task has its CPU" "$(allowed "$victim")" "$last"
+    same "everybody else does not, nor its sibling" "$(allowed 1)" "$others"
+    same "cpuset.mems is set" "$(cat $SLICE/critical/cpuset.mems)" 0
+    same "a best-effort group is idle, and so is its slice" "$(cat $LOW/batch/cpu.idle) $(cat $LOW/cpu.idle)" "1 1"
+    same "cpu.max has the quota" "$(cat $LOW/batch/cpu.max)" "40000 100000"
+    same "the limited task is in its cgroup" "$(home "$noise")" /quell-best-effort.slice/batch
+    holds "the kernel throttles it" within 20 eval "[ \$(stat_of $LOW/batch nr_throttled) -gt 0 ]"
+    holds "and it runs" runs "$noise"
+    let_go TERM
+    holds "nothing is called somebody else's change" not grep -q "somebody else" /tmp/quell.out
+    holds "the watchdog is not needed" not grep -q "watchdog:" /tmp/quell.out
+    restored "SIGTERM: everything is as before, subtree_control included"
+
+    hold /tmp/p.toml
+    let_go KILL
+    holds "SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
+    sweep
+    restored "SIGKILL: everything is as before, subtree_control included"
+
+    hold /tmp/p.toml
+    kill -STOP "$quell"
+    kill -9 $(watchdog)
+    let_go KILL
+    holds "both killed: nobody has undone it" [ -d $SLICE ]
+    quell status >/tmp/quell.out 2>&1
+    same "both killed: status says so" "$?" 3
+    holds "both killed: restore succeeds" quell restore >/tmp/quell.out 2>&1
+    sweep
+    restored "both killed: restore suffices"
+
+    # What ends or freezes the cgroup of the main process does not reach its watchdog.
+    mkdir $CG/cell
+    before
+    hold /tmp/p.toml /cell
+    same "the main process is where it was started" "$(home "$quell")" /cell
+    echo 1 >$CG/cell/cgroup.kill
+    wait "$quell" 2>/dev/null
+    holds "cgroup.kill: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
+    sweep
+    restored "cgroup.kill: everything is as before"
+    rmdir $CG/cell
+
+    before
+    policy /tmp/p.toml '{ cgroup = "/batch" }' "$QUOTA"
+    hold /tmp/p.toml
+    same "a group selected by cgroup stays there" "$(home "$inplace")" /batch
+    same "in place: cpu.max" "$(cat $CG/batch/cpu.max)" "40000 100000"
+    same "in place: cpuset.cpus" "$(cat $CG/batch/cpuset.cpus)" "$others"
+    let_go TERM
+    same "it was never emptied" "$(home "$inplace")" /batch
+    restored "in place: everything is as before"
+}
+
+part_memory() {
+    # A busy program would take a CPU of the host.
+    kill -STOP "$noise"
+    memory_policy
+    before
+    keeper() { grep -al '_[_]keep' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3; }
+    hold /tmp/m.toml
+    same "memory: kept of the group" "$(cat $SLICE/critical/memory.min)" $((16 << 20))
+    same "memory: and of all above" "$(cat $SLICE/memory.min)" $((16 << 20))
+    same "memory: the critical task is immune" "$(cat "/proc/$victim/oom_score_adj")" -1000
+    same "memory: who may not be killed is slowed down" "$(cat $LOW/mark/memory.high)" $((64 << 20))
+    same "memory: a file is locked" "$(sed -n 's/^VmLck:[[:space:]]*//p' "/proc/$(keeper)/status")" "3072 kB"
+    same "memory: by a process of the group" "$(home "$(keeper)")" /quell.slice/critical
+    holds "memory: the group in place has the controller's files" [ -e $CG/batch/memory.high ]
+    let_go TERM
+    holds "memory: nothing is called somebody else's change" not grep -q "somebody else" /tmp/quell.out
+    restored "memory, SIGTERM: everything is as before"
+    hold /tmp/m.toml
+    let_go KILL
+    holds "memory, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
+    holds "memory, SIGKILL: nobody keeps the file any more" within 10 eval '[ -z "$(keeper)" ]'
+    sweep
+    restored "memory, SIGKILL: everything is as before"
+}
+
+part_nested() {
+    # As under systemd: controllers enabled by somebody else, Quell started from a cgroup below the root.
+    as_under_systemd
+    before
+    policy /tmp/p.toml "{ pid = $noise }" "$QUOTA"
+    hold /tmp/p.toml /user.slice/x
+    same "from below the root: the critical task has its CPU" "$(allowed "$victim")" "$last"
+    let_go TERM
+    restored "from below the root: everything is as before"
+}
+
+part_regulated() {
+    as_under_systemd
+    measured
+    # A regulated CPU is taken away. The rest is kept off the group's CPUs, and with it the session that Quell was started
+    # from: its brakes have to get there all the same.
+    policy /tmp/r.toml "{ pid = $noise }" 'cpus = "1-2"
+    limit.bandwidth = "30%"' '[rest]
+    cpus = "0"
+    [mechanisms]
+    bandwidth = "regulator"
+    [regulator]
+    period = "20ms"'
+    before
+    hold /tmp/r.toml /user.slice/x
+    quell status >/tmp/status 2>&1
+    status=$?
+    same "regulated: status says it holds" "$status" 0
+    [ "$status" = 0 ] || tell
+    holds "regulated: the limited task is throttled" \
+        within 20 eval 'quell status | grep -q "CPU 2 .*throttled [1-9]\|CPU 1 .*throttled [1-9]"'
+    same "regulated: everybody else is kept off" "$(allowed 1)" 0
+    same "regulated: its tasks run only while no brake does" \
+        "$(home "$noise") $(cat $LOW/batch/work/cpu.idle) $(cat $LOW/batch/stop/cpu.weight)" "/quell-best-effort.slice/batch/work 1 10000"
+    same "regulated: a brake for each CPU" "$(wc -l <$LOW/batch/stop/cgroup.procs)" 2
+    # Emulated: only that it is held back, and that what else runs there is not, can be told.
+    sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 & beside=$!
+    taskset -p 6 "$beside" >/dev/null 2>&1
+    holds "regulated: another program on its CPUs runs on" runs "$beside"
+    kill -9 "$beside"; wait "$beside" 2>/dev/null
+    echo 0 >/sys/devices/system/cpu/cpu2/online
+    holds "a regulated CPU goes away: it is said, with level none" \
+        within 20 grep -q "at level none: CPU 2 is no longer regulated" /tmp/quell.out
+    quell status >/tmp/status 2>&1
+    same "a regulated CPU goes away: status says it does not hold" "$?" 3
+    same "its brake has ended, the other CPU's has not" "$(cat $(sed 's,.*,/proc/&/comm,' $LOW/batch/stop/cgroup.procs))" quell/1
+    holds "nothing is left stopped" runs "$noise"
+    echo 1 >/sys/devices/system/cpu/cpu2/online
+    holds "the CPU is back: it is regulated again" within 20 grep -q "CPU 2 is regulated again" /tmp/quell.out
+    let_go TERM
+    restored "after the CPU is back: everything is as before"
+}
+
+part_disks() {
+    as_under_systemd
+    # Limits of a disk: in a cgroup of ours, and in one whose owner has limited something else, and something further.
+    disk=$(cat /sys/block/vda/dev)
+    echo +io >$CG/cgroup.subtree_control
+    echo "$disk rbps=3000000 riops=7" >$CG/batch/io.max
+    before
+    for where in "{ pid = $noise }" '{ cgroup = "/batch" }'; do
+        policy /tmp/d.toml "$where" 'limit.disk-write = "1MB/s"
+    limit.disk-read-iops = 50'
+        hold /tmp/d.toml
+        case $where in
+        *pid*) title="disk, own" found=$LOW/batch expected="$disk rbps=max wbps=1000000 riops=50 wiops=max" ;;
+        *) title="disk, in place" found=$CG/batch expected="$disk rbps=3000000 wbps=1000000 riops=7 wiops=max" ;;
+        esac
+        same "$title: io.max" "$(cat $found/io.max)" "$expected"
+        quell status >/tmp/status 2>&1
+        same "$title: status says it holds" "$?" 0
+        let_go TERM
+        restored "$title: everything is as before"
+    done
+    # Weights: where nothing shares the disk by them they are refused, and nothing is changed.
+    policy /tmp/w.toml "{ pid = $noise }"
+    sed -i "/^cpus = \"$last\"/a reserve.disk-weight = 700" /tmp/w.toml
+    quell run /tmp/w.toml >/tmp/quell.out 2>&1
+    same "weight of a disk: refused where nothing shares it so" "$? $(grep -c 'nothing shares the disk vda by weights' /tmp/quell.out)" "2 1"
+    echo "$disk enable=1" >$CG/io.cost.qos
+    before
+    hold /tmp/w.toml
+    same "weight of a disk: the group has it, and its slice" "$(cat $SLICE/io.weight $SLICE/critical/io.weight | tr '\n' ' ')" "default 700 default 700 "
+    let_go KILL
+    holds "weight of a disk, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
+    sweep
+    restored "weight of a disk, SIGKILL: everything is as before"
+    echo "$disk enable=0" >$CG/io.cost.qos
+}
+
+part_own() {
+    in_its_own_cgroup
+    before
+    hold /tmp/o.toml /user.slice/x
+    same "own cgroup: it has threaded children" \
+        "$(cat $CG/batch/cgroup.type), $(cat $CG/batch/work/cgroup.type), $(cat $CG/batch/stop/cgroup.type)" "domain threaded, threaded, threaded"
+    same "own cgroup: its tasks run only while no brake does" \
+        "$(home "$noise") $(home "$inplace") $(cat $CG/batch/work/cpu.idle) $(cat $CG/batch/stop/cpu.weight)" "/batch/work /batch/work 1 10000"
+    same "own cgroup: a brake is next to them" "$(wc -l <$CG/batch/stop/cgroup.threads)" 1
+    quell status >/tmp/status 2>&1
+    same "own cgroup: status says it holds" "$?" 0
+    found=$(shares "$noise")
+    holds "own cgroup: a busy task is held to 20 % of its CPU (found $found)" [ "$found" -ge 5 -a "$found" -le 40 ]
+    sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 & second=$!
+    echo "$second" >$CG/batch/cgroup.procs
+    holds "own cgroup: a program that enters it follows" within 10 eval '[ "$(home "$second")" = /batch/work ]'
+    found=$(shares "$noise" "$second")
+    holds "own cgroup: and is stopped along with it (found $found)" [ "$found" -ge 5 -a "$found" -le 40 ]
+    quell status >/tmp/status 2>&1
+    same "own cgroup: status says it holds still" "$?" 0
+    let_go TERM
+    same "own cgroup: what entered it stays in it" "$(home "$second")" /batch
+    kill -9 "$second"; wait "$second" 2>/dev/null
+    holds "own cgroup: nothing is called another program's change" not grep -q "somebody" /tmp/quell.out
+    same "own cgroup: its children are gone" "$(find $CG/batch -mindepth 1 -type d)" ""
+    same "own cgroup: it is a domain again" "$(cat $CG/batch/cgroup.type)" domain
+    restored "own cgroup: everything is as before, subtree_control included"
+}
+
+part_short() {
+    kill -STOP "$noise"
+    # Memory that is short, below a limit of somebody else's: whoever takes it multiplies, goes and comes again, and Quell lacks rights.
+    echo "+memory +pids" >$CG/cgroup.subtree_control
+    mkdir $CG/nest
+    echo "+memory +pids" >$CG/nest/cgroup.subtree_control
+    mkdir $CG/nest/app $CG/nest/hog
+    echo $((64 << 20)) >$CG/nest/memory.high
+    echo 100 >$CG/nest/hog/pids.max
+    before
+    cat >/tmp/e.toml <<POLICY
 quell = 1
 [group.app]
 role = "critical"
@@ -266,165 +429,117 @@ allow = ["throttle"]
 command = ["/bin/mark"]
 [pressure]
 POLICY
-# within_nest NAME SCRIPT: in the background, in one of the two cgroups, and no part of the picture.
-within_nest() { sh -c 'echo 0 >"$0/cgroup.procs"; eval "$1"' $CG/nest/$1 "$2" </dev/null >/dev/null 2>&1 & started=$!; }
-# It takes 24 MiB for a moment, again and again; the other one takes 48 MiB and keeps them. Both are more than there is.
-app='while :; do dd if=/dev/zero of=/dev/null bs=24M count=1 2>/dev/null; done'
-taker='dd if=/dev/zero of=/dev/null bs=48M count=100000 2>/dev/null; echo $? >/tmp/ended; while :; do sleep 1; done'
-# Its program, not the shell around it.
-killed() { grep -qx 137 /tmp/ended; }
-take() { rm -f /tmp/ended; within_nest hog "$1"; }
-empty() { ! grep -q . "$1/cgroup.procs"; }
-# By the kernel: a bomb is born faster than its processes can be killed one by one.
-end_of() { echo 1 >$CG/nest/$1/cgroup.kill; within 20 empty $CG/nest/$1; }
-within_nest app "$app"
-take "$taker"
-hold /tmp/e.toml
-holds "short: whoever takes it is killed before the machine comes to it" within 60 killed
-holds "short: the run goes on" kill -0 "$quell"
-end_of hog
-holds "short: its cgroup can be removed while it is watched" within 20 rmdir $CG/nest/hog
-sleep 2
-holds "short: and the run goes on" kill -0 "$quell"
-mkdir $CG/nest/hog
-echo 100 >$CG/nest/hog/pids.max
-take "$taker"
-holds "short: made again, it is watched again" within 60 killed
-end_of hog
-# Processes that come and go faster than anybody looks at them, and one that takes memory.
-take "for n in 1 2 3 4 5 6 7 8; do (while :; do /bin/true; done) & done; $taker"
-holds "short: among processes that come and go, too" within 90 killed
-holds "short: the run goes on" kill -0 "$quell"
-let_go TERM
-end_of hog
-holds "short: nobody is left frozen" [ "$(cat $CG/nest/hog/cgroup.freeze)" = 0 ]
-restored "short: everything is as before"
-# Who multiplies faster than he can be moved is not moved at all: his own limit (pids.max) ends it.
-sed 's/cgroup = "\/nest\/hog"/comm = "bomb"/' /tmp/e.toml >/tmp/b.toml
-cp /bin/busybox /tmp/bomb
-within_nest hog 'while :; do ( while :; do /tmp/bomb sleep 2 & done ); sleep 1; done'
-rm -f /tmp/held
-sh -c 'exec quell run /tmp/b.toml' </dev/null >/tmp/quell.out 2>&1 & quell=$!
-within 30 eval '[ -e /tmp/held ] || ! kill -0 $quell'
-let_go TERM
-end_of hog
-restored "a fork bomb: everything is as before"
-if [ -x /bin/setpriv.full ]; then
-    # Of another user's processes none can be killed without the capability: it is said, and the run goes on.
-    take "exec setpriv.full --reuid=1000 --clear-groups sh -c '$taker'"
-    hold /tmp/e.toml "" setpriv.full --bounding-set=-kill
-    holds "without CAP_KILL: it is said that nobody can be killed" within 60 grep -q "process .*Operation not permitted" /tmp/quell.out
-    holds "without CAP_KILL: the run goes on" kill -0 "$quell"
-    let_go TERM
-    end_of hog
-    restored "without CAP_KILL: everything is as before"
-    sh -c 'ulimit -l 64; exec setpriv.full --bounding-set=-ipc_lock quell plan /tmp/m.toml --all' 2>&1 | tr "\n" " " >/tmp/quell.out
-    holds "without CAP_IPC_LOCK: files are refused" grep -q "reserve.files.*CAP_IPC_LOCK" /tmp/quell.out
-    setpriv.full --bounding-set=-sys_resource quell plan /tmp/m.toml --all 2>&1 | tr "\n" " " >/tmp/quell.out
-    holds "without CAP_SYS_RESOURCE: nothing is kept" grep -q "immunity.*CAP_SYS_RESOURCE" /tmp/quell.out
+    # within_nest NAME SCRIPT: in the background, in one of the two cgroups, and no part of the picture.
+    within_nest() { sh -c 'echo 0 >"$0/cgroup.procs"; eval "$1"' $CG/nest/$1 "$2" </dev/null >/dev/null 2>&1 & started=$!; }
+    # It takes 24 MiB for a moment, again and again; the other one takes 48 MiB and keeps them. Both are more than there is.
+    app='while :; do dd if=/dev/zero of=/dev/null bs=24M count=1 2>/dev/null; done'
+    taker='dd if=/dev/zero of=/dev/null bs=48M count=100000 2>/dev/null; echo $? >/tmp/ended; while :; do sleep 1; done'
+    # Its program, not the shell around it.
+    killed() { grep -qx 137 /tmp/ended; }
+    take() { rm -f /tmp/ended; within_nest hog "$1"; }
+    empty() { ! grep -q . "$1/cgroup.procs"; }
+    # By the kernel: a bomb is born faster than its processes can be killed one by one.
+    end_of() { echo 1 >$CG/nest/$1/cgroup.kill; within 20 empty $CG/nest/$1; }
+    within_nest app "$app"
     take "$taker"
-    hold /tmp/e.toml "" setpriv.full --bounding-set=-sys_resource
-    holds "without CAP_SYS_RESOURCE: looking takes the place of triggers" within 60 killed
+    hold /tmp/e.toml
+    holds "short: whoever takes it is killed before the machine comes to it" within 60 killed
+    holds "short: the run goes on" kill -0 "$quell"
+    end_of hog
+    holds "short: its cgroup can be removed while it is watched" within 20 rmdir $CG/nest/hog
+    sleep 2
+    holds "short: and the run goes on" kill -0 "$quell"
+    mkdir $CG/nest/hog
+    echo 100 >$CG/nest/hog/pids.max
+    take "$taker"
+    holds "short: made again, it is watched again" within 60 killed
+    end_of hog
+    # Processes that come and go faster than anybody looks at them, and one that takes memory.
+    take "for n in 1 2 3 4 5 6 7 8; do (while :; do /bin/true; done) & done; $taker"
+    holds "short: among processes that come and go, too" within 90 killed
+    holds "short: the run goes on" kill -0 "$quell"
     let_go TERM
     end_of hog
-    restored "without CAP_SYS_RESOURCE: everything is as before"
-else
-    skipped "without capabilities" "util-linux's setpriv was not at hand"
-fi
-end_of app
-within 20 rmdir $CG/nest/hog $CG/nest/app $CG/nest
-echo "-memory -pids" >$CG/cgroup.subtree_control
-
-# As under systemd: controllers enabled by somebody else, Quell started from a cgroup below the root.
-echo "+cpu +cpuset" >$CG/cgroup.subtree_control
-mkdir -p $CG/user.slice/x
-before
-hold /tmp/p.toml /user.slice/x
-same "from below the root: the critical task has its CPU" "$(allowed "$victim")" "$last"
-let_go TERM
-restored "from below the root: everything is as before"
-
-# Rates, as if they had been measured: what an emulated machine reaches is no rate of its own.
-mkdir -p /var/lib/quell
-{
-    echo '{"schema":"quell.measured/1",'
-    quell doctor --json | sed -n '/^  "identity": {/,/^  }/p'
-    echo "\"cpus\":\"0-$last\","'"measured":{"peak-cpu":"1GB/s","peak-operation":"read","by-operation":{"read":"1GB/s"},'
-    echo '"sustainable":"2GB/s","cpus":'$((last + 1))',"at-unix-s":0}}'
-} >/var/lib/quell/measured.json
-
-kill -CONT "$noise"
-# A regulated CPU is taken away. The rest is kept off the group's CPUs, and with it the session that Quell was started
-# from: its brakes have to get there all the same.
-policy /tmp/r.toml "{ pid = $noise }" 'cpus = "1-2"
-limit.bandwidth = "30%"' '[rest]
-cpus = "0"
-[mechanisms]
-bandwidth = "regulator"
-[regulator]
-period = "20ms"'
-hold /tmp/r.toml /user.slice/x
-quell status >/tmp/status 2>&1
-status=$?
-same "regulated: status says it holds" "$status" 0
-[ "$status" = 0 ] || tell
-holds "regulated: the limited task is throttled" \
-    within 20 eval 'quell status | grep -q "CPU 2 .*throttled [1-9]\|CPU 1 .*throttled [1-9]"'
-same "regulated: everybody else is kept off" "$(allowed 1)" 0
-same "regulated: its tasks run only while no brake does" \
-    "$(home "$noise") $(cat $LOW/batch/work/cpu.idle) $(cat $LOW/batch/stop/cpu.weight)" "/quell-best-effort.slice/batch/work 1 10000"
-same "regulated: a brake for each CPU" "$(wc -l <$LOW/batch/stop/cgroup.procs)" 2
-# Emulated: only that it is held back, and that what else runs there is not, can be told.
-sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 & beside=$!
-taskset -p 6 "$beside" >/dev/null 2>&1
-holds "regulated: another program on its CPUs runs on" runs "$beside"
-kill -9 "$beside"; wait "$beside" 2>/dev/null
-echo 0 >/sys/devices/system/cpu/cpu2/online
-holds "a regulated CPU goes away: it is said, with level none" \
-    within 20 grep -q "at level none: CPU 2 is no longer regulated" /tmp/quell.out
-quell status >/tmp/status 2>&1
-same "a regulated CPU goes away: status says it does not hold" "$?" 3
-same "its brake has ended, the other CPU's has not" "$(cat $(sed 's,.*,/proc/&/comm,' $LOW/batch/stop/cgroup.procs))" quell/1
-holds "nothing is left stopped" runs "$noise"
-echo 1 >/sys/devices/system/cpu/cpu2/online
-holds "the CPU is back: it is regulated again" within 20 grep -q "CPU 2 is regulated again" /tmp/quell.out
-let_go TERM
-restored "after the CPU is back: everything is as before"
-
-# A critical group whose reserve is its cap, or is given away while it sleeps, on CPUs that are a partition: no cgroup outside
-# it has them, and its brake gets there all the same.
-kept=$victim
-busy; victim=$started
-for modes in 'strict = true' 'strict = true
-reclaim = true' 'reclaim = true'; do
-    policy /tmp/s.toml "{ pid = $noise }" 'cpus = "1"' "[rest]
-cpus = \"0-1\"
-[regulator]
-sustainable = \"1GB/s\"
-period = \"20ms\"
-$modes"
-    sed -i -e '1a require = "none"' -e "/^cpus = \"$last\"/a reserve.bandwidth = \"300MB/s\"" /tmp/s.toml
-    before
-    hold /tmp/s.toml /user.slice/x
-    title="reserved, $(echo $modes)"
-    quell status >/tmp/status 2>&1
-    same "$title: status says it holds" "$?" 0
-    case $modes in
-    strict*)
-        same "$title: its brake is in its cgroup" "$(cat $(sed 's,.*,/proc/&/comm,' $SLICE/critical/stop/cgroup.procs))" "quell/$last"
-        holds "$title: its tasks are throttled" within 20 eval "quell status | grep -q 'CPU $last .*throttled [1-9]'" ;;
-    *) same "$title: its brake is among its tasks" "$(cat $(sed 's,.*,/proc/&/comm,' $SLICE/critical/cgroup.procs) | grep -c "quell/$last")" 1 ;;
-    esac
-    [ $partitions = no ] || same "$title: its CPUs are a partition" "$(cat $SLICE/critical/cpuset.cpus.partition)" root
+    holds "short: nobody is left frozen" [ "$(cat $CG/nest/hog/cgroup.freeze)" = 0 ]
+    restored "short: everything is as before"
+    # Who multiplies faster than he can be moved is not moved at all: his own limit (pids.max) ends it.
+    sed 's/cgroup = "\/nest\/hog"/comm = "bomb"/' /tmp/e.toml >/tmp/b.toml
+    cp /bin/busybox /tmp/bomb
+    within_nest hog 'while :; do ( while :; do /tmp/bomb sleep 2 & done ); sleep 1; done'
+    rm -f /tmp/held
+    sh -c 'exec quell run /tmp/b.toml' </dev/null >/tmp/quell.out 2>&1 & quell=$!
+    within 30 eval '[ -e /tmp/held ] || ! kill -0 $quell'
     let_go TERM
-    restored "$title: everything is as before"
-done
-victim=$kept
+    end_of hog
+    restored "a fork bomb: everything is as before"
+    if [ -x /bin/setpriv.full ]; then
+        # Of another user's processes none can be killed without the capability: it is said, and the run goes on.
+        take "exec setpriv.full --reuid=1000 --clear-groups sh -c '$taker'"
+        hold /tmp/e.toml "" setpriv.full --bounding-set=-kill
+        holds "without CAP_KILL: it is said that nobody can be killed" within 60 grep -q "process .*Operation not permitted" /tmp/quell.out
+        holds "without CAP_KILL: the run goes on" kill -0 "$quell"
+        let_go TERM
+        end_of hog
+        restored "without CAP_KILL: everything is as before"
+        memory_policy
+        sh -c 'ulimit -l 64; exec setpriv.full --bounding-set=-ipc_lock quell plan /tmp/m.toml --all' 2>&1 | tr "\n" " " >/tmp/quell.out
+        holds "without CAP_IPC_LOCK: files are refused" grep -q "reserve.files.*CAP_IPC_LOCK" /tmp/quell.out
+        setpriv.full --bounding-set=-sys_resource quell plan /tmp/m.toml --all 2>&1 | tr "\n" " " >/tmp/quell.out
+        holds "without CAP_SYS_RESOURCE: nothing is kept" grep -q "immunity.*CAP_SYS_RESOURCE" /tmp/quell.out
+        take "$taker"
+        hold /tmp/e.toml "" setpriv.full --bounding-set=-sys_resource
+        holds "without CAP_SYS_RESOURCE: looking takes the place of triggers" within 60 killed
+        let_go TERM
+        end_of hog
+        restored "without CAP_SYS_RESOURCE: everything is as before"
+    else
+        skipped "without capabilities" "util-linux's setpriv was not at hand"
+    fi
+    end_of app
+    within 20 rmdir $CG/nest/hog $CG/nest/app $CG/nest
+    echo "-memory -pids" >$CG/cgroup.subtree_control
+}
 
-# A brake needs no right to real-time scheduling.
-if [ -x /bin/setpriv.full ]; then
-    # Programs it starts have no more rights than it; to move others it would need the capability.
-    cat >/tmp/n.toml <<POLICY
+part_reserved() {
+    as_under_systemd
+    measured
+    # A critical group whose reserve is its cap, or is given away while it sleeps, on CPUs that are a partition: no cgroup outside
+    # it has them, and its brake gets there all the same.
+    busy; victim=$started
+    for modes in 'strict = true' 'strict = true
+    reclaim = true' 'reclaim = true'; do
+        policy /tmp/s.toml "{ pid = $noise }" 'cpus = "1"' "[rest]
+    cpus = \"0-1\"
+    [regulator]
+    sustainable = \"1GB/s\"
+    period = \"20ms\"
+    $modes"
+        sed -i -e '1a require = "none"' -e "/^cpus = \"$last\"/a reserve.bandwidth = \"300MB/s\"" /tmp/s.toml
+        before
+        hold /tmp/s.toml /user.slice/x
+        title="reserved, $(echo $modes)"
+        quell status >/tmp/status 2>&1
+        same "$title: status says it holds" "$?" 0
+        case $modes in
+        strict*)
+            same "$title: its brake is in its cgroup" "$(cat $(sed 's,.*,/proc/&/comm,' $SLICE/critical/stop/cgroup.procs))" "quell/$last"
+            holds "$title: its tasks are throttled" within 20 eval "quell status | grep -q 'CPU $last .*throttled [1-9]'" ;;
+        *) same "$title: its brake is among its tasks" "$(cat $(sed 's,.*,/proc/&/comm,' $SLICE/critical/cgroup.procs) | grep -c "quell/$last")" 1 ;;
+        esac
+        [ $partitions = no ] || same "$title: its CPUs are a partition" "$(cat $SLICE/critical/cpuset.cpus.partition)" root
+        let_go TERM
+        restored "$title: everything is as before"
+    done
+}
+
+part_rights() {
+    as_under_systemd
+    measured
+    before
+    # A brake needs no right to real-time scheduling.
+    if [ -x /bin/setpriv.full ]; then
+        # Programs it starts have no more rights than it; to move others it would need the capability.
+        cat >/tmp/n.toml <<POLICY
 quell = 1
 [group.batch]
 role = "best-effort"
@@ -434,138 +549,81 @@ command = ["/bin/mark"]
 [mechanisms]
 bandwidth = "regulator"
 POLICY
-    hold /tmp/n.toml /user.slice/x setpriv.full --bounding-set=-sys_nice
-    same "without CAP_SYS_NICE: brakes all the same" "$(wc -l <$LOW/batch/stop/cgroup.procs)" "$((last + 1))"
-    let_go TERM
-    restored "without CAP_SYS_NICE: everything is as before"
-else
-    skipped "without CAP_SYS_NICE" "util-linux's setpriv was not at hand"
-fi
-
-# Limits of a disk: in a cgroup of ours, and in one whose owner has limited something else, and something further.
-disk=$(cat /sys/block/vda/dev)
-echo +io >$CG/cgroup.subtree_control
-echo "$disk rbps=3000000 riops=7" >$CG/batch/io.max
-echo "$inplace" >$CG/batch/cgroup.procs
-before
-for where in "{ pid = $noise }" '{ cgroup = "/batch" }'; do
-    policy /tmp/d.toml "$where" 'limit.disk-write = "1MB/s"
-limit.disk-read-iops = 50'
-    hold /tmp/d.toml
-    case $where in
-    *pid*) title="disk, own" found=$LOW/batch expected="$disk rbps=max wbps=1000000 riops=50 wiops=max" ;;
-    *) title="disk, in place" found=$CG/batch expected="$disk rbps=3000000 wbps=1000000 riops=7 wiops=max" ;;
-    esac
-    same "$title: io.max" "$(cat $found/io.max)" "$expected"
-    quell status >/tmp/status 2>&1
-    same "$title: status says it holds" "$?" 0
-    let_go TERM
-    restored "$title: everything is as before"
-done
-# Weights: where nothing shares the disk by them they are refused, and nothing is changed.
-policy /tmp/w.toml "{ pid = $noise }"
-sed -i "/^cpus = \"$last\"/a reserve.disk-weight = 700" /tmp/w.toml
-quell run /tmp/w.toml >/tmp/quell.out 2>&1
-same "weight of a disk: refused where nothing shares it so" "$? $(grep -c 'nothing shares the disk vda by weights' /tmp/quell.out)" "2 1"
-echo "$disk enable=1" >$CG/io.cost.qos
-before
-hold /tmp/w.toml
-same "weight of a disk: the group has it, and its slice" "$(cat $SLICE/io.weight $SLICE/critical/io.weight | tr '\n' ' ')" "default 700 default 700 "
-let_go KILL
-holds "weight of a disk, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
-sweep
-restored "weight of a disk, SIGKILL: everything is as before"
-echo "$disk enable=0" >$CG/io.cost.qos
-
-# A group that stays in its own cgroup is braked there where the policy insists: by threaded children.
-policy /tmp/o.toml '{ cgroup = "/batch" }' 'cpus = "1"
-limit.bandwidth = "20%"' '[mechanisms]
-bandwidth = "regulator"
-[regulator]
-period = "20ms"'
-echo "$noise" >$CG/batch/cgroup.procs
-before
-hold /tmp/o.toml /user.slice/x
-same "own cgroup: it has threaded children" \
-    "$(cat $CG/batch/cgroup.type), $(cat $CG/batch/work/cgroup.type), $(cat $CG/batch/stop/cgroup.type)" "domain threaded, threaded, threaded"
-same "own cgroup: its tasks run only while no brake does" \
-    "$(home "$noise") $(home "$inplace") $(cat $CG/batch/work/cpu.idle) $(cat $CG/batch/stop/cpu.weight)" "/batch/work /batch/work 1 10000"
-same "own cgroup: a brake is next to them" "$(wc -l <$CG/batch/stop/cgroup.threads)" 1
-quell status >/tmp/status 2>&1
-same "own cgroup: status says it holds" "$?" 0
-found=$(shares "$noise")
-holds "own cgroup: a busy task is held to 20 % of its CPU (found $found)" [ "$found" -ge 5 -a "$found" -le 40 ]
-sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 & second=$!
-echo "$second" >$CG/batch/cgroup.procs
-holds "own cgroup: a program that enters it follows" within 10 eval '[ "$(home "$second")" = /batch/work ]'
-found=$(shares "$noise" "$second")
-holds "own cgroup: and is stopped along with it (found $found)" [ "$found" -ge 5 -a "$found" -le 40 ]
-quell status >/tmp/status 2>&1
-same "own cgroup: status says it holds still" "$?" 0
-let_go TERM
-same "own cgroup: what entered it stays in it" "$(home "$second")" /batch
-kill -9 "$second"; wait "$second" 2>/dev/null
-holds "own cgroup: nothing is called another program's change" not grep -q "somebody" /tmp/quell.out
-same "own cgroup: its children are gone" "$(find $CG/batch -mindepth 1 -type d)" ""
-same "own cgroup: it is a domain again" "$(cat $CG/batch/cgroup.type)" domain
-restored "own cgroup: everything is as before, subtree_control included"
-
-hold /tmp/o.toml /user.slice/x
-let_go KILL
-holds "own cgroup, SIGKILL: the watchdog removes its children" within 20 eval "gone $CG/batch/work && gone $CG/batch/stop"
-sweep
-within 20 gone $LOW
-restored "own cgroup, SIGKILL: everything is as before"
-hold /tmp/o.toml /user.slice/x
-kill -STOP "$quell"
-kill -9 $(watchdog)
-let_go KILL
-holds "own cgroup, both killed: its tasks are next to nobody" [ "$(home "$noise")" = /batch/work ]
-holds "own cgroup, both killed: restore succeeds" quell restore >/tmp/quell.out 2>&1
-sweep
-restored "own cgroup, both killed: restore suffices"
-
-# What its owner does to it meanwhile.
-hold /tmp/o.toml /user.slice/x
-echo "-cpu" >$CG/batch/cgroup.subtree_control
-holds "own cgroup: the cpu controller is taken from it: it is said, with level none" \
-    within 20 grep -q "at level none: .*cpu.idle" /tmp/quell.out
-holds "own cgroup: status says it does not hold" within 10 eval 'quell status >/tmp/status 2>&1; [ $? = 3 ]'
-let_go TERM
-restored "own cgroup: everything is as before all the same"
-mkdir $CG/batch/child
-before
-rm -f /tmp/held
-quell run /tmp/o.toml </dev/null >/tmp/quell.out 2>&1
-holds "own cgroup: with a child cgroup it is refused" [ "$?" != 0 -a ! -e /tmp/held ]
-holds "own cgroup: with the reason" grep -q "$CG/batch has child cgroups (child)" /tmp/quell.out
-restored "own cgroup: refused, everything is as before"
-rmdir $CG/batch/child
-hold /tmp/o.toml /user.slice/x
-kill -9 "$noise" "$inplace"; wait "$noise" "$inplace" 2>/dev/null
-holds "own cgroup: once its programs have ended its owner can remove it" \
-    within 20 eval "rmdir $CG/batch/work; rmdir $CG/batch/stop; rmdir $CG/batch; gone $CG/batch"
-sleep 2
-holds "own cgroup: the run goes on" kill -0 "$quell"
-let_go TERM
-holds "own cgroup: and ends as usual" gone $SLICE
-
-done_with_all
-rmdir $CG/user.slice/x $CG/user.slice
-echo "-cpu -cpuset" >$CG/cgroup.subtree_control
-
-# tests/measured/regulator is not among them: the shares it judges need real time, which this machine may not have.
-for test in live watchdog conformance; do
-    # Of the bodies on every arm, those on this kernel: the model is the same everywhere.
-    only=
-    [ $test != conformance ] || only=on_this_kernel
-    if timeout 150 /tests/$test --test-threads=1 $only >/tmp/$test.out 2>&1; then
-        ok "tests/$test.rs: $(grep -c '^test .* ok$' /tmp/$test.out) tests"
-        grep -a '^SKIPPED' /tmp/$test.out
+        hold /tmp/n.toml /user.slice/x setpriv.full --bounding-set=-sys_nice
+        same "without CAP_SYS_NICE: brakes all the same" "$(wc -l <$LOW/batch/stop/cgroup.procs)" "$((last + 1))"
+        let_go TERM
+        restored "without CAP_SYS_NICE: everything is as before"
     else
-        bad "tests/$test.rs"; grep -aE '^test .*FAILED|panicked|^    ' -A2 /tmp/$test.out | head -40 | sed 's/^/        | /'
+        skipped "without CAP_SYS_NICE" "util-linux's setpriv was not at hand"
     fi
-done
+}
 
+part_hazards() {
+    in_its_own_cgroup
+    before
+    hold /tmp/o.toml /user.slice/x
+    let_go KILL
+    holds "own cgroup, SIGKILL: the watchdog removes its children" within 20 eval "gone $CG/batch/work && gone $CG/batch/stop"
+    sweep
+    within 20 gone $LOW
+    restored "own cgroup, SIGKILL: everything is as before"
+    hold /tmp/o.toml /user.slice/x
+    kill -STOP "$quell"
+    kill -9 $(watchdog)
+    let_go KILL
+    holds "own cgroup, both killed: its tasks are next to nobody" [ "$(home "$noise")" = /batch/work ]
+    holds "own cgroup, both killed: restore succeeds" quell restore >/tmp/quell.out 2>&1
+    sweep
+    restored "own cgroup, both killed: restore suffices"
+
+    # What its owner does to it meanwhile.
+    hold /tmp/o.toml /user.slice/x
+    echo "-cpu" >$CG/batch/cgroup.subtree_control
+    holds "own cgroup: the cpu controller is taken from it: it is said, with level none" \
+        within 20 grep -q "at level none: .*cpu.idle" /tmp/quell.out
+    holds "own cgroup: status says it does not hold" within 10 eval 'quell status >/tmp/status 2>&1; [ $? = 3 ]'
+    let_go TERM
+    restored "own cgroup: everything is as before all the same"
+    mkdir $CG/batch/child
+    before
+    rm -f /tmp/held
+    quell run /tmp/o.toml </dev/null >/tmp/quell.out 2>&1
+    holds "own cgroup: with a child cgroup it is refused" [ "$?" != 0 -a ! -e /tmp/held ]
+    holds "own cgroup: with the reason" grep -q "$CG/batch has child cgroups (child)" /tmp/quell.out
+    restored "own cgroup: refused, everything is as before"
+    rmdir $CG/batch/child
+    hold /tmp/o.toml /user.slice/x
+    kill -9 "$noise" "$inplace"; wait "$noise" "$inplace" 2>/dev/null
+    holds "own cgroup: once its programs have ended its owner can remove it" \
+        within 20 eval "rmdir $CG/batch/work; rmdir $CG/batch/stop; rmdir $CG/batch; gone $CG/batch"
+    sleep 2
+    holds "own cgroup: the run goes on" kill -0 "$quell"
+    let_go TERM
+    holds "own cgroup: and ends as usual" gone $SLICE
+}
+
+part_programs() {
+    kill -STOP "$noise"
+    # tests/measured/regulator is not among them: the shares it judges need real time, which this machine may not have.
+    for test in live watchdog conformance; do
+        # Of the bodies on every arm, those on this kernel: the model is the same everywhere.
+        only=
+        [ $test != conformance ] || only=on_this_kernel
+        if timeout 150 /tests/$test --test-threads=1 $only >/tmp/$test.out 2>&1; then
+            ok "tests/$test.rs: $(grep -c '^test .* ok$' /tmp/$test.out) tests"
+            grep -a '^SKIPPED' /tmp/$test.out
+        else
+            bad "tests/$test.rs"; grep -aE '^test .*FAILED|panicked|^    ' -A2 /tmp/$test.out | head -40 | sed 's/^/        | /'
+        fi
+    done
+}
+
+[ $# -gt 0 ] || set -- $(sed -n 's/^part_\([a-z]*\)() {$/\1/p' "$0")
+for part in "$@"; do
+    echo "-- $part"
+    begin
+    "part_$part"
+    finish
+done
 echo "-- $passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -248,9 +248,17 @@ fn a_command_ends_by_our_signal_and_with_its_listener() {
 /// Eight banks with rows of 8 KiB.
 const BANKS: &str = "[dram]\ncolumn = ['6-12']\nbank = ['13-15']\nrow = ['16-29']\nhit = 150\nmiss = 200\nconflict = 250\n";
 
+/// Where their files have changed (`tests/changed.toml`).
+mod changed {
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn linux_divides_and_counts_on_the_emulated_processor() {
+        super::divides_and_counts();
+    }
+}
+
 /// One boot for all of it, since each takes some ten seconds.
-#[test]
-fn linux_divides_and_counts_on_the_emulated_processor() {
+fn divides_and_counts() {
     let Some(packages) = packages() else { return };
     let mut lab = lab(r#"
         echo flags $(grep -m1 ^flags /proc/cpuinfo)

@@ -222,43 +222,44 @@ fn recover() {
     println!("\nmap {}", serde_json::to_string(&found.found).unwrap());
 }
 
-/// Nothing has to be declared where the emulated processor has banks. Timing alone tells the same:
-/// one bit for the channel, and three functions for the bank.
-#[test]
-fn a_guest_with_banks_knows_its_address_map() {
-    const BANKS: [u64; 4] = [
-        1 << 6,
-        1 << 14 | 1 << 17,
-        1 << 15 | 1 << 18,
-        1 << 16 | 1 << 19,
-    ];
-    let script = "quell doctor --json >/tmp/machine 2>/dev/null\n\
-        quell doctor 2>&1 | sed -n 's/^ *\\(address map\\|sets\\|banks\\) */\\1 /p'\nrole recover\n";
-    let Some(said) = crate::guest::says("6.12", "apollolake", script, Duration::from_secs(600))
-    else {
-        return;
-    };
-    assert!(
-        said.one("address map")
-            .starts_with("that of the lab's own processor"),
-        "{}",
-        said.0
-    );
-    let map: Recovery = serde_json::from_str(said.one("map")).unwrap();
-    let Verdict::Map {
-        functions,
-        confidence,
-    } = map.verdict
-    else {
-        panic!("{map:?}");
-    };
-    assert_eq!(functions, BANKS.map(Mask));
-    assert!(confidence > 0.95, "{confidence}");
-}
-
 /// Where their files have changed (`tests/changed.toml`).
 mod changed {
     use super::*;
+
+    /// Nothing has to be declared where the emulated processor has banks. Timing alone tells the same:
+    /// one bit for the channel, and three functions for the bank.
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn a_guest_with_banks_knows_its_address_map() {
+        const BANKS: [u64; 4] = [
+            1 << 6,
+            1 << 14 | 1 << 17,
+            1 << 15 | 1 << 18,
+            1 << 16 | 1 << 19,
+        ];
+        let script = "quell doctor --json >/tmp/machine 2>/dev/null\n\
+            quell doctor 2>&1 | sed -n 's/^ *\\(address map\\|sets\\|banks\\) */\\1 /p'\nrole recover\n";
+        let Some(said) = crate::guest::says("6.12", "apollolake", script, Duration::from_secs(600))
+        else {
+            return;
+        };
+        assert!(
+            said.one("address map")
+                .starts_with("that of the lab's own processor"),
+            "{}",
+            said.0
+        );
+        let map: Recovery = serde_json::from_str(said.one("map")).unwrap();
+        let Verdict::Map {
+            functions,
+            confidence,
+        } = map.verdict
+        else {
+            panic!("{map:?}");
+        };
+        assert_eq!(functions, BANKS.map(Mask));
+        assert!(confidence > 0.95, "{confidence}");
+    }
 
     #[test]
     #[ignore = "where its files have changed"]

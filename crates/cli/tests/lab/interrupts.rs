@@ -58,50 +58,6 @@ done
 "#;
 
 #[test]
-fn kernel_work_of_a_critical_cpu_leaves_the_rest_alone() {
-    let machine = Guest {
-        kernel: "6.12".to_owned(),
-        profile: Some("icelake".to_owned()),
-        cpus: 3,
-        ..Guest::default()
-    };
-    let Some(said) = crate::guest::says_on(machine, SCRIPT, Duration::from_secs(420)) else {
-        return;
-    };
-    let output = &said.0;
-    assert!(!output.contains("never "), "{output}");
-    // The rest of a line that begins with both words.
-    let line = |word: &str, cpus: &str| {
-        let key = format!("{word} {cpus}");
-        said.one(&key).to_owned()
-    };
-    assert_eq!(line("class", "any"), "");
-    assert_eq!(line("class", "1"), "1");
-    for cpus in ["any", "1"] {
-        assert_eq!(line("status", cpus), "0", "{output}");
-    }
-    let misses = |word, cpus| crate::guest::figure(&line(word, cpus), "misses");
-    let (before, after) = (misses("next", "any"), misses("next", "1"));
-    let alone = misses("alone", "1");
-    let kernel = |cpus| crate::guest::figure(&line("kernel", cpus), "occupancy");
-    println!(
-        "misses per access: alone {alone}, next to it before {before}, after {after}; the kernel of \
-         CPU 1 has {} bytes of everybody else's ways before, and {} of the group's after",
-        kernel("any"),
-        kernel("1")
-    );
-    assert!(
-        before > alone + 0.1,
-        "the interrupts do not hurt: {alone} alone, {before} next to them"
-    );
-    assert!(
-        after < alone + (before - alone) / 4.0,
-        "{alone} alone, {before} before, {after} after"
-    );
-    assert!(kernel("any") > 1e6 && kernel("1") > 1e5, "{output}");
-}
-
-#[test]
 #[ignore = "no test: the program that the test above runs inside the virtual machine"]
 fn guest() {
     let (role, numbers) = crate::guest::role();
@@ -149,4 +105,54 @@ fn pings(size: usize, batch: usize) -> ! {
         let answered = (0..batch).take_while(|_| socket.recv(&mut answer).is_ok());
         assert!(answered.count() > batch / 2, "most answers were lost");
     })
+}
+
+/// Where their files have changed (`tests/changed.toml`).
+mod changed {
+    use super::*;
+
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn kernel_work_of_a_critical_cpu_leaves_the_rest_alone() {
+        let machine = Guest {
+            kernel: "6.12".to_owned(),
+            profile: Some("icelake".to_owned()),
+            cpus: 3,
+            ..Guest::default()
+        };
+        let Some(said) = crate::guest::says_on(machine, SCRIPT, Duration::from_secs(420)) else {
+            return;
+        };
+        let output = &said.0;
+        assert!(!output.contains("never "), "{output}");
+        // The rest of a line that begins with both words.
+        let line = |word: &str, cpus: &str| {
+            let key = format!("{word} {cpus}");
+            said.one(&key).to_owned()
+        };
+        assert_eq!(line("class", "any"), "");
+        assert_eq!(line("class", "1"), "1");
+        for cpus in ["any", "1"] {
+            assert_eq!(line("status", cpus), "0", "{output}");
+        }
+        let misses = |word, cpus| crate::guest::figure(&line(word, cpus), "misses");
+        let (before, after) = (misses("next", "any"), misses("next", "1"));
+        let alone = misses("alone", "1");
+        let kernel = |cpus| crate::guest::figure(&line("kernel", cpus), "occupancy");
+        println!(
+            "misses per access: alone {alone}, next to it before {before}, after {after}; the kernel of \
+             CPU 1 has {} bytes of everybody else's ways before, and {} of the group's after",
+            kernel("any"),
+            kernel("1")
+        );
+        assert!(
+            before > alone + 0.1,
+            "the interrupts do not hurt: {alone} alone, {before} next to them"
+        );
+        assert!(
+            after < alone + (before - alone) / 4.0,
+            "{alone} alone, {before} before, {after} after"
+        );
+        assert!(kernel("any") > 1e6 && kernel("1") > 1e5, "{output}");
+    }
 }

@@ -171,25 +171,6 @@ fn directions(text: &str, simulated: &str, only: &str) -> (Option<i32>, Vec<Stri
     (out.status.code(), found.collect())
 }
 
-/// A few frames of the two unprotected configurations.
-#[test]
-fn a_short_call_goes_the_published_directions() {
-    let text = include_str!("../../../../experiments/webrtc.toml");
-    let windows = r#"warmup = "34ms", duration = "100ms""#;
-    let (code, found) = directions(text, windows, "solo,cpuset");
-    assert_eq!(
-        found,
-        [
-            "cpuset webrtc rtt_ms: right",
-            "cpuset webrtc frames_per_s: right",
-            "cpuset webrtc media_kb_s: right",
-            "cpuset webrtc bandwidth_mb_s: right",
-            "cpuset xserver bandwidth_mb_s: right",
-        ]
-    );
-    assert_eq!(code, Some(0));
-}
-
 /// A few turns of the list, without regulation, whose period is 5 ms. Other directions of the study
 /// are wrong here, and the experiment says why.
 #[test]
@@ -217,4 +198,29 @@ fn a_short_cache_allocation_goes_the_published_way() {
     let (code, found) = directions(text, windows, "solo,none");
     assert_eq!(found, ["none rta cycles: right"]);
     assert_eq!(code, Some(0));
+}
+
+/// Where their files have changed (`tests/changed.toml`).
+mod changed {
+    use super::*;
+
+    /// A few frames of the two unprotected configurations.
+    #[test]
+    #[ignore = "where its files have changed"]
+    fn a_short_call_goes_the_published_directions() {
+        let text = include_str!("../../../../experiments/webrtc.toml");
+        let windows = r#"warmup = "34ms", duration = "100ms""#;
+        let (code, found) = directions(text, windows, "solo,cpuset");
+        assert_eq!(
+            found,
+            [
+                "cpuset webrtc rtt_ms: right",
+                "cpuset webrtc frames_per_s: right",
+                "cpuset webrtc media_kb_s: right",
+                "cpuset webrtc bandwidth_mb_s: right",
+                "cpuset xserver bandwidth_mb_s: right",
+            ]
+        );
+        assert_eq!(code, Some(0));
+    }
 }
