@@ -49,7 +49,7 @@ pub fn run(command: &mut Command, nicer: i32, longest: Duration) -> Result<Ended
     unsafe {
         command.pre_exec(move || {
             rustix::process::nice(nicer)?;
-            // A shell ignores them for what it starts in the background, and its children inherit that.
+            // A shell ignores them for what it starts in the background. That is inherited.
             for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
                 libc::signal(signal, libc::SIG_DFL);
             }

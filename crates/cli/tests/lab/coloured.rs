@@ -226,8 +226,8 @@ fn recover() {
 mod changed {
     use super::*;
 
-    /// Nothing has to be declared where the emulated processor has banks. Timing alone tells the same:
-    /// one bit for the channel, and three functions for the bank.
+    /// Nothing has to be declared where the emulated processor has banks. Timing alone tells the
+    /// same: one bit for the channel, and three functions for the bank.
     #[test]
     #[ignore = "where its files have changed"]
     fn a_guest_with_banks_knows_its_address_map() {

@@ -67,8 +67,8 @@ fn a_stream_needs_the_budget_that_it_draws() {
 mod changed {
     use super::*;
 
-    /// A list in one large page lies evenly in the sets, so of a cache of eight parts it needs as many
-    /// as it is long.
+    /// A list in one large page lies evenly in the sets, so of a cache of eight parts it needs as
+    /// many as it is long.
     #[test]
     #[ignore = "where its files have changed"]
     fn a_list_needs_the_ways_that_it_fills() {

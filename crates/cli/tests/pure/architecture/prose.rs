@@ -27,10 +27,7 @@ const LONG: &[(&str, &str)] = &[
         "a_profiles_mistakes_are_reported_with_place_and_remedy",
     ),
     ("kernel/src/fake/knobs.rs", "new"),
-    (
-        "lab-plugin/tests/lab.rs",
-        "linux_divides_and_counts_on_the_emulated_processor",
-    ),
+    ("lab-plugin/tests/lab.rs", "divides_and_counts"),
     ("lab/src/guest.rs", "image"),
     ("linux/src/capture/anonymous.rs", "anonymous"),
     ("linux/src/probe.rs", "mechanisms"),
