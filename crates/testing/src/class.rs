@@ -31,13 +31,10 @@ impl Class {
         }
     }
 
-    /// How much nicer its tests are than the program that runs them: what computes leaves the CPUs
-    /// to what changes the machine next to it, and waits for answers.
+    /// How much nicer its tests are than the program that runs them: what only computes leaves the
+    /// CPUs to who waits for answers.
     pub fn nicer(self) -> i32 {
-        match self {
-            Self::Pure | Self::Lab => 10,
-            Self::Live | Self::Measured => 0,
-        }
+        if self == Self::Pure { 10 } else { 0 }
     }
 
     /// Of a test. The innermost module with the name of a class decides, then the program. Of a

@@ -2,6 +2,7 @@
 //! `scripts/test.sh` starts it; CONTRIBUTING says what it prints.
 
 mod class;
+mod interrupted;
 mod lists;
 mod memo;
 mod process;
@@ -169,6 +170,7 @@ fn tested(options: &Options) -> Result<bool, String> {
         missing.push("the lab".to_owned());
     }
     let jobs = options.jobs.unwrap_or(cpus);
+    interrupted::watch().map_err(|e| e.to_string())?;
     let ran = run(asked, &lists, jobs, options.soak);
     let (text, failed) = verdict::verdict(&ran, &lists, &missing, &there);
     print!("{text}");

@@ -7,6 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::interrupted;
 use quell_testing::SKIPS;
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal};
@@ -49,17 +50,18 @@ pub fn run(command: &mut Command, nicer: i32, longest: Duration) -> Result<Ended
     unsafe {
         command.pre_exec(move || {
             rustix::process::nice(nicer)?;
-            // A shell ignores them for what it starts in the background. That is inherited.
-            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+            // A shell ignores them for what it starts in the background, and this program blocks
+            // them. Both are inherited.
+            for signal in interrupted::SIGNALS {
                 libc::signal(signal, libc::SIG_DFL);
             }
+            interrupted::mask(libc::SIG_UNBLOCK)?;
             let killed = Some(Signal::KILL);
             rustix::process::set_parent_process_death_signal(killed).map_err(Into::into)
         });
     }
     let began = Instant::now();
-    let child = command.spawn()?;
-    let pid = Pid::from_child(&child);
+    let pid = interrupted::begin(command)?;
     let (mut late, mut pause) = (false, Duration::from_micros(500));
     while !ended(pid)? {
         if began.elapsed() > longest {
@@ -70,6 +72,7 @@ pub fn run(command: &mut Command, nicer: i32, longest: Duration) -> Result<Ended
         pause = (pause * 2).min(Duration::from_millis(20));
     }
     let wall = began.elapsed();
+    interrupted::end(pid);
     // It is not waited for yet, so its number is still its own.
     let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     let (status, cpu) = reaped(pid)?;

@@ -14,8 +14,8 @@ pub struct Waiting<T> {
 }
 
 /// The tests that wait and those that run. The longest begins first. Tests that change the machine
-/// run one at a time. They wait more than they compute, so they are no job. Tests that measure come
-/// last, each alone.
+/// run one at a time. One pure test more than there are jobs takes what the others leave of the
+/// CPUs. Tests that measure come last, each alone.
 #[derive(Debug)]
 pub struct Schedule<T> {
     /// The shortest first.
@@ -25,7 +25,7 @@ pub struct Schedule<T> {
 }
 
 impl<T> Schedule<T> {
-    /// For so many tests at a time, next to one that changes the machine.
+    /// For so many tests at a time, and a pure one.
     pub fn new(mut waiting: Vec<Waiting<T>>, jobs: usize) -> Self {
         waiting.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         Self {
@@ -57,23 +57,25 @@ impl<T> Schedule<T> {
     }
 
     fn next(&self) -> Option<usize> {
-        if self.running.contains(&Class::Measured) {
+        if self.running.contains(&Class::Measured) || self.running.len() > self.jobs {
             return None;
         }
         let longest = |may: &dyn Fn(Class) -> bool| self.waiting.iter().rposition(|t| may(t.class));
-        // Live tests are a chain of their own: one begins as soon as the last has ended.
-        if !self.running.contains(&Class::Live)
-            && let Some(at) = longest(&|class| class == Class::Live)
-        {
-            return Some(at);
+        let waits = self.running.iter().filter(|class| **class != Class::Pure);
+        if waits.count() < self.jobs {
+            // Live tests are a chain of their own: one begins as soon as the last has ended.
+            let live = !self.running.contains(&Class::Live);
+            let next = live.then(|| longest(&|class| class == Class::Live));
+            let next = next
+                .flatten()
+                .or_else(|| longest(&|class| class == Class::Lab));
+            if next.is_some() {
+                return next;
+            }
         }
-        let jobs = self.running.iter().filter(|class| **class != Class::Live);
-        if jobs.count() >= self.jobs {
-            return None;
-        }
-        let beside = longest(&|class| matches!(class, Class::Pure | Class::Lab));
-        if beside.is_some() || !self.running.is_empty() {
-            return beside;
+        let pure = longest(&|class| class == Class::Pure);
+        if pure.is_some() || !self.running.is_empty() {
+            return pure;
         }
         longest(&|class| class == Class::Measured)
     }
@@ -97,31 +99,37 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_begins_first() {
+    fn the_longest_first_and_a_pure_one_more_than_jobs() {
         let mut all = schedule(
             2,
-            &[(Class::Pure, 1.0), (Class::Lab, 3.0), (Class::Pure, 2.0)],
+            &[
+                (Class::Pure, 1.0),
+                (Class::Lab, 3.0),
+                (Class::Lab, 2.0),
+                (Class::Pure, 4.0),
+                (Class::Lab, 5.0),
+            ],
         );
+        assert_eq!(begun(&mut all), Some((Class::Lab, 5.0)));
         assert_eq!(begun(&mut all), Some((Class::Lab, 3.0)));
-        assert_eq!(begun(&mut all), Some((Class::Pure, 2.0)));
+        assert_eq!(begun(&mut all), Some((Class::Pure, 4.0)));
         assert_eq!(begun(&mut all), None);
-        all.end(Class::Lab);
+        all.end(Class::Pure);
         assert_eq!(begun(&mut all), Some((Class::Pure, 1.0)));
-        all.end(Class::Pure);
-        all.end(Class::Pure);
+        all.end(Class::Lab);
+        assert_eq!(begun(&mut all), Some((Class::Lab, 2.0)));
+        for class in [Class::Lab, Class::Lab, Class::Pure] {
+            assert!(!all.done());
+            all.end(class);
+        }
         assert!(all.done());
     }
 
     #[test]
     fn live_tests_run_one_at_a_time_from_the_beginning() {
         let mut all = schedule(
-            1,
-            &[
-                (Class::Live, 1.0),
-                (Class::Live, 2.0),
-                (Class::Lab, 9.0),
-                (Class::Pure, 1.0),
-            ],
+            2,
+            &[(Class::Live, 1.0), (Class::Live, 2.0), (Class::Lab, 9.0)],
         );
         assert_eq!(begun(&mut all), Some((Class::Live, 2.0)));
         assert_eq!(begun(&mut all), Some((Class::Lab, 9.0)));
@@ -151,7 +159,7 @@ mod tests {
 
     #[test]
     fn no_jobs_is_one_job() {
-        let mut all = schedule(0, &[(Class::Pure, 1.0), (Class::Pure, 1.0)]);
+        let mut all = schedule(0, &[(Class::Lab, 1.0), (Class::Lab, 1.0)]);
         assert!(begun(&mut all).is_some());
         assert!(begun(&mut all).is_none());
     }
