@@ -9,6 +9,7 @@ use quell_engine::folder::Folder;
 use quell_engine::hold::{Until, run as hold};
 use quell_kernel::{privileges, refused};
 use quell_linux::backend::Linux;
+use quell_linux::restore;
 use quell_plan::inventory::Inventory;
 use quell_plan::{Plan, Setting};
 use quell_policy::Policy;
@@ -196,12 +197,15 @@ fn give_up_calls(plan: &Plan) {
     });
     // Budgets are decided on in the interrupts of counters.
     let loads = has(|set| matches!(set, Setting::Regulate(_) | Setting::Windows(_)));
-    // Where the kernel refuses it has no filters.
-    let _ = match (traces, loads) {
-        (true, _) => Ok(()),
-        (false, true) => refused::refuse(&[refused::TRACING]),
-        (false, false) => refused::refuse(&[refused::TRACING, refused::LOADING]),
-    };
+    let loading = (!loads).then_some(refused::LOADING);
+    let calls: Vec<_> = loading.into_iter().chain([refused::TRACING]).collect();
+    // A process with a filter may not read those of others, which what an earlier run has left may
+    // need.
+    let left = restore::folders(Path::new(machine::RUN_ROOT)).is_ok_and(|all| !all.is_empty());
+    if !traces && !left {
+        // It fails where the kernel has no filters.
+        let _ = refused::refuse(&calls);
+    }
 }
 
 fn now(backend: &Linux) -> Nanos {

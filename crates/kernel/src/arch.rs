@@ -40,7 +40,7 @@ mod calls {
 
     /// How a filter of system calls is told the architecture (`AUDIT_ARCH_X86_64`). `None`: the
     /// filters of this one are not known.
-    pub const OF_FILTERS: Option<u32> = Some(0xc000_003e);
+    pub const OF_FILTERS: Option<u32> = Some(crate::seccomp::X86_64);
 
     /// The system calls that reach the processor's ports.
     pub const PORTS: &[libc::c_long] = &[libc::SYS_ioperm, libc::SYS_iopl];

@@ -1,15 +1,13 @@
 //! Limits on a cgroup and on those above it: quotas of CPU time, limits of memory and of disks, low
 //! weights.
 
-use quell_types::units::{Bytes, Rate, Share};
+use quell_types::units::{Rate, Share};
 use quell_types::witness::Amount;
 
 use crate::cgroup::{Hierarchy, Version, chain};
 use crate::memory::{self, Memory};
 use crate::root::Files;
 
-/// From here on a limit of v1 limits nothing.
-const V1_UNLIMITED: u64 = 1 << 62;
 /// The usual `cpu.shares` of v1.
 const V1_SHARES: u64 = 1024;
 
@@ -139,18 +137,15 @@ fn quota(files: &dyn Files, version: Version, dir: &str) -> Option<Limit> {
 
 fn memory_limit(files: &dyn Files, file: String) -> Option<Limit> {
     let value = files.read(&file).ok()?.trim().to_owned();
-    let bytes: Bytes = memory::amount(&file, &value).ok()??;
-    (bytes.0 < V1_UNLIMITED).then_some(Limit {
-        file,
-        value,
-        gets: Amount::Memory(bytes),
-    })
+    let gets = Amount::Memory(memory::amount(&file, &value).ok()??);
+    Some(Limit { file, value, gets })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::root::Kernel;
+    use quell_types::units::Bytes;
 
     fn made(version: Version, all: &[(&str, &str)]) -> (tempfile::TempDir, Hierarchy) {
         let root = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use crate::cgroup::{Cgroups, Hierarchy};
+use crate::cgroup::Cgroups;
 use crate::procfs::{self, UNTOLD};
 use crate::root::{Files, gone};
 
@@ -67,64 +67,39 @@ fn tasks_or(files: &dyn Files, dir: &str, untold: bool) -> Vec<u32> {
     let each = dirs.iter().map(|dir| tasks_in(files, dir));
     let mut all: Vec<u32> = each.flatten().flatten().collect();
     if !whole {
-        all.extend(processes_by_proc(files, dir, untold));
+        all.extend(
+            by_proc(files, dir, untold)
+                .into_iter()
+                .map(|(_, pid, _)| pid),
+        );
         all.sort_unstable();
         all.dedup();
     }
     all
 }
 
-/// Where `/proc` shows tasks.
-struct Shown<'a> {
-    files: &'a dyn Files,
-    dir: &'a str,
-    hierarchy: Hierarchy,
-}
-
-impl<'a> Shown<'a> {
-    /// In this tree. `None` where no mount shows it.
-    fn below(files: &'a dyn Files, dir: &'a str) -> Option<Self> {
-        let all = Cgroups::discover(files).unwrap_or_default().hierarchies;
-        let mut all = all.into_iter();
-        let hierarchy = all.find(|h| Path::new(dir).starts_with(&h.mount))?;
-        Some(Self {
-            files,
-            dir,
-            hierarchy,
-        })
-    }
-
-    /// The cgroup of a task of the tree. `None` where it is elsewhere. With `untold`, where nobody
-    /// knows in which one it is, too.
-    fn place(&self, task: u32, untold: bool) -> Option<String> {
-        let at = self.hierarchy.dir_of(self.files, task).ok().flatten()?;
-        let unknown = || at.strip_prefix(&self.hierarchy.mount) == Some(UNTOLD);
-        (Path::new(&at).starts_with(self.dir) || untold && unknown()).then_some(at)
-    }
-}
-
-/// The processes with a thread in the tree, by what `/proc` says of all threads of the machine.
-fn processes_by_proc(files: &dyn Files, dir: &str, untold: bool) -> Vec<u32> {
-    let Some(shown) = Shown::below(files, dir) else {
+/// The threads in the tree by what `/proc` says of all of the machine: cgroup, process, thread.
+/// With `untold`, those whose cgroup nobody knows, too.
+fn by_proc(files: &dyn Files, dir: &str, untold: bool) -> Vec<(String, u32, u32)> {
+    let hierarchies = Cgroups::discover(files).unwrap_or_default().hierarchies;
+    let mut hierarchies = hierarchies.into_iter();
+    let Some(hierarchy) = hierarchies.find(|h| Path::new(dir).starts_with(&h.mount)) else {
         return Vec::new();
     };
-    let inside = |task: u32| shown.place(task, untold).is_some();
-    let threads = |pid: u32| procfs::threads(files, pid).unwrap_or_default();
-    let all = procfs::processes(files).unwrap_or_default().into_iter();
-    all.map(|stat| stat.id.pid)
-        .filter(|pid| inside(*pid) || threads(*pid).into_iter().any(inside))
-        .collect()
-}
-
-/// The threads in the tree with their cgroups, by what `/proc` says of all threads of the machine.
-fn threads_by_proc(files: &dyn Files, dir: &str) -> Vec<(String, u32)> {
-    let Some(shown) = Shown::below(files, dir) else {
-        return Vec::new();
+    let place = |task: u32| {
+        let at = hierarchy.dir_of(files, task).ok().flatten()?;
+        let unknown = at.strip_prefix(&hierarchy.mount) == Some(UNTOLD);
+        (Path::new(&at).starts_with(dir) || untold && unknown).then_some(at)
     };
-    let all = procfs::processes(files).unwrap_or_default().into_iter();
-    all.flat_map(|stat| procfs::threads(files, stat.id.pid).unwrap_or_default())
-        .filter_map(|tid| Some((shown.place(tid, false)?, tid)))
-        .collect()
+    let mut found = Vec::new();
+    for process in procfs::processes(files).unwrap_or_default() {
+        let pid = process.id.pid;
+        let mut tids = procfs::threads(files, pid).unwrap_or_default();
+        tids.retain(|tid| *tid != pid);
+        let all = std::iter::once(pid).chain(tids);
+        found.extend(all.filter_map(|tid| Some((place(tid)?, pid, tid))));
+    }
+    found
 }
 
 /// The threads of the whole tree. Cgroups that are gone have none.
@@ -146,9 +121,9 @@ pub fn threads_with_cgroups(files: &dyn Files, dir: &str) -> Vec<(String, u32)> 
     }
     if !whole {
         let mut known: BTreeSet<u32> = found.iter().map(|(_, tid)| *tid).collect();
-        let mut others = threads_by_proc(files, dir);
-        others.retain(|(_, tid)| known.insert(*tid));
-        found.extend(others);
+        let others = by_proc(files, dir, false).into_iter();
+        let others = others.filter(|(_, _, tid)| known.insert(*tid));
+        found.extend(others.map(|(at, _, tid)| (at, tid)));
     }
     found
 }
@@ -182,9 +157,9 @@ pub fn processes(files: &dyn Files, dir: &str, mut each: impl FnMut(u32)) {
         listed.into_iter().for_each(&mut each);
     }
     if !whole {
-        let mut others = processes_by_proc(files, dir, false);
-        others.retain(|pid| !known.contains(pid));
-        others.into_iter().for_each(each);
+        let others = by_proc(files, dir, false).into_iter();
+        let others = others.filter(|(_, pid, _)| known.insert(*pid));
+        others.for_each(|(_, pid, _)| each(pid));
     }
 }
 

@@ -108,7 +108,7 @@ fn remedy(path: &str, source: &io::Error) -> Option<String> {
         path.starts_with("/sys/fs/cgroup") || path.contains("cgroup.") || path.contains("cpuset.");
     let text = match source.raw_os_error()? {
         libc::EACCES | libc::EPERM => {
-            "run as root (it needs CAP_DAC_OVERRIDE, CAP_SYS_ADMIN, CAP_SYS_NICE and CAP_SYS_PTRACE)"
+            "run as root (it needs CAP_DAC_OVERRIDE, CAP_SYS_ADMIN and CAP_SYS_PTRACE, and CAP_SYS_NICE for the CPUs of threads)"
         }
         libc::EROFS => {
             "the mount is read-only: inside a container, let it have its own writable cgroup mount"

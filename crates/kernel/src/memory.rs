@@ -128,8 +128,7 @@ impl Memory {
         let mut least = None;
         for path in self.limits() {
             if let Some(text) = files.optional(&path)? {
-                let limit = amount(&path, &text)?.filter(|bytes| bytes.0 < V1_UNLIMITED);
-                least = least.into_iter().chain(limit).min();
+                least = least.into_iter().chain(amount(&path, &text)?).min();
             }
         }
         Ok(least)
@@ -198,17 +197,19 @@ impl Memory {
     }
 }
 
-/// Parses the text of a limit or protection. `None` stands for all there is (`max`).
+/// Parses the text of a limit or protection. `None` stands for all there is: `max`, or in v1 the
+/// largest number of whole pages.
 ///
 /// # Errors
 /// [`Error::Malformed`].
 pub fn amount(path: &str, text: &str) -> Result<Option<Bytes>> {
     match text.trim() {
         "max" => Ok(None),
-        number => number
-            .parse()
-            .map(|n| Some(Bytes(n)))
-            .map_err(|_| Error::malformed(path, text, "a number of bytes, or max")),
+        number => {
+            let bytes = number.parse().map(Bytes);
+            let expected = |_| Error::malformed(path, text, "a number of bytes, or max");
+            Ok(Some(bytes.map_err(expected)?).filter(|bytes| bytes.0 < V1_UNLIMITED))
+        }
     }
 }
 
@@ -312,7 +313,9 @@ mod tests {
             memory(Version::V2).chain(),
             ["/sys/fs/cgroup/quell.slice", "/sys/fs/cgroup/quell.slice/a"]
         );
-        assert_eq!(amount("/x", "max").unwrap(), None);
+        for all in ["max", "9223372036854771712\n"] {
+            assert_eq!(amount("/x", all).unwrap(), None);
+        }
         assert!(amount("/x", "lots").is_err());
         assert_eq!(written(Version::V1, None), "-1");
     }

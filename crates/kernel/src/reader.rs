@@ -61,19 +61,16 @@ pub(crate) fn waits(child: libc::pid_t) -> bool {
     readers.left.contains(&child)
 }
 
-/// The child that was left last.
-pub(crate) fn last_left() -> Option<libc::pid_t> {
-    readers().left.last().copied()
-}
-
 /// What was read of a file.
 #[derive(Debug)]
 pub struct Start {
     /// The beginning of the file. ETIMEDOUT where a program lets its reader wait for longer than
-    /// 0.1 s, EAGAIN where there is no reader.
+    /// 0.1 s, EAGAIN where there is no reader, or it had no CPU for 1 s.
     pub bytes: io::Result<Vec<u8>>,
     /// How long the reader waited for the program. Zero where it waited for a CPU alone.
     pub waited: Duration,
+    /// The child that still read this when it was left.
+    pub left: Option<libc::pid_t>,
 }
 
 /// The beginnings of files, read by the child: of the first one, and of those that follow as far as
@@ -103,14 +100,18 @@ pub(crate) fn one_by_one(
             bytes
         });
         let waited = Duration::ZERO;
-        Start { bytes, waited }
+        Start {
+            bytes,
+            waited,
+            left: None,
+        }
     };
     paths.iter().map(one).collect()
 }
 
 struct Readers {
     now: Option<Reader>,
-    /// Those that wait for a program. They end when it lets them.
+    /// Those that did not answer. They end when it lets them.
     left: Vec<libc::pid_t>,
 }
 
@@ -151,6 +152,7 @@ fn failed(errno: i32, waited: Duration) -> Start {
     Start {
         bytes: Err(io::Error::from_raw_os_error(errno)),
         waited,
+        left: None,
     }
 }
 
@@ -184,30 +186,48 @@ impl Reader {
         }
     }
 
-    /// What was read, and whether the child waits for the next question.
+    /// What was read, and whether the child waits for the next question. Once a program has let it
+    /// wait it is asked for nothing else.
     fn read(&self, paths: &[CString]) -> (Vec<Start>, bool) {
-        let (mut all, mut asked) = (Vec::new(), 0);
+        let (mut all, mut asked, mut slow) = (Vec::new(), 0, Duration::ZERO);
         let mut buffer = vec![0; HEAD + MOST];
         while all.len() < paths.len() {
-            for path in paths.iter().take(all.len() + AHEAD).skip(asked) {
+            let ahead = if slow.is_zero() { AHEAD } else { 0 };
+            for path in paths.iter().take(all.len() + ahead).skip(asked) {
                 let path = path.to_bytes_with_nul();
                 if rustix::net::send(&self.socket, path, SendFlags::NOSIGNAL).is_err() {
                     return (all, false);
                 }
                 asked += 1;
             }
+            if asked == all.len() {
+                return (all, true);
+            }
+            if slow > PATIENCE && !self.has_answered() {
+                // It is left with what it was asked for next.
+                let mut next = failed(libc::EAGAIN, Duration::ZERO);
+                next.left = Some(self.pid);
+                all.push(next);
+                return (all, false);
+            }
             // Without an answer it has ended.
             let Some((start, answered)) = self.answer(&mut buffer) else {
                 return (all, false);
             };
-            let goes_on = answered && start.waited <= QUICK;
+            if start.waited > QUICK {
+                slow += start.waited;
+            }
             all.push(start);
-            if !goes_on {
-                let is_free = answered && asked == all.len();
-                return (all, is_free);
+            if !answered {
+                return (all, false);
             }
         }
         (all, true)
+    }
+
+    fn has_answered(&self) -> bool {
+        let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
+        rustix::event::poll(&mut watched, Some(&Timespec::default())).is_ok_and(|n| n > 0)
     }
 
     /// The next answer, or what stands for it. `None` where the child has ended.
@@ -223,7 +243,9 @@ impl Reader {
                 waited += Duration::from_millis(5);
             }
             if waited >= PATIENCE {
-                return Some((failed(libc::ETIMEDOUT, waited), false));
+                let mut late = failed(libc::ETIMEDOUT, waited);
+                late.left = Some(self.pid);
+                return Some((late, false));
             }
             if begun.elapsed() > STARVED {
                 return Some((failed(libc::EAGAIN, Duration::ZERO), false));
@@ -237,6 +259,7 @@ impl Reader {
             0 => Start {
                 bytes: Ok(bytes.to_vec()),
                 waited,
+                left: None,
             },
             errno => failed(errno, waited),
         };
@@ -268,12 +291,12 @@ fn serve(socket: RawFd, answer: &mut [u8], birth: Birth) -> ! {
             unsafe { libc::_exit(0) };
         }
         let (head, bytes) = answer.split_at_mut(HEAD);
-        let (gave_way, begun) = (gave_way(), Instant::now());
+        let (waits, begun) = (gave_way(), Instant::now());
         let (error, length) = match read(&path, bytes) {
             Ok(length) => (0, length),
             Err(e) => (e, 0),
         };
-        let waited = match self::gave_way() == gave_way {
+        let waited = match gave_way() == waits {
             // At most, it was another's turn.
             true => 0,
             false => u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX),
@@ -337,6 +360,7 @@ fn read(path: &[u8], buffer: &mut [u8]) -> Result<usize, i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{Mode, OFlags};
 
     fn one(path: &str) -> io::Result<Vec<u8>> {
         let mut all = by_child(&[path.to_owned()], MOST);
@@ -370,7 +394,7 @@ mod tests {
         // A pipe that nobody writes to never answers.
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("p");
-        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RWXU).unwrap();
         let pipe = pipe.to_str().unwrap();
         let late = one(pipe).unwrap_err();
         assert_eq!(late.raw_os_error(), Some(libc::ETIMEDOUT));
@@ -387,7 +411,37 @@ mod tests {
             all[1].bytes.as_ref().unwrap_err().raw_os_error(),
             late.raw_os_error()
         );
-        assert!(all[1].waited >= PATIENCE);
+        assert!(all[1].waited >= PATIENCE && all[1].left.is_some());
         assert!(!one(&own).unwrap().is_empty());
+        slow_ones_are_told_from_the_one_that_is_left(&own, pipe);
+    }
+
+    /// A pipe whose writer opens it later lets the child wait for so long.
+    fn slow_ones_are_told_from_the_one_that_is_left(own: &str, pipe: &str) {
+        let after = |wait| {
+            let pipe = pipe.to_owned();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(wait));
+                // Nobody reads where the child was left before.
+                let _ = rustix::fs::open(pipe, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
+            })
+        };
+        // It goes on with what it was asked for, where it is answered in time.
+        let writer = after(30);
+        let all = by_child(&[pipe, own, own].map(str::to_owned), MOST);
+        writer.join().unwrap();
+        if all[0].left.is_none() {
+            assert!(all.len() == 3 && all[0].waited > QUICK, "{all:?}");
+            assert!(all.iter().all(|start| start.bytes.is_ok()), "{all:?}");
+        }
+        // After a tenth of a second in all it is left with the next one, which is told by itself.
+        let writers = [after(60), after(120)];
+        let all = by_child(&[pipe, pipe, pipe, own].map(str::to_owned), MOST);
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        let (last, before) = all.split_last().unwrap();
+        assert!(last.left.is_some() && last.bytes.is_err(), "{all:?}");
+        assert!(before.len() < 3 && before.iter().all(|start| start.left.is_none()));
     }
 }

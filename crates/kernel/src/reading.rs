@@ -72,8 +72,8 @@ pub enum Arguments {
     Told(Vec<String>),
     /// It lets its readers wait.
     Silent,
-    /// They were not asked for: another process of its user lets readers wait, or there is no
-    /// reader.
+    /// They are not known: another process of its user lets readers wait, or there was no reader,
+    /// or no CPU for it.
     NotAsked,
 }
 
@@ -110,21 +110,21 @@ pub(crate) fn arguments_of(
     let mut told = Vec::new();
     while let Some(first) = pids.get(told.len()) {
         alive();
-        if let Some(held) = held_off(files, *first) {
+        // Asked first: a process that lets its readers wait may end or become another user's.
+        if let Some(held) = held_off(*first, user_of(files, *first)) {
             told.push(held);
             continue;
         }
         let next = pids[told.len()..].iter().take(AT_ONCE);
-        let is_free = |pid: &&u32| held_off(files, **pid).is_none();
-        let next: Vec<u32> = next.take_while(is_free).copied().collect();
-        let paths: Vec<String> = next
-            .iter()
-            .map(|pid| format!("/proc/{pid}/cmdline"))
-            .collect();
+        let next = next.map(|pid| (*pid, user_of(files, *pid)));
+        let next = next.take_while(|(pid, user)| held_off(*pid, *user).is_none());
+        let next: Vec<(u32, u32)> = next.collect();
+        let path = |(pid, _): &(u32, u32)| format!("/proc/{pid}/cmdline");
+        let paths: Vec<String> = next.iter().map(path).collect();
         let read = files.read_starts(&paths, reader::MOST);
         let before = told.len();
-        for ((pid, path), start) in next.iter().zip(&paths).zip(read) {
-            let one = taken(files, *pid, start).map_err(|e| Error::file("read", path, None, e));
+        for (((pid, user), path), start) in next.iter().zip(&paths).zip(read) {
+            let one = taken(*pid, *user, start).map_err(|e| Error::file("read", path, None, e));
             told.push(one?);
         }
         if told.len() == before {
@@ -135,11 +135,8 @@ pub(crate) fn arguments_of(
 }
 
 /// What stands for the arguments of a process while its user is not asked.
-fn held_off(files: &dyn Files, pid: u32) -> Option<Arguments> {
-    if reading().slow.is_empty() {
-        return None;
-    }
-    let slow = reading().holds_off(user_of(files, pid))?;
+fn held_off(pid: u32, user: u32) -> Option<Arguments> {
+    let slow = reading().holds_off(user)?;
     Some(match slow == pid {
         true => Arguments::Silent,
         false => Arguments::NotAsked,
@@ -151,12 +148,11 @@ fn user_of(files: &dyn Files, pid: u32) -> u32 {
     person(files, users.map_or(u32::MAX, |[real, _, _]| real))
 }
 
-fn taken(files: &dyn Files, pid: u32, start: Start) -> io::Result<Arguments> {
+fn taken(pid: u32, user: u32, start: Start) -> io::Result<Arguments> {
     let errno = start.bytes.as_ref().err().and_then(io::Error::raw_os_error);
     let late = errno == Some(libc::ETIMEDOUT);
-    if start.waited > QUICK || late {
-        let user = user_of(files, pid);
-        reading().has_waited(user, pid, start.waited, late);
+    if start.waited > QUICK || start.left.is_some() {
+        reading().has_waited(user, pid, start.waited, start.left);
     }
     match start.bytes {
         Ok(bytes) => {
@@ -184,7 +180,7 @@ impl Reading {
         (waits || left >= ALLOWANCE).then_some(slow.pid)
     }
 
-    fn has_waited(&mut self, user: u32, pid: u32, took: Duration, late: bool) {
+    fn has_waited(&mut self, user: u32, pid: u32, took: Duration, left: Option<libc::pid_t>) {
         let now = Instant::now();
         let before = self
             .slow
@@ -194,7 +190,7 @@ impl Reading {
             waited: before + took,
             at: now,
             pid,
-            child: reader::last_left().filter(|_| late),
+            child: left,
         };
         self.slow.insert(user, slow);
     }

@@ -5,7 +5,9 @@
 use std::io;
 
 /// `AUDIT_ARCH_X86_64`.
-const X86_64: u32 = 0xc000_003e;
+pub(crate) const X86_64: u32 = 0xc000_003e;
+/// `SECCOMP_RET_ALLOW`.
+pub(crate) const ALLOW: u32 = 0x7fff_0000;
 /// The most instructions of a filter (`BPF_MAXINSNS`).
 const LONGEST: usize = 4096;
 /// Words that a filter may store (`BPF_MEMWORDS`).
@@ -63,7 +65,6 @@ impl Seen {
 pub fn allows(filter: &[Instruction], call: &Seen) -> Option<bool> {
     /// `SECCOMP_RET_ACTION_FULL`.
     const ACTION: u32 = 0xffff_0000;
-    const ALLOW: u32 = 0x7fff_0000;
     const LOG: u32 = 0x7ffc_0000;
     run(filter, call).map(|answer| matches!(answer & ACTION, ALLOW | LOG))
 }

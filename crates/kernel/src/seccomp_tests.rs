@@ -3,7 +3,6 @@ use proptest::prelude::*;
 use super::*;
 
 const KILL: u32 = 0x8000_0000;
-const ALLOW: u32 = 0x7fff_0000;
 const LOG: u32 = 0x7ffc_0000;
 const EPERM: u32 = 0x0005_0001;
 const MMAP: u32 = 9;

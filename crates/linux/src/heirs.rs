@@ -26,8 +26,9 @@ impl<'a> Family<'a> {
         Self { dir, since, own }
     }
 
-    /// The process and those in the cgroup or below that may have the setting from it, as far as
-    /// they are `wanted`. `has` says whether a process has the setting now.
+    /// The process, then those in the cgroup or below that may have the setting from it, as far as
+    /// they are `wanted`. `has` says whether a process has the setting now. A v1 cgroup lists
+    /// threads; these are processes, each once.
     pub fn of(
         &self,
         files: &dyn Files,
@@ -35,32 +36,20 @@ impl<'a> Family<'a> {
         has: &dyn Fn(u32) -> bool,
         wanted: &dyn Fn(u32) -> bool,
     ) -> Vec<u32> {
-        let mut found = vec![task.pid];
-        if !self.dir.is_empty() {
-            found.extend(cgroup_tree::suspects(files, self.dir));
-        }
-        // A process that ended, or has another setting by now, is left alone.
-        found.retain(|pid| self.inherits(files, *pid, task, has) && wanted(*pid));
-        found
-    }
-
-    /// The processes that [`Self::of`] finds, without the task's own. A v1 cgroup lists threads.
-    pub fn heirs(
-        &self,
-        files: &dyn Files,
-        task: TaskId,
-        has: &dyn Fn(u32) -> bool,
-        wanted: &dyn Fn(u32) -> bool,
-    ) -> BTreeSet<u32> {
-        let suspects = match self.dir.is_empty() {
-            true => Vec::new(),
-            false => cgroup_tree::suspects(files, self.dir),
-        };
         let process = |tid| procfs::process_of(files, tid).ok().flatten().unwrap_or(tid);
-        let mut found: BTreeSet<u32> = suspects.into_iter().map(process).collect();
-        found.remove(&task.pid);
-        found.retain(|pid| self.inherits(files, *pid, task, has) && wanted(*pid));
-        found
+        let mut others = BTreeSet::new();
+        if !self.dir.is_empty() {
+            others.extend(
+                cgroup_tree::suspects(files, self.dir)
+                    .into_iter()
+                    .map(process),
+            );
+        }
+        others.remove(&task.pid);
+        // A process that ended, or has another setting by now, is left alone.
+        let all = std::iter::once(task.pid).chain(others);
+        all.filter(|pid| wanted(*pid) && self.inherits(files, *pid, task, has))
+            .collect()
     }
 
     /// Whether a process is this task, or a later descendant or orphan. An older process had its

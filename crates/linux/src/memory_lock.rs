@@ -20,6 +20,8 @@ use crate::heirs::Family;
 
 /// The capability without which a limit holds (capability.h).
 const CAP_IPC_LOCK: u32 = 14;
+/// How often heirs are looked for as long as there are any: they may have children meanwhile.
+pub const PASSES: usize = 16;
 
 /// How an attempt to make a process lock its memory came out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +116,7 @@ pub fn lock(
             let mut stays = Vec::new();
             // A call that goes on may still lock.
             if !known && e.raw_os_error() != Some(libc::EINPROGRESS) {
-                stays = used_meanwhile(writer, task, was, dir, since);
+                stays = used_meanwhile(writer, task, was, dir, since)?;
                 if stays.is_empty() {
                     writer.journal.retract(mark)?;
                 }
@@ -151,31 +153,57 @@ fn taken_back(files: &dyn Files, task: TaskId, before: LockLimit) -> Option<Stri
 /// Takes back what became of a limit that was lifted since then, for nothing: children that were
 /// born meanwhile have it, and a process may have locked memory with it. Returns what stays.
 fn used_meanwhile(
-    writer: &JournaledWriter<'_>,
+    writer: &mut JournaledWriter<'_>,
     task: TaskId,
     was: LockLimit,
     dir: &str,
     since: u64,
-) -> Vec<String> {
+) -> Result<Vec<String>> {
     let files = writer.files;
     let own = writer.journal.entries().iter().filter_map(|e| match e {
         Undo::Lock { task, .. } => Some(*task),
         _ => None,
     });
     let own = own.collect();
+    let family = Family::new(dir, since, &own);
     let has = |pid| is_lifted(files, pid, was);
-    let heirs = Family::new(dir, since, &own).heirs(files, task, &has, &has);
-    let back = |pid| {
-        if pid != task.pid {
-            limit_back(files, pid, was)?;
-        }
-        match task_of(files, pid)?.filter(|_| is_beyond(files, pid, was)) {
-            Some(task) => unlock(files, task, Instant::now(), &|| ()),
-            None => Ok(false),
-        }
+    let unlocked = |pid| match task_of(files, pid)?.filter(|_| is_beyond(files, pid, was)) {
+        Some(task) => unlock(files, task, Instant::now(), &|| ()),
+        None => Ok(false),
     };
-    let all = std::iter::once(task.pid).chain(heirs);
-    all.filter_map(|pid| back(pid).err()).collect()
+    let mut stays = Vec::from_iter(unlocked(task.pid).err());
+    for _ in 0..PASSES {
+        let mut heirs = family.of(files, task, &has, &has);
+        heirs.retain(|pid| *pid != task.pid);
+        if heirs.is_empty() {
+            return Ok(stays);
+        }
+        for pid in heirs {
+            let Err(why) = limit_back(files, pid, was).and_then(|_| unlocked(pid)) else {
+                continue;
+            };
+            // With its limit it is no heir any more.
+            if let Some(heir) = procfs::stat(files, pid)? {
+                writer.journal.record(&Undo::Lock {
+                    task: heir.id,
+                    before: was,
+                    dir: dir.to_owned(),
+                    since: heir.id.start,
+                })?;
+            }
+            stays.push(why);
+        }
+    }
+    stays.push(endless(task));
+    Ok(stays)
+}
+
+/// What is said of a process whose limit other ones get faster than it is taken from them.
+pub fn endless(task: TaskId) -> String {
+    format!(
+        "children of process {} that have its limit of locked memory are born without end",
+        task.pid
+    )
 }
 
 /// The limit that a process would have without Quell: that of an ancestor before it was lifted. Of
@@ -210,12 +238,10 @@ fn inherited(writer: &JournaledWriter<'_>, task: TaskId, dir: &str) -> Result<Op
 /// only if the limit holds the process.
 fn lift(files: &dyn Files, pid: u32) -> std::io::Result<LockLimit> {
     match files.lock_limit(pid, Some(limit::ANY)) {
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
-            match procfs::is_capable(files, pid, CAP_IPC_LOCK) {
-                Ok(true) => files.lock_limit(pid, None),
-                _ => Err(std::io::Error::from_raw_os_error(libc::EDQUOT)),
-            }
-        }
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => match is_free(files, pid) {
+            Ok(true) => files.lock_limit(pid, None),
+            _ => Err(std::io::Error::from_raw_os_error(libc::EDQUOT)),
+        },
         other => other,
     }
 }
@@ -293,25 +319,21 @@ pub fn unlock(
     let pid = task.pid;
     let stays = |why: &str| format!("the memory of process {pid} stays locked: {why}");
     loop {
-        let Some(thread) = living(files, task)? else {
+        let Some(first) = living_thread(files, task)? else {
             return Ok(false);
         };
+        let thread = traceable::thread(files, task).unwrap_or(first);
         let obstacle = traceable::untraced(files, thread, until, alive);
         let obstacle = obstacle.map_err(|e| e.to_string())?;
         let locked = paging::locked_by(files, thread).map_err(|e| e.to_string())?;
         if locked == Some(Bytes(0)) {
             return Ok(false);
         }
-        let asked = traceable::thread(files, task).filter(|_| locked.is_some());
-        let done = match (obstacle, asked) {
-            (None, Some(thread)) => {
-                files.call_within(thread, &Call::UNLOCK_MEMORY, None, &mut || alive())
-            }
+        let done = match obstacle {
+            None => files.call_within(thread, &Call::UNLOCK_MEMORY, None, &mut || alive()),
             // A thread has ended meanwhile, but perhaps not the process.
-            (None | Some(traceable::Obstacle::Ended), _) => {
-                Err(std::io::Error::from_raw_os_error(libc::ESRCH))
-            }
-            (Some(obstacle), _) => return Err(stays(&obstacle.to_string())),
+            Some(traceable::Obstacle::Ended) => Err(std::io::Error::from_raw_os_error(libc::ESRCH)),
+            Some(obstacle) => return Err(stays(&obstacle.to_string())),
         };
         match done {
             Ok(_) => return Ok(true),
@@ -319,20 +341,20 @@ pub fn unlock(
                 std::thread::sleep(Duration::from_millis(1));
                 alive();
             }
-            Err(e) if gone(&e) && living(files, task)?.is_none() => return Ok(false),
+            Err(e) if gone(&e) && living_thread(files, task)?.is_none() => return Ok(false),
             Err(e) => return Err(stays(&why(&e))),
         }
     }
 }
 
 /// A thread of a process that has not ended.
-fn living(files: &dyn Files, task: TaskId) -> std::result::Result<Option<Thread>, String> {
+fn living_thread(files: &dyn Files, task: TaskId) -> std::result::Result<Option<Thread>, String> {
     let tid = procfs::living(files, task).map_err(|e| e.to_string())?;
     Ok(tid.map(|tid| Thread { of: task, tid }))
 }
 
-/// Whether what kept a process from doing a call may pass by itself: its thread has ended, is
-/// traced since, on its way back from a call, or still in it.
+/// Whether what kept a process from doing a call may pass by itself: its thread has ended (ESRCH),
+/// is traced (EPERM), is within a restartable sequence (EBUSY), or did not stop (ETIMEDOUT).
 fn passes(error: &std::io::Error) -> bool {
     let known = [libc::EPERM, libc::EBUSY, libc::ETIMEDOUT];
     gone(error) || error.raw_os_error().is_some_and(|e| known.contains(&e))
@@ -348,7 +370,7 @@ pub fn exceeds(
     task: TaskId,
     limit: LockLimit,
 ) -> std::result::Result<bool, String> {
-    let Some((most, thread)) = limit.soft.zip(living(files, task)?) else {
+    let Some((most, thread)) = limit.soft.zip(living_thread(files, task)?) else {
         return Ok(false);
     };
     let locked = paging::locked_by(files, thread).map_err(|e| e.to_string())?;
@@ -367,21 +389,28 @@ pub fn is_lifted(files: &dyn Files, pid: u32, before: LockLimit) -> bool {
 }
 
 /// Whether a process has more locked than the limit allows that was set back, and nothing else
-/// allows it: it has the limit, and no CAP_IPC_LOCK. It locked that while its limit was lifted.
-pub fn is_beyond(files: &dyn Files, pid: u32, before: LockLimit) -> bool {
+/// allows it: it has the limit, and may not exceed it. It locked that while its limit was lifted.
+fn is_beyond(files: &dyn Files, pid: u32, before: LockLimit) -> bool {
     let has = files.lock_limit(pid, None);
     has.is_ok_and(|now| now == before)
-        && !procfs::is_capable(files, pid, CAP_IPC_LOCK).unwrap_or(false)
+        && !is_free(files, pid).unwrap_or(false)
         && task_of(files, pid).is_ok_and(|task| {
             task.is_some_and(|task| exceeds(files, task, before).unwrap_or(false))
         })
 }
 
+/// Whether no limit of locked memory holds a process: it has CAP_IPC_LOCK in the first user
+/// namespace. In one of its own everybody has all capabilities. That of a process which may do more
+/// than this one cannot be read, and is the first.
+fn is_free(files: &dyn Files, pid: u32) -> Result<bool> {
+    /// Linux, `PROC_USER_INIT_INO` (linux/proc_ns.h).
+    const FIRST: &str = "user:[4026531837]";
+    let namespace = files.link(&format!("/proc/{pid}/ns/user"));
+    Ok(procfs::is_capable(files, pid, CAP_IPC_LOCK)? && namespace.map_or(true, |ns| ns == FIRST))
+}
+
 /// Sets the limit of an heir back. Returns whether it was, and the heir if it has more locked than
 /// that allows. A program may lose what it has locked itself by right: that looks the same.
-///
-/// No limit holds an heir with CAP_IPC_LOCK. If it has too much locked its limit stays, so that it
-/// is found until it has unlocked that.
 ///
 /// # Errors
 /// Why the limit could not be set back, or what is locked could not be read.
@@ -393,10 +422,6 @@ pub fn heir_back(
     let Some(heir) = task_of(files, pid)? else {
         return Ok((false, None));
     };
-    let free = procfs::is_capable(files, pid, CAP_IPC_LOCK).map_err(|e| e.to_string())?;
-    if free && exceeds(files, heir, before)? {
-        return Ok((false, Some(heir)));
-    }
     let back = limit_back(files, pid, before)?;
     Ok((back, exceeds(files, heir, before)?.then_some(heir)))
 }

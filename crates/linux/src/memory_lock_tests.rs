@@ -148,7 +148,7 @@ fn a_program_whose_first_thread_has_ended_unlocks() {
     program.waits_for('Z');
     let (kernel, task) = (kernel(), program.task());
     let locked = || {
-        let thread = living(&kernel, task).unwrap().unwrap();
+        let thread = living_thread(&kernel, task).unwrap().unwrap();
         assert_ne!(thread.tid, task.pid);
         paging::locked_by(&kernel, thread).unwrap().unwrap().0
     };
@@ -159,7 +159,7 @@ fn a_program_whose_first_thread_has_ended_unlocks() {
     assert_eq!(unlock(&kernel, task, until, &|| ()), Ok(false));
     // All of it has ended, and nobody has waited for it.
     program.first.kill().unwrap();
-    let ended = || living(&kernel, task).unwrap().is_none();
+    let ended = || living_thread(&kernel, task).unwrap().is_none();
     while !ended() {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -173,21 +173,23 @@ fn an_heir_unlocks_what_it_has_locked_beyond_its_limit() {
             return;
         };
         let dir = tempfile::tempdir().unwrap();
-        let (kernel, entries) = (kernel(), [program.entry(dir.path())]);
+        let (kernel, mut entries) = (kernel(), vec![program.entry(dir.path())]);
         assert_eq!(program.now().0, LOCKED);
         program.signal(libc::SIGSTOP);
         program.waits_for('T');
-        // Each attempt names it, whatever an earlier one has done.
+        let heir = task_of(&kernel, program.named).unwrap();
+        // Its limit is set back at once. Each attempt names it, and it has an entry of its own.
         for _ in 0..2 {
             let outcome = undo(&kernel, &entries);
-            assert_eq!(outcome.failed, entries);
+            entries = outcome.failed;
+            assert!(matches!(&entries[..], [Undo::Lock { task, .. }] if Some(*task) == heir));
             let left = &outcome.undone.left;
             let stays = format!(
                 "the memory of process {} stays locked: it is stopped",
                 program.named
             );
             assert!(matches!(&left[..], [only] if *only == stays), "{left:?}");
-            assert_eq!(program.now().0, LOCKED);
+            assert_eq!(program.now(), (LOCKED, BEFORE.hard));
         }
         program.signal(libc::SIGCONT);
         let outcome = undo(&kernel, &entries);
@@ -257,8 +259,8 @@ fn a_limit_lifted_for_nothing_goes_from_children_born_since() {
         };
         let mut journal = Journal::create(folder.path(), header()).unwrap();
         journal.record(&entry).unwrap();
-        let writer = JournaledWriter::new(&kernel, &mut journal);
-        let used = || used_meanwhile(&writer, *task, BEFORE, dir, *since);
+        let mut writer = JournaledWriter::new(&kernel, &mut journal);
+        let mut used = || used_meanwhile(&mut writer, *task, BEFORE, dir, *since).unwrap();
         // With CAP_IPC_LOCK it may lock as much as it likes, and it was made to lock nothing.
         if keeps == "True" {
             assert_eq!(used(), Vec::<String>::new());
@@ -270,11 +272,7 @@ fn a_limit_lifted_for_nothing_goes_from_children_born_since() {
         assert!(matches!(&used()[..], [only] if only.ends_with("it is stopped")));
         assert_eq!(program.now(), (LOCKED, BEFORE.hard));
         program.signal(libc::SIGCONT);
-        assert!(
-            undo(&kernel, std::slice::from_ref(&entry))
-                .failed
-                .is_empty()
-        );
+        assert!(undo(&kernel, journal.entries()).failed.is_empty());
         assert_eq!(program.now(), (0, BEFORE.hard));
     }
 }

@@ -247,12 +247,13 @@ impl Session {
             last.insert(key, task);
         }
         let told: BTreeSet<TaskId> = first.into_values().chain(last.into_values()).collect();
-        // Who leaves and is moved there again and again goes back to where it was at first.
+        // Of repeated moves to one place, and of repeated affinities, the earliest says what was at
+        // first.
         let moved = RefCell::new(BTreeSet::new());
-        let first = |task: TaskId, to: String| moved.borrow_mut().insert((task, to));
+        let earliest = |task: TaskId, to: String| moved.borrow_mut().insert((task, to));
         self.journal.rewrite(self.base, &|entry| match entry {
-            Undo::Move { task, to, .. } => runs(*task) && first(*task, to.clone()),
-            Undo::Affinity { task, new, .. } => runs(*task) && first(*task, new.to_string()),
+            Undo::Move { task, to, .. } => runs(*task) && earliest(*task, to.clone()),
+            Undo::Affinity { task, new, .. } => runs(*task) && earliest(*task, new.to_string()),
             Undo::Lock { task, .. } | Undo::OomScore { task, .. } => {
                 told.contains(task) || runs(*task)
             }

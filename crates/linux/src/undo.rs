@@ -84,10 +84,8 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
                 dir,
                 since,
             } => {
-                let mut tasks = vec![*task];
-                let back = work.limits_of_heirs(*task, *before, dir, *since, &mut tasks);
-                locking.extend(tasks.into_iter().map(|task| (task, *before, entry)));
-                back
+                locking.push((entry.clone(), false));
+                work.limits_of_heirs(*task, *before, dir, *since, &mut locking)
             }
             Undo::Settle { side } => unsettle::finish(files, side, alive),
             Undo::Affinity { task, old, new } => work.affinity(*task, old, new),
@@ -100,11 +98,13 @@ pub fn undo_while(files: &dyn Files, entries: &[Undo], alive: &dyn Fn()) -> Outc
     // A program can have whoever makes it unlock its memory wait. So that comes last, and its limit
     // after that: with more locked than it may lock it could map nothing.
     let until = Instant::now() + UNLOCKS_WITHIN;
-    for (task, before, entry) in locking {
+    let mut next = 0;
+    while let Some((entry, is_heir)) = locking.get(next).cloned() {
+        next += 1;
         fault::boundary();
         alive();
-        let result = work.unlock(task, before, entry, until);
-        work.note(entry, result);
+        let result = work.unlock(&entry, is_heir, until, &mut locking);
+        work.note(&entry, result);
     }
     work.outcome.failed.reverse();
     work.outcome
@@ -414,47 +414,77 @@ impl<'a> Work<'a> {
     }
 
     /// Sets the limits of locked memory back in the heirs of a task. Their memory is not locked by
-    /// what it was made to do, but they may share it, or have locked some themselves: heirs that
-    /// have more locked than they may are put to those that are to unlock (`locking`).
+    /// what it was made to do, but they may share it, or have locked some themselves: entries of
+    /// heirs that have more locked than they may are put to those that are to unlock (`locking`).
     fn limits_of_heirs(
         &mut self,
         task: TaskId,
         before: LockLimit,
         dir: &str,
         since: u64,
-        locking: &mut Vec<TaskId>,
+        locking: &mut Vec<(Undo, bool)>,
     ) -> Step {
-        let mine = |pid| self.limited.get(&pid).is_none_or(|by| *by == task);
-        let has = |pid| mine(pid) && memory_lock::is_lifted(self.files, pid, before);
-        // An earlier attempt may have set its limit back, and not have made it unlock.
-        let beyond = |pid| mine(pid) && memory_lock::is_beyond(self.files, pid, before);
-        let wanted = |pid| has(pid) || beyond(pid);
         let family = Family::new(dir, since, &self.lifted);
+        let has = |pid| memory_lock::is_lifted(self.files, pid, before);
         let mut any = false;
-        for pid in family.heirs(self.files, task, &has, &wanted) {
-            let (back, heir) = memory_lock::heir_back(self.files, pid, before)?;
-            any |= back;
-            locking.extend(heir);
-            self.limited.insert(pid, task);
+        // Its children may have children meanwhile.
+        for _ in 0..memory_lock::PASSES {
+            let mine = |pid| self.limited.get(&pid).is_none_or(|by| *by == task);
+            let has = |pid| mine(pid) && has(pid);
+            let mut heirs = family.of(self.files, task, &has, &has);
+            heirs.retain(|pid| *pid != task.pid);
+            if heirs.is_empty() {
+                return Ok(any);
+            }
+            for pid in heirs {
+                let (back, heir) = memory_lock::heir_back(self.files, pid, before)?;
+                any |= back;
+                let entry = |heir: TaskId| Undo::Lock {
+                    task: heir,
+                    before,
+                    dir: dir.to_owned(),
+                    since: heir.start,
+                };
+                locking.extend(heir.map(|heir| (entry(heir), true)));
+                self.limited.insert(pid, task);
+            }
         }
-        Ok(any)
+        Err(memory_lock::endless(task))
     }
 
-    /// Makes a task or an heir of it unlock its memory, then sets its limit back.
-    fn unlock(&self, task: TaskId, before: LockLimit, entry: &Undo, until: Instant) -> Step {
-        let unlock = || memory_lock::unlock(self.files, task, until, self.alive);
-        let unlocked = unlock();
-        let is_heir = !matches!(entry, Undo::Lock { task: of, .. } if *of == task);
-        // Only by its limit, or by what it has locked, an heir is found by another attempt.
-        if is_heir && unlocked.is_err() {
-            return unlocked;
+    /// Makes a task unlock its memory, then sets its limit back, and those of children that it had
+    /// meanwhile. An heir, which has its limit, is asked while there is time.
+    fn unlock(
+        &mut self,
+        entry: &Undo,
+        is_heir: bool,
+        until: Instant,
+        locking: &mut Vec<(Undo, bool)>,
+    ) -> Step {
+        let Undo::Lock {
+            task,
+            before,
+            dir,
+            since,
+        } = entry
+        else {
+            return Ok(false);
+        };
+        if is_heir && Instant::now() >= until {
+            let pid = task.pid;
+            return Err(format!(
+                "the memory of process {pid} stays locked: no time is left"
+            ));
         }
-        let back = self.limit_of(task, before)?;
+        let unlock = |work: &Self| memory_lock::unlock(work.files, *task, until, work.alive);
+        let unlocked = unlock(self);
+        let back = self.limit_of(*task, *before)?;
         // It may have locked anew before it had its limit.
-        if back && memory_lock::exceeds(self.files, task, before)? {
-            unlock()?;
+        if back && memory_lock::exceeds(self.files, *task, *before)? {
+            unlock(self)?;
         }
-        Ok(unlocked? || back)
+        let heirs = back && self.limits_of_heirs(*task, *before, dir, *since, locking)?;
+        Ok(unlocked? || back || heirs)
     }
 
     fn limit_of(&self, task: TaskId, before: LockLimit) -> Step {

@@ -391,7 +391,8 @@ fn prepare() {
     let _ = rustix::mm::mlockall(all);
     let _ = rt::fifo(rt::WATCHDOG_PRIORITY);
     let _ = privileges::keep(privileges::REVERTING);
-    // Whoever starts it has a filter, so that reverting traces nobody.
+    // With a filter, of the run or of a container, it cannot read those of others anyway: another
+    // one costs nothing.
     if refused::has_filter() {
         let _ = refused::refuse(&[refused::EXECUTING]);
     }

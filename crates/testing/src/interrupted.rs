@@ -26,6 +26,11 @@ pub fn begin(command: &mut Command) -> Result<Pid> {
     Ok(group)
 }
 
+/// Whether this program is told to end: waits until it has ended then.
+pub fn wait() {
+    drop(groups());
+}
+
 /// A test has ended, and so has all of its group that is left.
 pub fn end(group: Pid) {
     groups().retain(|one| *one != group);
@@ -75,18 +80,23 @@ pub fn watch() -> Result<()> {
 
 /// Asks all processes of these groups to end, and kills what has not after a while.
 fn end_all(groups: &[Pid], patience: Duration) {
-    let told = |signal| {
+    let told = |groups: &[Pid], signal| {
         for group in groups {
             // It may be gone.
             let _ = kill_process_group(*group, signal);
         }
     };
-    told(Signal::TERM);
+    told(groups, Signal::TERM);
     let until = Instant::now() + patience;
-    while groups.iter().any(|group| lives(*group)) && Instant::now() < until {
+    let mut left = groups.to_vec();
+    loop {
+        left.retain(|group| lives(*group));
+        if left.is_empty() || Instant::now() >= until {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
-    told(Signal::KILL);
+    told(&left, Signal::KILL);
 }
 
 /// Whether a group has a process. Its first one, which is this program's child, is waited for.
@@ -121,8 +131,12 @@ mod tests {
         end(group);
 
         let mut command = Command::new("sh");
-        command.args(["-c", "trap '' TERM; while :; do sleep 0.01; done"]);
+        let script = "trap '' TERM; touch deaf; while :; do sleep 0.01; done";
+        command.args(["-c", script]).current_dir(folder.path());
         let group = begin(command.process_group(0)).unwrap();
+        while !folder.path().join("deaf").exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         end_all(&[group], Duration::from_millis(50));
         while lives(group) {
             std::thread::sleep(Duration::from_millis(5));

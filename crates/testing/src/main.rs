@@ -268,13 +268,16 @@ fn lab(top: &Path) -> Result<bool, String> {
 }
 
 /// Parts of `tests/vm/guest.sh`; in the long run under all kernels.
-fn virtual_machine<const N: usize>(top: &Path, name: &str, soak: bool, parts: [&str; N]) -> Test {
+fn virtual_machine(top: &Path, name: &str, soak: bool, parts: &[&str]) -> Test {
     let kernels = soak.then_some("--kernels").into_iter();
     Test {
         name: name.to_owned(),
         class: Class::Lab,
         program: top.join("tests/vm/run.sh"),
-        arguments: kernels.chain(parts).map(str::to_owned).collect(),
+        arguments: kernels
+            .chain(parts.iter().copied())
+            .map(str::to_owned)
+            .collect(),
         folder: top.to_owned(),
     }
 }
@@ -295,13 +298,13 @@ fn tests(top: &Path, cargo: &str, soak: bool) -> std::io::Result<Vec<Test>> {
             top,
             "vm",
             soak,
-            ["held", "memory", "nested", "regulated", "disks", "own"],
+            &["held", "memory", "nested", "regulated", "disks", "own"],
         ),
         virtual_machine(
             top,
             "vm::changed",
             soak,
-            ["short", "reserved", "rights", "hazards", "programs"],
+            &["short", "reserved", "rights", "hazards", "programs"],
         ),
     ];
     for program in programs::built(cargo)? {
@@ -366,6 +369,7 @@ fn run(tests: Vec<Test>, lists: &Lists, jobs: usize, soak: bool) -> Vec<Done> {
             ran[at].outcome = Outcome::Flaky;
         }
     }
+    interrupted::wait();
     ran
 }
 

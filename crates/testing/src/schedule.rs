@@ -65,12 +65,9 @@ impl<T> Schedule<T> {
         if waits.count() < self.jobs {
             // Live tests are a chain of their own: one begins as soon as the last has ended.
             let live = !self.running.contains(&Class::Live);
-            let next = live.then(|| longest(&|class| class == Class::Live));
-            let next = next
-                .flatten()
-                .or_else(|| longest(&|class| class == Class::Lab));
-            if next.is_some() {
-                return next;
+            let next = longest(&|class| live && class == Class::Live);
+            if let Some(at) = next.or_else(|| longest(&|class| class == Class::Lab)) {
+                return Some(at);
             }
         }
         let pure = longest(&|class| class == Class::Pure);

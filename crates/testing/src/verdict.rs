@@ -119,6 +119,7 @@ fn minutes(text: &mut String, all: &[Done]) {
     line(text, format_args!("\n{head}"));
     for class in Class::ALL {
         let of: Vec<&Done> = all.iter().filter(|done| done.class == class).collect();
+        // Not `sum`: that of none is -0.
         let wall = of.iter().fold(0.0, |sum, done| sum + done.wall);
         let cpu = of.iter().fold(0.0, |sum, done| sum + done.cpu);
         let (name, count) = (class.name(), of.len());

@@ -7,9 +7,6 @@ use quell_types::units::{Bytes, Share};
 
 use quell_types::witness::{Amount, Fault};
 
-/// From here on a limit of v1 limits nothing.
-const V1_UNLIMITED: u64 = 1 << 62;
-
 /// A quota of CPU time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
@@ -95,7 +92,6 @@ fn limits_of(files: &dyn Files, memory: &Memory, used: Bytes) -> Vec<MemoryLimit
     let limit = |file: String| {
         let value = files.read(&file).ok()?.trim().to_owned();
         let limit = memory::amount(&file, &value).ok()??;
-        let limit = Some(limit).filter(|limit| limit.0 < V1_UNLIMITED)?;
         Some((file, value, limit))
     };
     let found: Vec<_> = memory.limits().into_iter().filter_map(limit).collect();

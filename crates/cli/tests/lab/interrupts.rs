@@ -58,7 +58,7 @@ done
 "#;
 
 #[test]
-#[ignore = "no test: the program that the test above runs inside the virtual machine"]
+#[ignore = "no test: the program that the test below runs inside the virtual machine"]
 fn guest() {
     let (role, numbers) = crate::guest::role();
     match &*role {

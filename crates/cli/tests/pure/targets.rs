@@ -246,29 +246,21 @@ mod changed {
     fn of_two_jobs_the_worst_off_is_obeyed() {
         let dir = tempfile::tempdir().unwrap();
         little(dir.path(), 3);
+        let neighbour = "configuration  = \"adapt\"\nsubject        = \"neighbour\"\n";
+        let easy = "[subject.easy]\nrole = \"critical\"\ncpus = 1\nprimary = \"response_us\"\n\
+                    run = { kind = \"periodic\", size = \"256KiB\", step = \"64B\", period = \"400us\", \
+                    deadline = \"380us\" }\n[subject.neighbour]";
+        let its = "group.easy.cpus = 1\ngroup.easy.target.deadline = \"380us\"\nregulator =";
+        let expected = "[[expect]]\nconfiguration = \"adapt\"\nsubject = \"easy\"\nmetric = \"misses\"\n\
+                        value_at_most = 0.01\n";
+        let alone = format!("[[expect]]\n{neighbour}value_at_least = 1350");
+        assert!(EXPERIMENT.contains(&alone));
+        let both = format!("{expected}[[expect]]\n{neighbour}value_at_least = 700");
         let text = EXPERIMENT
             .replace("160us", "DUE")
-            .replace("[subject.neighbour]", "[subject.easy]
-    role    = \"critical\"
-    cpus    = 1
-    run     = { kind = \"periodic\", size = \"256KiB\", step = \"64B\", period = \"400us\", deadline = \"380us\" }
-    primary = \"response_us\"
-    [subject.neighbour]")
-            .replace("regulator =", "group.easy.cpus = 1
-    group.easy.target.deadline = \"380us\"
-    regulator =")
-            .replace("[[expect]]
-    configuration  = \"adapt\"
-    subject        = \"neighbour\"
-    value_at_least = 1350", "[[expect]]
-    configuration = \"adapt\"
-    subject       = \"easy\"
-    metric        = \"misses\"
-    value_at_most = 0.01
-    [[expect]]
-    configuration  = \"adapt\"
-    subject        = \"neighbour\"
-    value_at_least = 700")
+            .replace("[subject.neighbour]", easy)
+            .replace("regulator =", its)
+            .replace(&alone, &both)
             .replace("DUE", "170us")
             // Until the limit of a neighbour of two jobs has settled.
             .replace("warmup = \"120ms\"", "warmup = \"400ms\"");

@@ -15,17 +15,16 @@ use crate::group_cgroups::GroupCgroups;
 pub fn threads(files: &dyn Files, group_cgroups: &GroupCgroups) -> Result<BTreeSet<u32>> {
     let (mut threads, mut processes) = (BTreeSet::new(), BTreeSet::new());
     for place in &group_cgroups.places {
-        let (dirs, all) = cgroup_tree::walk(files, &place.dir);
+        let (dirs, complete) = cgroup_tree::walk(files, &place.dir);
         for dir in dirs {
-            let whole = place.hierarchy.version == Version::V2;
             let listed = |name: &str| tasks_of(files, &format!("{dir}/{name}"));
-            if !whole {
+            if place.hierarchy.version == Version::V1 {
                 // On v1 a process may have threads in other cgroups.
                 threads.extend(listed("tasks")?);
                 continue;
             }
             match listed("cgroup.procs") {
-                Ok(all) => processes.extend(all),
+                Ok(pids) => processes.extend(pids),
                 // A threaded cgroup cannot list processes.
                 Err(e) if e.errno() == Some(libc::EOPNOTSUPP) => {
                     threads.extend(listed("cgroup.threads")?);
@@ -33,7 +32,7 @@ pub fn threads(files: &dyn Files, group_cgroups: &GroupCgroups) -> Result<BTreeS
                 Err(e) => return Err(e),
             }
         }
-        if !all {
+        if !complete {
             threads.extend(cgroup_tree::threads(files, &place.dir));
         }
     }
