@@ -230,6 +230,8 @@ pub(crate) mod tests {
         pub pid: u32,
         pub wait: Duration,
         pub errno: Option<i32>,
+        /// Its folder, where it has ended once it is read.
+        pub ends: Option<std::path::PathBuf>,
     }
 
     impl Files for Slowly {
@@ -243,6 +245,9 @@ pub(crate) mod tests {
                 std::thread::sleep(self.wait);
                 all.truncate(n + 1);
                 all[n].waited = self.wait;
+                if let Some(folder) = &self.ends {
+                    std::fs::remove_dir_all(folder).unwrap();
+                }
                 if let Some(errno) = self.errno {
                     all[n].bytes = Err(io::Error::from_raw_os_error(errno));
                 }
@@ -302,6 +307,7 @@ pub(crate) mod tests {
             pid: 4_000_071,
             wait,
             errno,
+            ends: None,
         };
         (dir, files)
     }
@@ -325,6 +331,15 @@ pub(crate) mod tests {
         assert!((1..=16).contains(&asked), "{asked}");
         assert!(other > 0);
         assert_eq!(arguments(&files, 4_000_072).unwrap(), Arguments::NotAsked);
+    }
+
+    #[test]
+    fn who_ends_while_it_is_read_has_let_wait_all_the_same() {
+        let (dir, mut files) = slowly(73_000, Duration::from_millis(300), None);
+        files.ends = Some(dir.path().join("proc/4000071"));
+        arguments(&files, 4_000_071).unwrap();
+        assert_eq!(arguments(&files, 4_000_072).unwrap(), Arguments::NotAsked);
+        assert_ne!(arguments(&files, 4_000_081).unwrap(), Arguments::NotAsked);
     }
 
     #[test]

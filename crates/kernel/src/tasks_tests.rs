@@ -111,6 +111,7 @@ fn who_lets_readers_wait_stays_in_its_group_or_is_named() {
         pid,
         wait: Duration::ZERO,
         errno: Some(libc::ETIMEDOUT),
+        ends: None,
     };
     let matcher = |name, table: TaskMatch| Matcher::new(&kernel, name, &[table]).unwrap();
     let worker = matcher("by-arg", by(|m| m.arg = Some("worker".into())));
