@@ -109,6 +109,7 @@ fn held(args: &Run, policy: &Policy, subjects: &[SubjectSpec]) -> Result {
     give_up_rights(subjects.is_empty());
     found::critical(policy, args.wait, args.quiet)?;
     crate::status::settle()?;
+    quell_kernel::rt::give_back_code();
     let (mut backend, mut machine) = if policy.needs_rates() {
         machine::measured()?
     } else {
