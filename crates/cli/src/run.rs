@@ -198,15 +198,18 @@ fn give_up_calls(plan: &Plan) {
     });
     // Budgets are decided on in the interrupts of counters.
     let loads = has(|set| matches!(set, Setting::Regulate(_) | Setting::Windows(_)));
-    let loading = (!loads).then_some(refused::LOADING);
-    let calls: Vec<_> = loading.into_iter().chain([refused::TRACING]).collect();
     // A process with a filter may not read those of others, which what an earlier run has left may
     // need.
     let left = restore::folders(Path::new(machine::RUN_ROOT)).is_ok_and(|all| !all.is_empty());
-    if !traces && !left {
-        // It fails where the kernel has no filters.
-        let _ = refused::refuse(&calls);
+    if traces || left {
+        return;
     }
+    let mut calls = vec![refused::TRACING];
+    if !loads {
+        calls.push(refused::LOADING);
+    }
+    // It fails where the kernel has no filters.
+    let _ = refused::refuse(&calls);
 }
 
 fn now(backend: &Linux) -> Nanos {

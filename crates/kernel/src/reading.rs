@@ -111,20 +111,21 @@ pub(crate) fn arguments_of(
     while let Some(first) = pids.get(told.len()) {
         alive();
         // Asked first: a process that lets its readers wait may end or become another user's.
-        if let Some(held) = held_off(*first, user_of(files, *first)) {
+        if let Some(held) = held_off(files, *first, user_of(files, *first)) {
             told.push(held);
             continue;
         }
         let next = pids[told.len()..].iter().take(AT_ONCE);
         let next = next.map(|pid| (*pid, user_of(files, *pid)));
-        let next = next.take_while(|(pid, user)| held_off(*pid, *user).is_none());
+        let next = next.take_while(|(pid, user)| held_off(files, *pid, *user).is_none());
         let next: Vec<(u32, u32)> = next.collect();
         let path = |(pid, _): &(u32, u32)| format!("/proc/{pid}/cmdline");
         let paths: Vec<String> = next.iter().map(path).collect();
         let read = files.read_starts(&paths, reader::MOST);
         let before = told.len();
         for (((pid, user), path), start) in next.iter().zip(&paths).zip(read) {
-            let one = taken(*pid, *user, start).map_err(|e| Error::file("read", path, None, e));
+            let one =
+                taken(files, *pid, *user, start).map_err(|e| Error::file("read", path, None, e));
             told.push(one?);
         }
         if told.len() == before {
@@ -135,8 +136,11 @@ pub(crate) fn arguments_of(
 }
 
 /// What stands for the arguments of a process while its user is not asked.
-fn held_off(pid: u32, user: u32) -> Option<Arguments> {
-    let slow = reading().holds_off(user)?;
+fn held_off(files: &dyn Files, pid: u32, user: u32) -> Option<Arguments> {
+    if reading().slow.is_empty() {
+        return None;
+    }
+    let slow = reading().holds_off(person(files, user))?;
     Some(match slow == pid {
         true => Arguments::Silent,
         false => Arguments::NotAsked,
@@ -145,13 +149,14 @@ fn held_off(pid: u32, user: u32) -> Option<Arguments> {
 
 fn user_of(files: &dyn Files, pid: u32) -> u32 {
     let users = procfs::users(files, pid).ok().flatten();
-    person(files, users.map_or(u32::MAX, |[real, _, _]| real))
+    users.map_or(u32::MAX, |[real, _, _]| real)
 }
 
-fn taken(pid: u32, user: u32, start: Start) -> io::Result<Arguments> {
+fn taken(files: &dyn Files, pid: u32, user: u32, start: Start) -> io::Result<Arguments> {
     let errno = start.bytes.as_ref().err().and_then(io::Error::raw_os_error);
     let late = errno == Some(libc::ETIMEDOUT);
     if start.waited > QUICK || start.left.is_some() {
+        let user = person(files, user);
         reading().has_waited(user, pid, start.waited, start.left);
     }
     match start.bytes {

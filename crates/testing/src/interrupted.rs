@@ -26,7 +26,7 @@ pub fn begin(command: &mut Command) -> Result<Pid> {
     Ok(group)
 }
 
-/// Whether this program is told to end: waits until it has ended then.
+/// Returns, unless this program is told to end: then it ends meanwhile.
 pub fn wait() {
     drop(groups());
 }
