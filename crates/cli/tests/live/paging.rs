@@ -318,26 +318,32 @@ fn a_running_program_survives_a_death_at_every_boundary() {
     machine.unchanged("after all boundaries");
 }
 
-/// A child that this thread traces.
-struct Traced(i32);
+/// The threads of a child, which this thread traces: any of them can be asked to unlock.
+struct Traced(Vec<i32>);
 
 impl Traced {
     fn start(pid: u32) -> Self {
-        let traced = Self(i32::try_from(pid).unwrap());
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let threads = threads.map(|t| t.unwrap().file_name().to_str().unwrap().parse().unwrap());
+        let traced = Self(threads.collect());
         traced.request(libc::PTRACE_SEIZE);
         traced
     }
 
     fn request(&self, what: libc::c_uint) {
-        // SAFETY: requests without memory.
-        assert_eq!(unsafe { libc::ptrace(what, self.0, 0, 0) }, 0);
+        for tid in &self.0 {
+            // SAFETY: requests without memory.
+            assert_eq!(unsafe { libc::ptrace(what, *tid, 0, 0) }, 0);
+        }
     }
 
     fn end(self) {
         self.request(libc::PTRACE_INTERRUPT);
-        let mut status = 0;
-        // SAFETY: a child of ours.
-        unsafe { libc::waitpid(self.0, &raw mut status, 0) };
+        for tid in &self.0 {
+            let mut status = 0;
+            // SAFETY: a thread of a child of ours.
+            unsafe { libc::waitpid(*tid, &raw mut status, libc::__WALL) };
+        }
         self.request(libc::PTRACE_DETACH);
     }
 }
