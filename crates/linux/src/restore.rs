@@ -27,6 +27,20 @@ pub const STANDING: &str = "standing.json";
 /// File in a run's folder with what programs declare of their units, by group. For `quell status`.
 pub const DECLARED: &str = "declared.json";
 
+/// One of these three while it is written.
+pub const HALF: &str = "half.json";
+
+/// Quell's files in a run's folder, in the order in which they are removed: the journal is last.
+const FILES: [&str; 7] = [
+    PLAN,
+    STANDING,
+    DECLARED,
+    HALF,
+    lease::FILE,
+    journal::NEXT,
+    journal::FILE,
+];
+
 /// The result of restoring one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restored {
@@ -234,14 +248,7 @@ pub fn undo_folder(files: &dyn Files, dir: &Path) -> Result<Restored> {
 /// [`Error::File`]. A folder that is gone is no error.
 pub fn remove_folder(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e| Error::file("remove", &path.to_string_lossy(), None, e);
-    for name in [
-        PLAN,
-        STANDING,
-        DECLARED,
-        lease::FILE,
-        journal::NEXT,
-        journal::FILE,
-    ] {
+    for name in FILES {
         let path = dir.join(name);
         match fs::remove_file(&path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&path, e)),
@@ -261,7 +268,7 @@ pub fn remove_folder(dir: &Path) -> Result<()> {
 pub fn close(journal: Journal, dir: &Path) -> Result<()> {
     // The journal is removed before the folder, and all other files before the journal. So a death
     // in between leaves a journal by which the rest is found, or an empty folder.
-    for name in [PLAN, STANDING, DECLARED, lease::FILE, journal::NEXT] {
+    for name in FILES.iter().filter(|name| **name != journal::FILE) {
         let _ = fs::remove_file(dir.join(name));
     }
     journal.clear()?;

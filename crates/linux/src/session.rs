@@ -22,6 +22,7 @@ use quell_types::ids::GroupId;
 use quell_types::journal::Undo;
 use quell_types::task::TaskId;
 use quell_types::units::Nanos;
+use serde::Serialize;
 
 use crate::change::JournaledWriter;
 use crate::deputy::Deputy;
@@ -29,7 +30,7 @@ use crate::journal::{self, Header, Journal, Mark};
 use crate::known;
 use crate::lease::Lease;
 use crate::lock::Lock;
-use crate::restore::{self, DECLARED, PLAN, STANDING};
+use crate::restore::{self, DECLARED, HALF, PLAN, STANDING};
 use crate::watchdog::{self, Health, Watchdog};
 
 /// How often a watchdog that died is replaced before the run gives up.
@@ -177,26 +178,30 @@ impl Session {
     /// # Errors
     /// [`Error::File`].
     pub fn describe(&self, plan: &Plan) -> Result<()> {
-        let path = self.dir.join(PLAN);
-        let text = serde_json::to_string(plan).unwrap_or_default();
         // The file is about another plan.
         let _ = std::fs::remove_file(self.dir.join(STANDING));
-        std::fs::write(&path, text)
+        let path = self.dir.join(PLAN);
+        self.shows(PLAN, plan)
             .map_err(|e| Error::file("write", &path.to_string_lossy(), None, e))
+    }
+
+    /// Writes a file of the run's folder so that nobody reads half of it.
+    fn shows(&self, name: &str, content: &impl Serialize) -> std::io::Result<()> {
+        let half = self.dir.join(HALF);
+        std::fs::write(&half, serde_json::to_string(content)?)?;
+        std::fs::rename(&half, self.dir.join(name))
     }
 
     /// Writes the present level of the promises to the run's folder, for `quell status`. Where it
     /// cannot be written, `quell status` shows the planned levels.
     pub fn stands(&self, standing: &Standing) {
-        let text = serde_json::to_string(standing).unwrap_or_default();
-        let _ = std::fs::write(self.dir.join(STANDING), text);
+        let _ = self.shows(STANDING, standing);
     }
 
     /// Writes what programs declare of their units to the run's folder, for `quell status`, which
     /// does without where it cannot be written.
     pub fn declared(&self, all: &BTreeMap<GroupId, Declared>) {
-        let text = serde_json::to_string(all).unwrap_or_default();
-        let _ = std::fs::write(self.dir.join(DECLARED), text);
+        let _ = self.shows(DECLARED, all);
     }
 
     /// The journal in which changes are recorded.
