@@ -15,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 export QUELL_CACHE=${QUELL_CACHE:-$top/.cache}
 # Of one boot with all parts; emulated on two busy CPUs they take four to five minutes.
-bound=600s
+bound=840s
 
 # The same programs as `cargo test` builds, so that nothing is built twice.
 built=$(${CARGO:-cargo} build --locked --quiet --manifest-path "$top/Cargo.toml" --workspace --bin quell \

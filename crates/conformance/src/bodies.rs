@@ -382,8 +382,10 @@ pub fn pooled_budgets_give_what_a_sleeper_leaves(arm: &mut dyn Arm) {
             let both = stream(arm, Some(free), true, After::Wait);
             let most = 1.05 + arm.noise().0;
             let of_budgets = [own / free / 0.2, both / free / 0.4];
-            assert!(of_budgets.iter().all(|of| *of <= most), "{of_budgets:?}");
-            both / own
+            match of_budgets.iter().all(|of| *of <= most) {
+                true => both / own,
+                false => f64::NAN,
+            }
         },
     );
     for after in [After::Spare, After::Proportional] {
@@ -433,8 +435,10 @@ pub fn a_budget_goes_to_the_cpu_that_draws_it(arm: &mut dyn Arm) {
             let even = stream(arm, Some((free, Split::Even)));
             let demand = stream(arm, Some((free, Split::Demand)));
             let of_budget = demand / free / 0.5;
-            assert!(of_budget <= 1.05 + arm.noise().0, "{of_budget}");
-            demand / even
+            match of_budget <= 1.05 + arm.noise().0 {
+                true => demand / even,
+                false => f64::NAN,
+            }
         },
     );
 }

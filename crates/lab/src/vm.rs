@@ -192,8 +192,8 @@ impl Lab {
             // Nested KVM may fail or make the machine hang.
             Accelerator::Auto if !emulated && bare() => vec!["kvm", TCG],
             Accelerator::Kvm => vec!["kvm"],
-            Accelerator::Counted => vec![COUNTED],
             // Seen: one boot in some twenty hung, with the CPUs busy.
+            Accelerator::Counted => vec![COUNTED, COUNTED],
             Accelerator::Auto | Accelerator::Tcg => vec![TCG, TCG],
         }
     }

@@ -99,10 +99,11 @@ fn end_all(groups: &[Pid], patience: Duration) {
     told(&left, Signal::KILL);
 }
 
-/// Whether a group has a process. Its first one, which is this program's child, is waited for.
+/// Whether a group has a process. Those that are this program's children are waited for: its first
+/// one, as a rule.
 fn lives(group: Pid) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-    let _ = rustix::process::waitid(WaitId::Pid(group), options);
+    let _ = rustix::process::waitid(WaitId::Pgid(Some(group)), options);
     rustix::process::test_kill_process_group(group).is_ok()
 }
 
@@ -115,6 +116,8 @@ mod tests {
     /// third does not end by itself.
     #[test]
     fn who_reverts_something_has_the_time_to() {
+        // Nobody else has to wait for those whose parent has ended.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let script = "(trap 'sleep 0.2; touch reverted; exit' TERM; touch ready; \
                       while :; do sleep 0.01; done) & exec sleep 60";

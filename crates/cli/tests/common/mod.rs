@@ -362,13 +362,15 @@ pub fn throttles() -> u64 {
         .sum()
 }
 
-/// A program that computes for ever on one CPU, and gets most of it whatever else the machine does
-/// (as root).
+/// What a shell does that is started by `nice -n -15`, so that its programs get most of a CPU
+/// whatever else the machine does (as root). Where the kernel groups by session, niceness counts
+/// within a session only, and the session has one of its own.
+pub const AHEAD: &str = "{ echo -15 >/proc/self/autogroup; } 2>/dev/null";
+
+/// A program that computes for ever on one CPU, and gets most of it.
 pub fn busy() -> Program {
-    // Where the kernel groups by session, niceness counts within a session only, and the session
-    // has one of its own.
-    let busy = "{ echo -15 >/proc/self/autogroup; } 2>/dev/null; while :; do :; done";
-    Program::start(&["nice", "-n", "-15", "sh", "-c", busy])
+    let busy = format!("{AHEAD}; while :; do :; done");
+    Program::start(&["nice", "-n", "-15", "sh", "-c", &busy])
 }
 
 /// The share of a CPU that a program gets, over `span`.

@@ -27,7 +27,8 @@ mask() { sed -n 's/ *L3:0=0*//p' $1/schemata; }
 # within SECONDS COMMAND…: true as soon as the command is
 within() { n=$(($1 * 10)); shift; until "$@" 2>/dev/null; do n=$((n - 1)); [ $n -gt 0 ] || return 1; usleep 100000; done; }
 # Emulated on a busy host a process may be held up for longer than the second that a heartbeat may be late.
-thrice() { "$@" || "$@" || "$@"; }
+# What the last of up to three tries said.
+thrice() { "$@" >/tmp/thrice || "$@" >/tmp/thrice || "$@" >/tmp/thrice; set -- $?; cat /tmp/thrice; return $1; }
 # register CPU NUMBER: its bytes, the lowest first
 register() { echo $(dd if=/dev/cpu/$1/msr bs=8 count=1 skip=$(($2)) iflag=skip_bytes 2>/dev/null | od -An -tx1); }
 affinities() {

@@ -37,7 +37,7 @@ echo locked $(quell plan /tmp/policy.toml 2>&1)
 # Held: the kernel and pqos say the same. What pqos changes is seen and set again.
 policy "match = [{ pid = $V }]" '"25%"' >/tmp/policy.toml
 quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!
-within 60 narrowed || echo never narrowed
+within 60 narrowed && within 60 grep -q holding: /tmp/log || echo never narrowed
 echo held rest $(mask $R) victim $(mask $R/COS1) noise $(mask $R/COS2) mode $(cat $R/COS1/mode)
 echo where $(cat /proc/$V/cpu_resctrl_groups) $(cat /proc/$N/cpu_resctrl_groups)
 pqos -s >/tmp/pqos 2>&1

@@ -182,16 +182,19 @@ fn walk(times: usize) {
         act();
         count(&mut counter) - before
     };
-    let mut misses = [0, 0];
+    let mut fewest = [u64::MAX; 2];
     for _ in 0..times {
-        misses[0] += around(&|| {
+        let locked = around(&|| {
             for n in 0..lines {
                 // SAFETY: within the mapping.
                 unsafe { locked.as_ptr().add(n * LINE).read_volatile() };
             }
         });
-        misses[1] += around(&|| ordinary.read());
+        for (fewest, misses) in fewest.iter_mut().zip([locked, around(&|| ordinary.read())]) {
+            *fewest = misses.min(*fewest);
+        }
     }
-    let [locked, ordinary] = misses.map(|n| n as f64 / (times * lines) as f64);
+    // In the best pass: kernel work on the CPU drives lines out, too, the more the slower the host.
+    let [locked, ordinary] = fewest.map(|n| n as f64 / lines as f64);
     println!("locked {locked} ordinary {ordinary}");
 }

@@ -9,10 +9,9 @@ use serde_json::Value;
 
 const EXPERIMENT: &str = include_str!("../../../../experiments/pressure-anon.toml");
 /// The hog has all its memory within the warm-up. On a busy host a frame beside it takes 12 s, and
-/// one has to end within the duration.
-const SHORT: [(&str, &str); 3] = [
+/// one has to end within the 20 s that are measured.
+const SHORT: [(&str, &str); 2] = [
     ("warmup   = \"5s\"", "warmup   = \"4s\""),
-    ("duration = \"20s\"", "duration = \"14s\""),
     ("ramp = \"10s\"", "ramp = \"4s\""),
 ];
 

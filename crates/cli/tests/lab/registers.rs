@@ -23,7 +23,7 @@ policy() {
     printf 'cpus = "%s"\nreserve.cache = %s\n[group.noise]\nrole = "best-effort"\nmatch = [{ pid = %s }]\n' $1 "$2" $N
 }
 in_class_1() { [ "$(register 1 0xc8f)" = "00 00 00 00 01 00 00 00" ]; }
-holds() { quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!; within 60 in_class_1 || echo never held; }
+holds() { quell run /tmp/policy.toml >/tmp/log 2>&1 & run=$!; within 60 in_class_1 && within 60 grep -q holding: /tmp/log || echo never held; }
 
 sleep 10001 & V=$!
 sleep 10002 & N=$!
@@ -123,10 +123,10 @@ fn ways_are_given_by_registers(kernel: &str) {
     );
     assert_eq!(said.one("pqos"), "0xfff0 0xf");
     assert_eq!(said.one("again"), "yes");
-    assert_eq!(
-        (said.one("status"), said.one("restored")),
-        ("0", "restored")
-    );
+    assert_eq!(said.one("restored"), "restored");
+    // What is set again once a second the witness may have seen twice before.
+    let seen = said.one("status") == "3" && said.0.contains("CPU 1 of the group fills");
+    assert!(seen || said.one("status") == "0", "{}", said.one("status"));
     if quell_testing::soak() {
         assert!(said.every() > 12);
     } else {

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
 use super::gathered::busy;
-use crate::common::{Program, Running, eventually, machine, quell, status};
+use crate::common::{AHEAD, Program, Running, eventually, machine, quell, status};
 use quell_kernel::births::Births;
 use rustix::process::Signal;
 
@@ -33,17 +33,19 @@ fn programs_of_milliseconds_are_limited() {
     if let Err(e) = Births::listen() {
         return quell_testing::skip(format!("the kernel reports no programs: {e}"));
     }
-    // Started by a shell that no group matches, one after the other.
+    // Started by a shell that no group matches, one after the other. Ahead of what else runs, and
+    // with a weight: on a busy machine they would use less than their limit.
     let brief = machine.path("brief-of-tests");
     symlink("/bin/sh", &brief).unwrap();
     let once = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); done";
-    let often = format!("while :; do {} -c '{once}'; done", brief.display());
-    let starter = Program::start(&["sh", "-c", &often]);
+    let often = format!("{AHEAD}; while :; do {} -c '{once}'; done", brief.display());
+    let starter = Program::start(&["nice", "-n", "-15", "sh", "-c", &often]);
     let critical = busy();
     machine.remember();
     let policy = format!(
         "quell = 1\n[group.a]\nrole = 'critical'\ncpus = 'any'\nmatch = [{{ pid = {} }}]\n\
         [group.b]\nrole = 'best-effort'\ncpus = 'any'\nmatch = [{{ comm = 'brief-of-tests' }}]\n\
+        cpu-weight = 100\n\
         [group.b.limit]\ncpu-time = '10%'\n",
         critical.pid()
     );

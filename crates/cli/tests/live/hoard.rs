@@ -51,6 +51,8 @@ fn memory() -> vm::Meminfo {
 
 /// Whether the test may run; said aloud if not.
 fn possible() -> bool {
+    // Pages of files that were read are not free.
+    let _ = std::fs::write("/proc/sys/vm/drop_caches", "1");
     let why = if !rustix::process::geteuid().is_root() {
         "page frames are shown to root only".to_owned()
     } else if let Err(why) = may_lock() {
@@ -83,7 +85,7 @@ fn until(hoard: &mut Hoard, such: impl Fn(&What) -> bool) -> Vec<Report> {
             }
         }
         assert_eq!(hoard.ended(), None, "{all:?}");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_micros(200));
     }
     panic!("no such report within a minute: {all:?}");
 }
@@ -205,8 +207,11 @@ fn frames_are_released_on_request_on_one_cpu() {
     let before = hoard.kept();
     let right = |frames: &[u64]| frames.iter().filter(|f| colour(**f) >= 4).count() as u64;
     let others = right(&fresh(PAGES));
-    let mut most = 0;
-    for _ in 0..5 {
+    // Half of all frames have one. Other programs on this CPU may take some of those released.
+    let (mut most, mut tries) = (0, 0);
+    while most < PAGES / 4 * 3 {
+        assert!(tries < 20, "{most}");
+        tries += 1;
         let pages = PAGES;
         hoard
             .ask(&Command::Release {
@@ -220,10 +225,8 @@ fn frames_are_released_on_request_on_one_cpu() {
         most = most.max(right(&fresh(PAGES)));
     }
     println!("of {PAGES} new pages {others} had a reserved colour, and {most} after a release");
-    assert_eq!(hoard.kept().0, before.0 - 5 * PAGES * PAGE);
+    assert_eq!(hoard.kept().0, before.0 - tries * PAGES * PAGE);
     assert_eq!(frames(hoard.pid()).len() as u64 * PAGE, hoard.kept().0);
-    // Half of all frames have one. Other programs on this CPU may take some of those released.
-    assert!(most >= PAGES / 4 * 3, "{most}");
     // More than there is.
     let pages = u64::MAX;
     hoard
@@ -251,7 +254,10 @@ fn a_hoard_gives_way_to_a_program_that_needs_memory() {
         let kib = mib << 10;
         let text =
             format!("MemTotal: 8388608 kB\nMemFree: 4194304 kB\nMemAvailable: {kib:>8} kB\n");
-        std::fs::write(&file, text).unwrap();
+        // Of the same length each time: no reader finds it empty.
+        let mut options = File::options();
+        let file = options.create(true).write(true).truncate(false).open(&file);
+        file.unwrap().write_all_at(text.as_bytes(), 0).unwrap();
     };
     available(4096);
     let mount = "mount --bind \"$0\" /proc/meminfo && exec \"$1\" __hoard \"$2\"";

@@ -24,6 +24,7 @@ mod pages;
 mod paging;
 mod planned;
 mod programs;
+mod report;
 mod silent;
 mod speaks;
 mod stages;

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    Machine, Program, Running, eventually, in_status, machine, quell, send, watchdog_of,
+    Machine, Program, Running, eventually, in_status, machine, process_named, quell, send,
+    watchdog_of,
 };
 use quell_kernel::{paging, trace};
 use quell_types::units::Bytes;
@@ -226,6 +227,15 @@ impl Checked {
     fn held(&self, machine: &Machine) -> Running {
         let run = Running::start(quell().args(["run", &self.policy(machine, "")]));
         eventually("its memory is locked", || self.locked() > MIB);
+        // The kernel counts what it has locked so far. Who made the program do it lets it go.
+        eventually("nobody traces it", || {
+            let threads = threads(self.program.pid());
+            let pid = self.program.pid();
+            threads.iter().all(|tid| {
+                let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"));
+                status.is_ok_and(|status| status.contains("TracerPid:\t0\n"))
+            }) && process_named("quell-helper").is_none()
+        });
         // CAP_SYS_RESOURCE: without it, the limit of a program that no limit holds stays.
         let limit = limit_of(self.program.pid());
         assert_eq!(
@@ -318,14 +328,19 @@ fn a_running_program_survives_a_death_at_every_boundary() {
     machine.unchanged("after all boundaries");
 }
 
+fn threads(pid: u32) -> Vec<i32> {
+    let all = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let number = |name: &str| name.parse().unwrap();
+    all.map(|thread| number(thread.unwrap().file_name().to_str().unwrap()))
+        .collect()
+}
+
 /// The threads of a child, which this thread traces: any of them can be asked to unlock.
 struct Traced(Vec<i32>);
 
 impl Traced {
     fn start(pid: u32) -> Self {
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-        let threads = threads.map(|t| t.unwrap().file_name().to_str().unwrap().parse().unwrap());
-        let traced = Self(threads.collect());
+        let traced = Self(threads(pid));
         traced.request(libc::PTRACE_SEIZE);
         traced
     }

@@ -96,11 +96,12 @@ fn a_quota_that_is_set_above_the_group_is_named() {
     machine.unchanged("after the run");
 }
 
-/// A run that limits a program to a tenth of a CPU's time, by the quota or by a brake.
+/// A run that limits a program to a tenth of a CPU's time, by the quota or by a brake. With its
+/// weight it uses more on a busy machine, too, once nothing limits it.
 fn limited(machine: &Machine, hog: &Program, how: &str) -> Running {
     let text = format!(
         "quell = 1\non-drift = \"report\"\n{how}\
-         match = [{{ pid = {} }}]\ncpus = \"any\"\n",
+         match = [{{ pid = {} }}]\ncpus = \"any\"\ncpu-weight = 100\n",
         hog.pid()
     );
     let run = Running::start(quell().args(["run", &machine.file("limit.toml", &text)]));

@@ -14,7 +14,6 @@ mod init;
 mod profile;
 mod profiles;
 mod published;
-mod report;
 mod schedules;
 mod sim;
 mod sweep;

@@ -14,7 +14,6 @@ pub fn a_program_beside_a_limited_group_runs_on(arm: &mut dyn Arm) {
     let (warmup, duration) = arm.spans();
     let span = Nanos(4 * duration.0);
     for part in [0.2, 0.5] {
-        let mut of_limit = 0.0;
         let what = format!("a program next to a group with a limit of {part}, of its rate alone");
         within(arm, &what, (0.45, 1.05), &mut |arm| {
             confined(arm, "a", &first, None);
@@ -34,18 +33,16 @@ pub fn a_program_beside_a_limited_group_runs_on(arm: &mut dyn Arm) {
             let both = measured_together(arm, [stream, program], warmup, span);
             arm.backend().undo().unwrap();
             let [stream, program] = both.map(|measured| rate(&measured));
-            of_limit = stream / (free * part);
+            let of_limit = stream / (free * part);
             println!(
                 "limit {part}: the group {of_limit:.3} of it, the program {:.3}",
                 program / alone
             );
-            program / alone
+            match of_limit <= 1.05 + arm.noise().0 {
+                true => program / alone,
+                false => f64::NAN,
+            }
         });
-        let most = 1.05 + arm.noise().0;
-        assert!(
-            (0.0..=most).contains(&of_limit),
-            "limit {part}: {of_limit} of it"
-        );
     }
 }
 
@@ -60,7 +57,6 @@ pub fn two_limited_groups_on_a_cpu_have_a_budget_each(arm: &mut dyn Arm) {
     let (warmup, duration) = arm.spans();
     let span = Nanos(4 * duration.0);
     let parts = [0.15, 0.3];
-    let mut of_limits = [0.0; 2];
     let what = "the stream with the larger limit, of it";
     within(arm, what, (0.75, 1.05), &mut |arm| {
         confined(arm, "a", &first, None);
@@ -75,15 +71,12 @@ pub fn two_limited_groups_on_a_cpu_have_a_budget_each(arm: &mut dyn Arm) {
         let both = names.map(|name| streaming(arm, name, &first));
         let both = measured_together(arm, both, warmup, span);
         arm.backend().undo().unwrap();
-        for (found, (measured, part)) in of_limits.iter_mut().zip(both.iter().zip(parts)) {
-            *found = rate(measured) / (free * part);
-        }
+        let of_limits = [0, 1].map(|n| rate(&both[n]) / (free * parts[n]));
         println!("of their limits {parts:?}: {of_limits:.3?}");
-        of_limits[1]
+        let (noise, _) = arm.noise();
+        match (0.5 - noise..=1.05 + noise).contains(&of_limits[0]) {
+            true => of_limits[1],
+            false => f64::NAN,
+        }
     });
-    let (noise, _) = arm.noise();
-    assert!(
-        (0.5 - noise..=1.05 + noise).contains(&of_limits[0]),
-        "the smaller limit: {of_limits:?}"
-    );
 }

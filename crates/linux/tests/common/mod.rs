@@ -91,7 +91,8 @@ impl Drop for Guard {
     }
 }
 
-/// A child in a session of its own, killed (with its process group) on drop.
+/// A child in a session of its own, killed (with its process group) on drop. Where the test is
+/// killed the child is, too.
 pub struct Program(pub Child);
 
 impl Program {
@@ -102,8 +103,13 @@ impl Program {
             .args(&command[1..])
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // SAFETY: between fork and exec only one system call is made.
-        unsafe { program.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
+        let alone = || {
+            rustix::process::setsid()?;
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec only system calls are made.
+        unsafe { program.pre_exec(alone) };
         loop {
             match program.spawn() {
                 // A child that another test has just forked holds a copied program open for

@@ -7,7 +7,7 @@ use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_kernel::cgroup_tree::{procs_file, tasks_in};
 use quell_kernel::root::Files;
 use quell_kernel::tasks::{Matcher, assign, present};
-use quell_kernel::{cgroup, procfs, workqueue};
+use quell_kernel::{cgroup, irq, procfs, workqueue};
 use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::cores::confine;
 use quell_linux::enforce::{affinity, cpumax, io, quiet, weight};
@@ -131,10 +131,9 @@ pub fn interrupts_and_kernel_work_are_kept_away_and_let_back(arm: &mut dyn Arm) 
         .iter()
         .filter_map(|n| n.parse::<u32>().ok())
     {
-        let now = files
-            .cpus(&format!("/proc/irq/{number}/smp_affinity_list"))
-            .unwrap()
-            .unwrap();
+        let path = format!("/proc/irq/{number}/smp_affinity_list");
+        let now = irq::read_settled(files, &path, &last.to_string()).unwrap();
+        let now: CpuSet = now.trim().parse().unwrap();
         let quiet = now.intersection(&first).is_empty();
         assert!(
             quiet != moved.fixed.contains(&number),

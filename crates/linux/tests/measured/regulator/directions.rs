@@ -2,6 +2,8 @@
 //! once as a fault, which stands for a line that comes in. It also counts once as a minor fault,
 //! which stands for a line written back.
 
+use std::time::Instant;
+
 use quell_linux::meter::DirectionsMeter;
 
 use super::*;
@@ -44,13 +46,19 @@ fn whichever_of_two_budgets_is_smaller_holds() {
         return quell_testing::skip(format_args!("python3 cannot be started: {e}"));
     }
     let span = Duration::from_millis(500);
+    // How many, and how many periods that took.
     let touched = || {
-        let before = faults(busy.child.id());
+        let (before, begun) = (faults(busy.child.id()), Instant::now());
         sleep(span);
-        faults(busy.child.id()) - before
+        let periods = begun.elapsed().as_nanos() as u64 / PERIOD.0;
+        (faults(busy.child.id()) - before, periods)
     };
-    sleep(Duration::from_millis(300));
-    let free = touched();
+    // Python has begun to touch.
+    let (starting, begun) = (faults(busy.child.id()), Instant::now());
+    while faults(busy.child.id()) < starting + 10_000 && begun.elapsed() < Duration::from_secs(10) {
+        sleep(Duration::from_millis(20));
+    }
+    let (free, _) = touched();
     let per_period = free / 100;
     // The events wake no sooner than every 256 page faults.
     if per_period < 1_000 {
@@ -72,9 +80,9 @@ fn whichever_of_two_budgets_is_smaller_holds() {
         assert_eq!(meter.descriptors().iter().flatten().count(), 2);
         let brake = busy.brake(&regulation, Box::new(meter), Arc::new(|_| true), &pool());
         assert!(brake.directions);
-        let held = touched();
+        let (held, periods) = touched();
         // One budget more may be used before the first stop.
-        let most = (100 + 1) * less.0;
+        let most = (periods + 1) * less.0;
         assert!(
             held <= most + most / 20,
             "{held} of {most} with {lines:?} and {writes:?}"

@@ -73,19 +73,22 @@ fn above_its_budget_it_is_stopped_as_by_the_thread() {
         return;
     };
     for percent in [20, 60] {
-        let mut held = [0.0_f64; 2];
+        let mut held = [[0.0_f64; 5]; 2];
         // Other programs and the host take the CPU away in some spans.
-        for _ in 0..5 {
-            for (most, decides) in held.iter_mut().zip([Decides::Interrupt, Decides::Thread]) {
+        for span in 0..5 {
+            for (held, decides) in held.iter_mut().zip([Decides::Interrupt, Decides::Thread]) {
                 let Some(brake) = throttle(&busy, percent, decides) else {
                     return;
                 };
                 sleep(Duration::from_millis(50));
-                *most = most.max(busy.share_over(Duration::from_millis(400)));
+                held[span] = busy.share_over(Duration::from_millis(400));
                 assert!(load(&brake.stats().throttles) > 10);
             }
         }
-        let [interrupt, thread] = held;
+        let [interrupt, thread] = held.map(|mut spans| {
+            spans.sort_by(f64::total_cmp);
+            spans[2]
+        });
         let share = percent as f64 / 100.0;
         eprintln!("{percent} %: {interrupt:.3} by the interrupt, {thread:.3} by the thread");
         assert!((interrupt - thread).abs() < 0.1 * share, "{held:?}");
@@ -105,8 +108,9 @@ fn a_budget_changed_while_the_interrupt_decides_holds() {
     assert!(load(&brake.stats().renewed) > 100);
     brake.set_budget(lines(30));
     sleep(Duration::from_millis(20));
-    let held = busy.share_above(0.2, Duration::from_millis(300));
-    assert!(held > 0.2 && held < 0.36, "{held}");
+    let bounds = 0.2..0.36;
+    let held = busy.share_within(bounds.clone(), Duration::from_millis(300));
+    assert!(bounds.contains(&held), "{held}");
     // Back to the large budget, where the interrupt decides again.
     brake.set_budget(lines(125));
     let before = load(&brake.stats().renewed);
