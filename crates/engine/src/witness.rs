@@ -1,13 +1,13 @@
 //! What an independent look at the machine says of each promise, on record where it changes: at the
 //! beginning of each plan, in equal steps while it holds, and before it is undone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use quell_record::backend::Backend;
 use quell_record::events::Event;
 use quell_types::ids::PromiseId;
 use quell_types::units::Nanos;
-use quell_types::witness::Verdict;
+use quell_types::witness::{Fault, Verdict};
 
 use crate::loops::Loop;
 use crate::sink::Sink;
@@ -23,8 +23,8 @@ const AGAIN: Nanos = Nanos::millis(100);
 pub(crate) struct Witness {
     next: Nanos,
     said: BTreeMap<PromiseId, Verdict>,
-    /// Promises that the last look found broken.
-    doubted: BTreeSet<PromiseId>,
+    /// Promises that the last look at them found broken, and how.
+    doubted: BTreeMap<PromiseId, Fault>,
 }
 
 impl Witness {
@@ -32,7 +32,7 @@ impl Witness {
         Self {
             next: now,
             said: BTreeMap::new(),
-            doubted: BTreeSet::new(),
+            doubted: BTreeMap::new(),
         }
     }
 
@@ -44,21 +44,23 @@ impl Witness {
         }
     }
 
-    /// Whether the last look found a fault that has not been told.
-    fn suspects(&self) -> bool {
+    /// Faults that were found once and not told.
+    fn suspects(&self) -> impl Iterator<Item = (PromiseId, &Fault)> {
         let told = |id: &PromiseId| matches!(self.said.get(id), Some(Verdict::Broken(_)));
-        !self.doubted.iter().all(told)
+        let all = self.doubted.iter().map(|(id, fault)| (*id, fault));
+        all.filter(move |(id, _)| !told(id))
     }
 
     /// What a look says that is news. A task between its birth and its group's cgroup, or a value
-    /// between two writes, is no fault yet.
+    /// between two writes, is no fault yet. Of a promise that the look says nothing of, a fault
+    /// stays in doubt.
     fn news(&mut self, seen: Vec<(PromiseId, Verdict)>) -> Vec<(PromiseId, Verdict)> {
-        let doubted = std::mem::take(&mut self.doubted);
         let mut news = Vec::new();
         for (id, verdict) in seen {
-            if matches!(verdict, Verdict::Broken(_)) {
-                self.doubted.insert(id);
-                if !doubted.contains(&id) {
+            let before = self.doubted.remove(&id);
+            if let Verdict::Broken(fault) = &verdict {
+                self.doubted.insert(id, fault.clone());
+                if before.is_none() {
                     continue;
                 }
             }
@@ -95,12 +97,18 @@ impl Loop for Witness {
 
     fn end(&mut self, backend: &mut dyn Backend, sink: &mut dyn Sink) {
         self.look(backend, sink);
-        if self.suspects()
+        if self.suspects().next().is_some()
             && backend
                 .wait(backend.now().plus(AGAIN), &mut Vec::new())
                 .is_ok()
         {
             self.look(backend, sink);
+        }
+        // What has ended since could not be looked at twice.
+        for (id, fault) in self.suspects() {
+            let why = format!("one look found that {fault}, and none could look again");
+            let verdict = Verdict::Unseen(why);
+            sink.put(backend.now(), &Event::Witnessed { id, verdict });
         }
     }
 }
@@ -139,6 +147,26 @@ mod tests {
         assert_eq!(looks(Verdict::Holds), Some(Verdict::Holds));
         let unseen = Verdict::Unseen("why".to_owned());
         assert_eq!(looks(unseen.clone()), Some(unseen));
+    }
+
+    #[test]
+    fn a_fault_of_which_no_second_look_can_tell_is_not_seen_to_hold() {
+        let mut fake = Fake::new();
+        let mut sink: Vec<(Nanos, Event)> = Vec::new();
+        let mut witness = Witness::begin(Nanos(0));
+        witness.news(vec![(ID, Verdict::Holds)]);
+        assert_eq!(witness.news(vec![(ID, broken("a"))]), []);
+        // Its program has ended: later looks do not judge it.
+        assert_eq!(witness.news(Vec::new()), []);
+        witness.end(&mut fake, &mut sink);
+        let unseen = |event: &Event| match event {
+            Event::Witnessed {
+                id: ID,
+                verdict: Verdict::Unseen(why),
+            } => why.contains("one look"),
+            _ => false,
+        };
+        assert!(sink.iter().any(|(_, event)| unseen(event)), "{sink:?}");
     }
 
     /// When a promise that is broken in a span is said to be, in a hold of `length`.

@@ -275,6 +275,13 @@ impl Worth {
         self.least == Level::None && self.planned > Level::None
     }
 
+    /// Whether the witness cannot see it, or could not when it was worth least.
+    #[must_use]
+    pub fn was_unseen(&self) -> bool {
+        matches!(self.witnessed, Some(Verdict::Unseen(_)))
+            || matches!(self.least_because, Some(Cause::Unseen { .. }))
+    }
+
     /// Whether the plan promised something that nothing holds now.
     #[must_use]
     pub fn is_lost(&self) -> bool {

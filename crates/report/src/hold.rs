@@ -330,10 +330,15 @@ fn share_line(share: &Share<'_>, held: &Held) -> String {
     format!("  {:>6}  {}{level}", percent(share), named(held))
 }
 
-/// A share of time. Never 100 % for a lost promise, however short the loss.
+/// A share of time. Never 100 % for a lost promise, however short the loss, and none for one that
+/// could not be looked at.
 fn percent(share: &Share<'_>) -> String {
     if !share.worth.was_lost() {
-        return "100 %".to_owned();
+        return match share.worth.was_unseen() {
+            true => "unseen",
+            false => "100 %",
+        }
+        .to_owned();
     }
     let tenths = (share.held.clamp(0.0, 1.0) * 1000.0).floor().min(999.0);
     if tenths < 1.0 && share.held > 0.0 {

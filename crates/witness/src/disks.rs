@@ -27,8 +27,8 @@ impl Disks {
         }
     }
 
-    /// Whether the text of such a file says it.
-    fn is_in(&self, text: &str) -> bool {
+    /// Whether the text of such a file says it of all these disks (`8:0`).
+    fn is_in(&self, text: &str, disks: &[String]) -> bool {
         let value = |line: &str, key: &str| {
             let word = line.split_ascii_whitespace().find_map(|word| {
                 let (name, value) = word.split_once('=')?;
@@ -43,7 +43,12 @@ impl Disks {
                     let mut each = all.iter();
                     each.all(|(key, most)| value(line, key).is_some_and(|has| has <= *most))
                 };
-                lines.clone().next().is_some() && lines.all(holds)
+                let limited = |disk: &String| {
+                    let of = |line: &str| line.split(' ').next() == Some(disk);
+                    lines.clone().any(of)
+                };
+                let all = lines.clone().next().is_some() && disks.iter().all(limited);
+                all && lines.all(holds)
             }
             Self::Latency(most) => lines.any(|l| value(l, "target").is_some_and(|t| t <= *most)),
             Self::Weight(weight) => lines.any(|line| {
@@ -66,6 +71,19 @@ impl Disks {
     }
 }
 
+/// The disks that have hardware behind them, by the kernel's numbers.
+fn disks(files: &dyn Files) -> Vec<String> {
+    let names = files.list("/sys/block").unwrap_or_default();
+    let real = names
+        .iter()
+        .filter(|name| files.exists(&format!("/sys/block/{name}/device")));
+    real.filter_map(|name| {
+        let number = files.read(&format!("/sys/block/{name}/dev")).ok()?;
+        Some(number.trim().to_owned())
+    })
+    .collect()
+}
+
 /// Whether one of these cgroups says it.
 ///
 /// # Errors
@@ -84,7 +102,8 @@ pub(crate) fn judged(
         all.collect::<Vec<_>>()
     };
     let all: Vec<(String, String)> = homes.iter().flat_map(of).collect();
-    if all.iter().any(|(text, _)| wanted.is_in(text)) {
+    let disks = disks(files);
+    if all.iter().any(|(text, _)| wanted.is_in(text, &disks)) {
         return Ok(None);
     }
     match all.into_iter().next() {
@@ -104,13 +123,20 @@ mod tests {
     #[test]
     fn each_disk_has_a_limit_and_none_a_higher_one() {
         let wanted = Disks::Most(vec![("rbps", 1_000), ("wiops", 5)]);
-        assert!(wanted.is_in("8:0 rbps=1000 wbps=max riops=max wiops=4\n"));
-        assert!(!wanted.is_in(""));
-        assert!(!wanted.is_in("8:0 rbps=1000 wiops=4\n8:16 rbps=max wiops=4\n"));
-        assert!(!wanted.is_in("8:0 rbps=1001 wiops=4\n"));
+        let says = |wanted: &Disks, text: &str| wanted.is_in(text, &["8:0".to_owned()]);
+        assert!(says(&wanted, "8:0 rbps=1000 wbps=max riops=max wiops=4\n"));
+        assert!(!says(&wanted, ""));
+        assert!(!says(
+            &wanted,
+            "8:0 rbps=1000 wiops=4\n8:16 rbps=max wiops=4\n"
+        ));
+        assert!(!says(&wanted, "8:0 rbps=1001 wiops=4\n"));
+        // One that came later, or whose limit somebody has lifted, has no line.
+        assert!(!says(&wanted, "8:16 rbps=1000 wiops=4\n"));
         let latency = Disks::Latency(500);
-        assert!(latency.is_in("8:0 target=500") && !latency.is_in("8:0 target=501"));
+        assert!(says(&latency, "8:0 target=500") && !says(&latency, "8:0 target=501"));
         let weight = Disks::Weight(300);
-        assert!(weight.is_in("default 300\n") && weight.is_in("300") && !weight.is_in("100"));
+        assert!(says(&weight, "default 300\n") && says(&weight, "300"));
+        assert!(!says(&weight, "100"));
     }
 }

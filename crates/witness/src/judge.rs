@@ -203,6 +203,12 @@ impl Witness {
         let on_tasks = alone::stranger(cpus, &[group], threads)
             .or_else(|| alone::elsewhere(cpus, &party.cpus, group, threads));
         let fault = on_tasks
+            .or_else(|| {
+                // One that is offline is told below.
+                let all = self.times.missing(cpus).is_none();
+                let homes = self.home_dirs(group);
+                all.then(|| limits::narrowed(&*self.files, &homes, cpus))?
+            })
             .or_else(|| self.limited(group, cpus, scan))
             .or_else(|| {
                 let (uses, span) = self.times.between()?;
@@ -453,15 +459,21 @@ impl Witness {
     }
 }
 
-/// Looks where the time for it has come, and says what was seen last otherwise.
+/// Looks where the time for it has come, and says what was seen last otherwise. A fault is looked
+/// for at the next look again: what was seen once is not seen twice.
 fn seldom(kept: &mut Option<(Nanos, Seen)>, now: Nanos, look: impl FnOnce() -> Seen) -> Seen {
+    let is_fault = |seen: &Seen| matches!(seen, Ok(Some(_)));
+    let known = kept.as_ref().is_some_and(|(_, seen)| is_fault(seen));
     if let Some((_, seen)) = kept.as_ref().filter(|(next, _)| now < *next) {
         return seen.clone();
     }
     let begun = Instant::now();
     let seen = look();
     let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    let next = now.plus(Nanos(took.saturating_mul(PAUSE)));
+    let next = match is_fault(&seen) && !known {
+        true => now,
+        false => now.plus(Nanos(took.saturating_mul(PAUSE))),
+    };
     *kept = Some((next, seen.clone()));
     seen
 }

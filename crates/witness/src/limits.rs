@@ -3,6 +3,7 @@
 use quell_kernel::cgroup::{Version, chain};
 use quell_kernel::memory::{self, Memory};
 use quell_kernel::root::Files;
+use quell_types::cpuset::CpuSet;
 use quell_types::units::{Bytes, Share};
 
 use quell_types::witness::{Amount, Fault};
@@ -46,6 +47,23 @@ fn above(dirs: &[Dir]) -> Vec<String> {
     all.sort_unstable();
     all.dedup();
     all
+}
+
+/// The first of a group's cgroups whose tasks may not run on all of these CPUs.
+pub(crate) fn narrowed(files: &dyn Files, homes: &[Dir], cpus: &CpuSet) -> Option<Fault> {
+    const EFFECTIVE: [&str; 2] = ["cpuset.cpus.effective", "cpuset.effective_cpus"];
+    let mut all = homes
+        .iter()
+        .flat_map(|home| EFFECTIVE.map(|name| format!("{}/{name}", home.dir)));
+    all.find_map(|file| {
+        let value = files.read(&file).ok()?.trim().to_owned();
+        let may: CpuSet = value.parse().ok()?;
+        (!cpus.is_subset(&may)).then(|| Fault::Reads {
+            file,
+            value,
+            promised: format!("CPUs {cpus}"),
+        })
+    })
 }
 
 /// Parses quota and period (`20000 100000`, `max 100000`). `None` where there is no limit.

@@ -164,3 +164,28 @@ fn a_limit_that_is_lifted_is_seen() {
         assert_eq!(file_of(judge(64)), file);
     }
 }
+
+#[test]
+fn a_cgroup_without_one_of_the_promised_cpus_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = Kernel::at(folder.path());
+    let homes = ["/all", "/less"].map(|dir| Dir {
+        mount: "/".to_owned(),
+        dir: dir.to_owned(),
+    });
+    for (home, file, cpus) in [
+        ("all", "cpuset.cpus.effective", "1-4"),
+        ("less", "cpuset.effective_cpus", "0-2"),
+    ] {
+        std::fs::create_dir(folder.path().join(home)).unwrap();
+        std::fs::write(folder.path().join(home).join(file), cpus).unwrap();
+    }
+    let of = |cpus: &str| narrowed(&kernel, &homes, &cpus.parse().unwrap());
+    assert_eq!(of("1-2"), None);
+    let fault = of("2-3").unwrap().to_string();
+    assert!(
+        fault.contains("/less/cpuset.effective_cpus reads '0-2'"),
+        "{fault}"
+    );
+    assert!(fault.contains("CPUs 2-3"), "{fault}");
+}

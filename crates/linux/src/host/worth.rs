@@ -55,9 +55,12 @@ impl Host {
 
     /// The same for a group's limit, which keeps that level at most until the end.
     pub fn spoil_limit(&mut self, group: &str, most: Level, because: &Cause) -> Vec<Seen> {
+        let mut least = most;
         if let Some(group) = self.groups.of.get_mut(group) {
-            group.limit_most = group.limit_most.min(most);
+            least = group.limit_most.min(most);
+            group.limit_most = least;
         }
-        self.worth(group, &limits, most, because)
+        // A second cause does not take back the first one.
+        self.worth(group, &limits, least, because)
     }
 }
