@@ -20,6 +20,7 @@ use quell_types::ids::PromiseId;
 use quell_types::mechanism::Level;
 use quell_types::source::Source;
 use quell_types::units::{Lines, Nanos, Rate, Share};
+use quell_types::witness::Verdict;
 
 use crate::loops::Loop;
 use crate::sink::Sink;
@@ -455,6 +456,14 @@ impl Loop for Adapt {
             if verdict.units > 0 {
                 let group = group.clone();
                 sink.put(now, &Event::Target { group, verdict });
+            }
+        }
+        for (id, group) in &self.targets {
+            let watched = self.watched.get(group);
+            if watched.is_none_or(|watched| watched.verdict().units == 0) {
+                let why = "no unit of work was told of after the first two seconds";
+                let verdict = Verdict::Unseen(why.to_owned());
+                sink.put(now, &Event::Witnessed { id: *id, verdict });
             }
         }
         let Some(adapts) = &self.adapts else {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use quell_plan::{Held, Plan};
+use quell_plan::{Held, Plan, Promise};
 use quell_record::account::{Account, Neighbour, Share};
 use quell_record::backend::Undone;
 use quell_record::events::{ColouredPages, Paged};
@@ -327,18 +327,21 @@ fn share_line(share: &Share<'_>, held: &Held) -> String {
     } else {
         format!("; level {}", worth.planned)
     };
-    format!("  {:>6}  {}{level}", percent(share), named(held))
+    format!("  {:>6}  {}{level}", kept(share, held), named(held))
 }
 
 /// A share of time. Never 100 % for a lost promise, however short the loss, and none for one that
-/// could not be looked at.
-fn percent(share: &Share<'_>) -> String {
+/// could not be looked at. A target is met by units of work, not in time.
+fn kept(share: &Share<'_>, held: &Held) -> String {
     if !share.worth.was_lost() {
         return match share.worth.was_unseen() {
             true => "unseen",
             false => "100 %",
         }
         .to_owned();
+    }
+    if matches!(held.promise, Promise::Deadline { .. }) {
+        return "missed".to_owned();
     }
     let tenths = (share.held.clamp(0.0, 1.0) * 1000.0).floor().min(999.0);
     if tenths < 1.0 && share.held > 0.0 {

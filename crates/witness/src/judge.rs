@@ -11,7 +11,7 @@ use quell_types::units::{Bytes, Nanos, Rate, Share};
 
 use crate::claim::{Claim, Counted, What};
 use crate::colours::Sampled;
-use crate::limits::Dir;
+use crate::limits::{Dir, Reached};
 use crate::memory::Waiting;
 use crate::series::{Allowed, Series};
 use crate::tasks::Scan;
@@ -52,6 +52,8 @@ pub(crate) struct Suspicion {
     group: Option<Nanos>,
     /// Nanoseconds of threads of the kernel and of Quell. `None` where nothing was suspicious.
     exempt: Option<HashMap<u32, u64>>,
+    /// How often limits of memory were run into.
+    reached: Reached,
 }
 
 /// What a look found, or why it could not see.
@@ -209,7 +211,7 @@ impl Witness {
                 let homes = self.home_dirs(group);
                 all.then(|| limits::narrowed(&*self.files, &homes, cpus))?
             })
-            .or_else(|| self.limited(group, cpus, scan))
+            .or_else(|| self.limited(group, cpus, scan, &mut suspicion.reached))
             .or_else(|| {
                 let (uses, span) = self.times.between()?;
                 alone::stacked(cpus, group, threads, uses, span)
@@ -225,14 +227,20 @@ impl Witness {
     }
 
     /// Whether a limit keeps the group from using its CPUs.
-    fn limited(&self, group: usize, cpus: &CpuSet, scan: &Scan) -> Option<Fault> {
+    fn limited(
+        &self,
+        group: usize,
+        cpus: &CpuSet,
+        scan: &Scan,
+        reached: &mut Reached,
+    ) -> Option<Fault> {
         let files = &*self.files;
         let dirs = self.dirs(group, scan);
         let (share, memory) = self.limits_of_the_plan(group);
         let whole = Share(Share::WHOLE.0.saturating_mul(cpus.len() as u64));
         let wanted = share.map_or(whole, |share| share.min(whole));
         let limited = limits::limited(wanted, &limits::quotas(files, &dirs));
-        limited.or_else(|| limits::pressed(memory, &limits::memory_limits(files, &dirs)))
+        limited.or_else(|| limits::pressed(memory, &limits::memory_limits(files, &dirs), reached))
     }
 
     /// The limits that the plan has set a group itself.
@@ -287,7 +295,8 @@ impl Witness {
         let files = &*self.files;
         let (uses, span) = self.times.between()?;
         let usage = self.homes.usage(files, group);
-        let before = std::mem::take(suspicion);
+        let mut before = std::mem::take(suspicion);
+        suspicion.reached = std::mem::take(&mut before.reached);
         suspicion.group = usage;
         let own = usage?.since(before.group?);
         alone::used(cpus, uses, own, Nanos(0), span)?;

@@ -1,5 +1,7 @@
 //! Limits on a group's cgroups and on those above them: quotas of CPU time, limits of memory.
 
+use std::collections::BTreeMap;
+
 use quell_kernel::cgroup::{Version, chain};
 use quell_kernel::memory::{self, Memory};
 use quell_kernel::root::Files;
@@ -31,7 +33,12 @@ pub(crate) struct MemoryLimit {
     pub used: Bytes,
     /// Pages of files in it, which the kernel can drop.
     pub file_pages: Bytes,
+    /// How often a task has run into a limit there. `None` where the kernel does not say.
+    pub reached: Option<u64>,
 }
+
+/// How often each limit was run into at the last look, by its file.
+pub(crate) type Reached = BTreeMap<String, u64>;
 
 /// A directory of a cgroup, and the mount point of its hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,14 +127,32 @@ fn limits_of(files: &dyn Files, memory: &Memory, used: Bytes) -> Vec<MemoryLimit
     let stat = stat.and_then(|text| memory.parse_stat(&text).ok());
     let stat = stat.unwrap_or_default();
     let file_pages = stat.active_file.0.saturating_add(stat.inactive_file.0);
+    let reached = reached(files, memory);
     let each = found.into_iter().map(|(file, value, limit)| MemoryLimit {
         file,
         value,
         limit,
         used,
         file_pages: Bytes(file_pages),
+        reached,
     });
     each.collect()
+}
+
+/// How often a task has run into a limit of a cgroup, or of one below it (cgroup-v2.rst,
+/// `memory.events`; v1: `memory.failcnt`).
+fn reached(files: &dyn Files, memory: &Memory) -> Option<u64> {
+    if memory.version == Version::V1 {
+        let count = files.read(&format!("{}/memory.failcnt", memory.dir));
+        return count.ok()?.trim().parse().ok();
+    }
+    let text = files.read(&format!("{}/memory.events", memory.dir)).ok()?;
+    let counts = text.lines().filter_map(|line| {
+        let (name, count) = line.split_once(' ')?;
+        let count: u64 = count.parse().ok()?;
+        ["high", "max"].contains(&name).then_some(count)
+    });
+    Some(counts.sum())
 }
 
 /// The limits of memory on these cgroups and above them.
@@ -160,9 +185,23 @@ pub(crate) fn limited(wanted: Share, quotas: &[Quota]) -> Option<Fault> {
 /// How full a limit has to be to slow the group down, in percent.
 const FULL: u64 = 95;
 
-/// A limit of memory that is all but reached, pages of files not counted: the kernel drops those. A
+/// A limit of memory that is all but reached, pages of files not counted: the kernel drops those.
+/// And that a task has run into since the last look: who has all it needs is not slowed down. A
 /// limit of `promised`, which the plan has set itself, is none.
-pub(crate) fn pressed(promised: Option<Bytes>, limits: &[MemoryLimit]) -> Option<Fault> {
+pub(crate) fn pressed(
+    promised: Option<Bytes>,
+    limits: &[MemoryLimit],
+    last: &mut Reached,
+) -> Option<Fault> {
+    let now = limits
+        .iter()
+        .filter_map(|limit| Some((limit.file.clone(), limit.reached?)));
+    let last = std::mem::replace(last, now.collect());
+    let slows = |limit: &MemoryLimit| match (limit.reached, last.get(&limit.file)) {
+        (Some(now), Some(last)) => now > *last,
+        (Some(_), None) => false,
+        (None, _) => true,
+    };
     let of_the_plan = |limit: &MemoryLimit| {
         // The kernel rounds limits to pages.
         promised
@@ -171,7 +210,8 @@ pub(crate) fn pressed(promised: Option<Bytes>, limits: &[MemoryLimit]) -> Option
     let needed = |limit: &MemoryLimit| limit.used.0.saturating_sub(limit.file_pages.0);
     let full = limits
         .iter()
-        .filter(|limit| !of_the_plan(limit) && needed(limit) >= limit.limit.0 / 100 * FULL);
+        .filter(|limit| !of_the_plan(limit) && needed(limit) >= limit.limit.0 / 100 * FULL)
+        .filter(|limit| slows(limit));
     let least = full.min_by_key(|limit| (limit.limit, &limit.file))?;
     Some(Fault::Limited {
         file: least.file.clone(),

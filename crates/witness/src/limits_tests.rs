@@ -20,6 +20,7 @@ fn memory_limit(file: &str, limit: u64, used: u64, file_pages: u64) -> MemoryLim
         limit: Bytes(limit * MIB),
         used: Bytes(used * MIB),
         file_pages: Bytes(file_pages * MIB),
+        reached: Some(3),
     }
 }
 
@@ -56,12 +57,20 @@ fn the_tightest_quota_counts() {
 
 #[test]
 fn a_limit_of_memory_counts_once_it_is_reached() {
-    let of = |limit| file_of(pressed(None, &[limit]));
+    let before = || Reached::from([("/a".to_owned(), 2)]);
+    let of = |limit| file_of(pressed(None, &[limit], &mut before()));
     assert_eq!(of(memory_limit("/a", 100, 90, 0)), "");
     assert_eq!(of(memory_limit("/a", 100, 96, 0)), "/a");
     assert_eq!(of(memory_limit("/a", 100, 100, 40)), "", "files can go");
     let own = memory_limit("/a", 100, 100, 0);
-    assert_eq!(pressed(Some(Bytes(100 * MIB)), &[own]), None, "of the plan");
+    let own = &[own];
+    let promised = Some(Bytes(100 * MIB));
+    assert_eq!(pressed(promised, own, &mut before()), None, "of the plan");
+    // Nobody has run into it since the last look.
+    let mut last = before();
+    assert!(pressed(None, own, &mut last).is_some());
+    assert_eq!(pressed(None, own, &mut last), None);
+    assert_eq!(pressed(None, own, &mut Reached::new()), None, "first look");
 }
 
 #[test]

@@ -67,31 +67,39 @@ fn a_busy_loop_on_its_cpu_is_preemption() {
     let (true, Some(_machine)) = (told(), machine()) else {
         return;
     };
-    let dir = tempfile::tempdir().unwrap();
     // Pinned by itself: subjects that share a CPU with a critical one are refused.
     let beside = "role = \"best-effort\"\ncommand = [\"taskset\", \"-c\", \"0\", \"sh\", \"-c\", \
                   \"i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done\"]";
-    let found = attributed(dir.path(), &experiment(beside, ""));
+    // By the kernel's account of how long the victim waited. Seen once: the loop hardly ran.
+    let found = (0..3).find_map(|_| {
+        let dir = tempfile::tempdir().unwrap();
+        let found = attributed(dir.path(), &experiment(beside, ""));
+        let [wall, waited] = accounted(dir.path());
+        eprintln!("{waited} ns of {wall}");
+        (waited > 0.2 * wall).then_some(found)
+    });
+    let found = found.expect("the loop takes its part");
     assert!(found["late"].as_u64().unwrap() > 0, "{found:#}");
     assert!(against_memory(&found, "preemption") > 0.7, "{found:#}");
-    let accounts: Vec<_> = std::fs::read_dir(dir.path())
-        .unwrap()
-        .filter_map(|e| {
-            let account = e.unwrap().path().join("samples/account-forced--victim.csv");
-            std::fs::read_to_string(account).ok()
-        })
-        .collect();
-    let mut rows = accounts[0].lines();
+}
+
+/// How long the victim's windows were, and how long it waited for a CPU in them.
+fn accounted(dir: &Path) -> [f64; 2] {
+    let mut accounts = std::fs::read_dir(dir).unwrap().filter_map(|e| {
+        let account = e.unwrap().path().join("samples/account-forced--victim.csv");
+        std::fs::read_to_string(account).ok()
+    });
+    let account = accounts.next().unwrap();
+    let mut rows = account.lines();
     assert!(
         rows.next()
             .unwrap()
             .starts_with("round,windows,at_ns,wall_ns,cpu_ns,waited_ns")
     );
-    let sums = rows.fold([0.0, 0.0], |[wall, waited], row| {
+    rows.fold([0.0, 0.0], |[wall, waited], row| {
         let fields: Vec<f64> = row.split(',').map(|f| f.parse().unwrap()).collect();
         [wall + fields[3], waited + fields[5]]
-    });
-    assert!(sums[1] > 0.2 * sums[0], "the loop takes its part: {sums:?}");
+    })
 }
 
 #[test]
