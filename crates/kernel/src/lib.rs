@@ -15,6 +15,7 @@ pub mod cgroup_tree;
 pub mod cpu_accounting;
 pub mod cpuinfo;
 pub mod cpuset;
+pub mod disks;
 pub mod error;
 pub mod fair;
 #[cfg(feature = "fake")]

@@ -2,30 +2,10 @@
 //! cgroup v2 (cgroup-v2.rst, "IO Interface Files").
 
 use quell_kernel::cgroup::{Cgroups, Controller, Hierarchy, Version};
+use quell_kernel::disks::{Disk, disks};
 use quell_kernel::root::Files;
 use quell_plan::inventory::{Availability, Lack};
 use quell_types::mechanism::{Level, Mechanism};
-
-/// A disk of `/sys/block`, with its name there.
-pub struct Disk {
-    pub name: String,
-    /// Device number, as `MAJOR:MINOR`.
-    pub number: String,
-}
-
-/// Each device in `/sys/block` with hardware behind it. So traffic through a device mapper or a
-/// loop device is counted once.
-pub fn disks(files: &dyn Files) -> Vec<Disk> {
-    let names = files.list("/sys/block").unwrap_or_default();
-    let disks = names.into_iter().filter_map(|name| {
-        let dir = format!("/sys/block/{name}");
-        let number = files.text(&format!("{dir}/dev")).ok()?;
-        files
-            .exists(&format!("{dir}/device"))
-            .then_some(Disk { name, number })
-    });
-    disks.collect()
-}
 
 /// What this machine offers of an I/O mechanism.
 #[must_use]
@@ -101,28 +81,4 @@ fn weighs(files: &dyn Files, hierarchy: &Hierarchy, disk: &Disk) -> bool {
     let cost = files.text(&format!("{}/io.cost.qos", hierarchy.mount));
     let modelled = |line: &str| line.starts_with(&format!("{} enable=1", disk.number));
     scheduler.is_ok_and(|s| s.contains("[bfq]")) || cost.is_ok_and(|c| c.lines().any(modelled))
-}
-
-#[cfg(test)]
-mod tests {
-    use quell_kernel::root::Kernel;
-
-    use super::*;
-    use std::fs;
-
-    #[test]
-    fn disks_are_what_has_hardware_behind_it() {
-        let root = tempfile::tempdir().unwrap();
-        for (name, number, device) in [("vda", "254:0", true), ("loop0", "7:0", false)] {
-            let dir = root.path().join("sys/block").join(name);
-            fs::create_dir_all(&dir).unwrap();
-            fs::write(dir.join("dev"), format!("{number}\n")).unwrap();
-            if device {
-                fs::create_dir(dir.join("device")).unwrap();
-            }
-        }
-        let found = disks(&Kernel::at(root.path()));
-        let found: Vec<(&str, &str)> = found.iter().map(|d| (&*d.name, &*d.number)).collect();
-        assert_eq!(found, [("vda", "254:0")]);
-    }
 }

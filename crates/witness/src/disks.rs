@@ -1,5 +1,6 @@
 //! What the kernel's files say of a group's disks (cgroup v2).
 
+use quell_kernel::disks::{Disk, disks};
 use quell_kernel::root::Files;
 
 use crate::limits::Dir;
@@ -27,8 +28,8 @@ impl Disks {
         }
     }
 
-    /// Whether the text of such a file says it of all these disks (`8:0`).
-    fn is_in(&self, text: &str, disks: &[String]) -> bool {
+    /// Whether the text of such a file says it of all these disks.
+    fn is_in(&self, text: &str, disks: &[Disk]) -> bool {
         let value = |line: &str, key: &str| {
             let word = line.split_ascii_whitespace().find_map(|word| {
                 let (name, value) = word.split_once('=')?;
@@ -43,8 +44,8 @@ impl Disks {
                     let mut each = all.iter();
                     each.all(|(key, most)| value(line, key).is_some_and(|has| has <= *most))
                 };
-                let limited = |disk: &String| {
-                    let of = |line: &str| line.split(' ').next() == Some(disk);
+                let limited = |disk: &Disk| {
+                    let of = |line: &str| line.split(' ').next() == Some(&disk.number);
                     lines.clone().any(of)
                 };
                 let all = lines.clone().next().is_some() && disks.iter().all(limited);
@@ -69,19 +70,6 @@ impl Disks {
             Self::Weight(weight) => format!("weight {weight}"),
         }
     }
-}
-
-/// The disks that have hardware behind them, by the kernel's numbers.
-fn disks(files: &dyn Files) -> Vec<String> {
-    let names = files.list("/sys/block").unwrap_or_default();
-    let real = names
-        .iter()
-        .filter(|name| files.exists(&format!("/sys/block/{name}/device")));
-    real.filter_map(|name| {
-        let number = files.read(&format!("/sys/block/{name}/dev")).ok()?;
-        Some(number.trim().to_owned())
-    })
-    .collect()
 }
 
 /// Whether one of these cgroups says it.
@@ -123,7 +111,11 @@ mod tests {
     #[test]
     fn each_disk_has_a_limit_and_none_a_higher_one() {
         let wanted = Disks::Most(vec![("rbps", 1_000), ("wiops", 5)]);
-        let says = |wanted: &Disks, text: &str| wanted.is_in(text, &["8:0".to_owned()]);
+        let disk = Disk {
+            name: "sda".to_owned(),
+            number: "8:0".to_owned(),
+        };
+        let says = |wanted: &Disks, text: &str| wanted.is_in(text, std::slice::from_ref(&disk));
         assert!(says(&wanted, "8:0 rbps=1000 wbps=max riops=max wiops=4\n"));
         assert!(!says(&wanted, ""));
         assert!(!says(

@@ -4,13 +4,13 @@
 //! A limit and a target are set for every disk ([`disks`]).
 
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
+use quell_kernel::disks::{Disk, disks};
 use quell_kernel::error::{Error, Result};
 use quell_plan::{DiskRates, Setting};
 use quell_types::units::Nanos;
 
 use super::{Applied, Enforcer};
 use crate::change::JournaledWriter;
-use crate::disks::{Disk, disks};
 use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::Host;
 

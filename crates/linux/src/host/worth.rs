@@ -55,12 +55,11 @@ impl Host {
 
     /// The same for a group's limit, which keeps that level at most until the end.
     pub fn spoil_limit(&mut self, group: &str, most: Level, because: &Cause) -> Vec<Seen> {
-        let mut least = most;
-        if let Some(group) = self.groups.of.get_mut(group) {
-            least = group.limit_most.min(most);
-            group.limit_most = least;
-        }
         // A second cause does not take back the first one.
+        let least = self.groups.of.get_mut(group).map_or(most, |group| {
+            group.limit_most = group.limit_most.min(most);
+            group.limit_most
+        });
         self.worth(group, &limits, least, because)
     }
 }
