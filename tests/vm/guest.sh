@@ -9,7 +9,7 @@ export HOME=/ RUST_BACKTRACE=1
 CG=/sys/fs/cgroup
 SLICE=$CG/quell.slice
 # Of groups with a low weight.
-LOW=$CG/quell-best-effort.slice
+BATCH=$CG/quell-batch.slice
 passed=0 failed=0 skipped=0
 # The critical group's CPU, and those of everybody else: not its sibling.
 last=$(($(nproc) - 1))
@@ -207,10 +207,10 @@ part_held() {
     same "the critical task has its CPU" "$(allowed "$victim")" "$last"
     same "everybody else does not, nor its sibling" "$(allowed 1)" "$others"
     same "cpuset.mems is set" "$(cat $SLICE/critical/cpuset.mems)" 0
-    same "a best-effort group is idle, and so is its slice" "$(cat $LOW/batch/cpu.idle) $(cat $LOW/cpu.idle)" "1 1"
-    same "cpu.max has the quota" "$(cat $LOW/batch/cpu.max)" "40000 100000"
-    same "the limited task is in its cgroup" "$(home "$noise")" /quell-best-effort.slice/batch
-    holds "the kernel throttles it" within 20 eval "[ \$(stat_of $LOW/batch nr_throttled) -gt 0 ]"
+    same "a best-effort group is idle" "$(cat $BATCH/cpu.idle)" 1
+    same "cpu.max has the quota" "$(cat $BATCH/cpu.max)" "40000 100000"
+    same "the limited task is in its cgroup" "$(home "$noise")" /quell-batch.slice
+    holds "the kernel throttles it" within 20 eval "[ \$(stat_of $BATCH nr_throttled) -gt 0 ]"
     holds "and it runs" runs "$noise"
     let_go TERM
     holds "nothing is called somebody else's change" not grep -q "somebody else" /tmp/quell.out
@@ -219,7 +219,7 @@ part_held() {
 
     hold /tmp/p.toml
     let_go KILL
-    holds "SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
+    holds "SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $BATCH"
     sweep
     restored "SIGKILL: everything is as before, subtree_control included"
 
@@ -241,7 +241,7 @@ part_held() {
     same "the main process is where it was started" "$(home "$quell")" /cell
     echo 1 >$CG/cell/cgroup.kill
     wait "$quell" 2>/dev/null
-    holds "cgroup.kill: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
+    holds "cgroup.kill: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $BATCH"
     sweep
     restored "cgroup.kill: everything is as before"
     rmdir $CG/cell
@@ -267,7 +267,7 @@ part_memory() {
     same "memory: kept of the group" "$(cat $SLICE/critical/memory.min)" $((16 << 20))
     same "memory: and of all above" "$(cat $SLICE/memory.min)" $((16 << 20))
     same "memory: the critical task is immune" "$(cat "/proc/$victim/oom_score_adj")" -1000
-    same "memory: who may not be killed is slowed down" "$(cat $LOW/mark/memory.high)" $((64 << 20))
+    same "memory: who may not be killed is slowed down" "$(cat $CG/quell-mark.slice/memory.high)" $((64 << 20))
     same "memory: a file is locked" "$(sed -n 's/^VmLck:[[:space:]]*//p' "/proc/$(keeper)/status")" "3072 kB"
     same "memory: by a process of the group" "$(home "$(keeper)")" /quell.slice/critical
     holds "memory: the group in place has the controller's files" [ -e $CG/batch/memory.high ]
@@ -276,7 +276,7 @@ part_memory() {
     restored "memory, SIGTERM: everything is as before"
     hold /tmp/m.toml
     let_go KILL
-    holds "memory, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
+    holds "memory, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $BATCH"
     holds "memory, SIGKILL: nobody keeps the file any more" within 10 eval '[ -z "$(keeper)" ]'
     sweep
     restored "memory, SIGKILL: everything is as before"
@@ -315,8 +315,8 @@ part_regulated() {
         within 20 eval 'quell status | grep -q "CPU 2 .*throttled [1-9]\|CPU 1 .*throttled [1-9]"'
     same "regulated: everybody else is kept off" "$(allowed 1)" 0
     same "regulated: its tasks run only while no brake does" \
-        "$(home "$noise") $(cat $LOW/batch/work/cpu.idle) $(cat $LOW/batch/stop/cpu.weight)" "/quell-best-effort.slice/batch/work 1 10000"
-    same "regulated: a brake for each CPU" "$(wc -l <$LOW/batch/stop/cgroup.procs)" 2
+        "$(home "$noise") $(cat $BATCH/work/cpu.idle) $(cat $BATCH/stop/cpu.weight)" "/quell-batch.slice/work 1 10000"
+    same "regulated: a brake for each CPU" "$(wc -l <$BATCH/stop/cgroup.procs)" 2
     # Emulated: only that it is held back, and that what else runs there is not, can be told.
     sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 & beside=$!
     taskset -p 6 "$beside" >/dev/null 2>&1
@@ -327,7 +327,7 @@ part_regulated() {
         within 20 grep -q "at level none: CPU 2 is no longer regulated" /tmp/quell.out
     quell status >/tmp/status 2>&1
     same "a regulated CPU goes away: status says it does not hold" "$?" 3
-    same "its brake has ended, the other CPU's has not" "$(cat $(sed 's,.*,/proc/&/comm,' $LOW/batch/stop/cgroup.procs))" quell/1
+    same "its brake has ended, the other CPU's has not" "$(cat $(sed 's,.*,/proc/&/comm,' $BATCH/stop/cgroup.procs))" quell/1
     holds "nothing is left stopped" runs "$noise"
     echo 1 >/sys/devices/system/cpu/cpu2/online
     holds "the CPU is back: it is regulated again" within 20 grep -q "CPU 2 is regulated again" /tmp/quell.out
@@ -347,7 +347,7 @@ part_disks() {
     limit.disk-read-iops = 50'
         hold /tmp/d.toml
         case $where in
-        *pid*) title="disk, own" found=$LOW/batch expected="$disk rbps=max wbps=1000000 riops=50 wiops=max" ;;
+        *pid*) title="disk, own" found=$BATCH expected="$disk rbps=max wbps=1000000 riops=50 wiops=max" ;;
         *) title="disk, in place" found=$CG/batch expected="$disk rbps=3000000 wbps=1000000 riops=7 wiops=max" ;;
         esac
         same "$title: io.max" "$(cat $found/io.max)" "$expected"
@@ -366,7 +366,7 @@ part_disks() {
     hold /tmp/w.toml
     same "weight of a disk: the group has it, and its slice" "$(cat $SLICE/io.weight $SLICE/critical/io.weight | tr '\n' ' ')" "default 700 default 700 "
     let_go KILL
-    holds "weight of a disk, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $LOW"
+    holds "weight of a disk, SIGKILL: the watchdog leaves no cgroup" within 20 eval "gone $SLICE && gone $BATCH"
     sweep
     restored "weight of a disk, SIGKILL: everything is as before"
     echo "$disk enable=0" >$CG/io.cost.qos
@@ -548,7 +548,7 @@ command = ["/bin/mark"]
 bandwidth = "regulator"
 POLICY
         hold /tmp/n.toml /user.slice/x setpriv.full --bounding-set=-sys_nice
-        same "without CAP_SYS_NICE: brakes all the same" "$(wc -l <$LOW/batch/stop/cgroup.procs)" "$((last + 1))"
+        same "without CAP_SYS_NICE: brakes all the same" "$(wc -l <$BATCH/stop/cgroup.procs)" "$((last + 1))"
         let_go TERM
         restored "without CAP_SYS_NICE: everything is as before"
     else
@@ -563,7 +563,7 @@ part_hazards() {
     let_go KILL
     holds "own cgroup, SIGKILL: the watchdog removes its children" within 20 eval "gone $CG/batch/work && gone $CG/batch/stop"
     sweep
-    within 20 gone $LOW
+    within 20 gone $CG/quell-mark.slice
     restored "own cgroup, SIGKILL: everything is as before"
     hold /tmp/o.toml /user.slice/x
     kill -STOP "$quell"

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use quell_kernel::error::Error;
 use quell_kernel::root::Kernel;
@@ -147,6 +148,9 @@ fn now(kernel: &Kernel, run: &RunFolder<'_>, sample: bool) -> Result<Now> {
     })
 }
 
+/// Why nothing holds in a run without the levels of its promises.
+const UNSETTLED: &str = "its steps are being applied or undone, or it measures";
+
 /// Whether the heartbeat of a run goes on, and why.
 fn beats(lease: &std::result::Result<Lease, Error>) -> (Word, String) {
     let (word, why) = match lease {
@@ -175,6 +179,35 @@ fn beats(lease: &std::result::Result<Lease, Error>) -> (Word, String) {
     (word, why.to_owned())
 }
 
+/// What the brakes of each CPU did so far.
+fn throttled(plan: &Plan, lease: &Lease) -> Vec<Cpu> {
+    let mut all: Vec<Cpu> = Vec::new();
+    for step in &plan.steps {
+        let Setting::Regulate(regulation) = &step.set else {
+            continue;
+        };
+        for cpu in regulation.cpus.iter() {
+            let Some(record) = lease.record(cpu as usize) else {
+                continue;
+            };
+            let group = step.group.clone().unwrap_or_default();
+            if let Some(known) = all.iter_mut().find(|known| known.cpu == cpu) {
+                known.groups.push(group);
+                continue;
+            }
+            let value = |i: usize| record.0[i].load(Ordering::Relaxed);
+            all.push(Cpu {
+                cpu,
+                groups: vec![group],
+                regulated: value(4) == 1,
+                throttles: value(1),
+                throttled_ns: value(2),
+            });
+        }
+    }
+    all
+}
+
 /// Reads a run's folder, and what the kernel says of its groups; `sample`: also how much CPU time
 /// they use, which takes a moment.
 fn read(kernel: &Kernel, dir: &Path, sample: bool) -> Result<Run> {
@@ -189,9 +222,13 @@ fn read(kernel: &Kernel, dir: &Path, sample: bool) -> Result<Run> {
     };
     let plan: std::result::Result<Option<Plan>, _> = json(&dir.join(undo::PLAN));
     let standing: std::result::Result<Option<Standing>, _> = json(&dir.join(undo::STANDING));
+    let unsettled = matches!((&plan, &standing), (Ok(_), Ok(None)));
     let damaged = [plan.as_ref().err(), standing.as_ref().err()];
     let damaged = damaged.into_iter().flatten().next().cloned();
     let (plan, standing) = (plan.ok().flatten(), standing.ok().flatten());
+    if unsettled {
+        lose(UNSETTLED.to_owned(), &mut state);
+    }
     if let Some(standing) = standing.as_ref().filter(|s| !s.holds()) {
         let lost = standing.all().filter(|(_, worth)| worth.is_lost()).count();
         lose(
@@ -207,7 +244,10 @@ fn read(kernel: &Kernel, dir: &Path, sample: bool) -> Result<Run> {
                 plan,
                 standing: standing.as_ref(),
                 changes: changes.as_deref().unwrap_or_default(),
-                dead: (beat == Word::Lost).then_some(said.as_str()),
+                dead: match beat {
+                    Word::Lost => Some(said.as_str()),
+                    _ => unsettled.then_some(UNSETTLED),
+                },
             };
             now(kernel, &of, sample)?
         }
@@ -219,33 +259,13 @@ fn read(kernel: &Kernel, dir: &Path, sample: bool) -> Result<Run> {
     };
     let declared: Option<BTreeMap<GroupId, Declared>> =
         json(&dir.join(undo::DECLARED)).ok().flatten();
-    let mut throttled: Vec<Cpu> = Vec::new();
-    for step in plan.iter().flat_map(|p| &p.steps) {
-        let Setting::Regulate(regulation) = &step.set else {
-            continue;
-        };
-        for cpu in regulation.cpus.iter() {
-            let Some(record) = lease.as_ref().ok().and_then(|l| l.record(cpu as usize)) else {
-                continue;
-            };
-            let value = |i: usize| record.0[i].load(std::sync::atomic::Ordering::Relaxed);
-            let regulated = value(4) == 1;
-            if !regulated {
-                lose(format!("CPU {cpu} is not regulated any more"), &mut state);
-            }
-            let group = step.group.clone().unwrap_or_default();
-            if let Some(known) = throttled.iter_mut().find(|known| known.cpu == cpu) {
-                known.groups.push(group);
-                continue;
-            }
-            throttled.push(Cpu {
-                cpu,
-                groups: vec![group],
-                regulated,
-                throttles: value(1),
-                throttled_ns: value(2),
-            });
-        }
+    let throttled = match (&plan, &lease) {
+        (Some(plan), Ok(lease)) => throttled(plan, lease),
+        _ => Vec::new(),
+    };
+    if let Some(of) = throttled.iter().find(|of| !of.regulated) {
+        let why = format!("CPU {} is not regulated any more", of.cpu);
+        lose(why, &mut state);
     }
     if let Some(damaged) = damaged.filter(|_| state == Word::Holds) {
         (state, why) = (Word::Unseen, damaged);

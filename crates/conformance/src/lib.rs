@@ -170,8 +170,7 @@ pub fn plan(steps: Vec<Step>, promise: Promise, level: Level) -> Plan {
 pub fn gather(arm: &mut dyn Arm, name: &str) {
     let set = Setting::Gather {
         matching: Vec::new(),
-        low: false,
-        high: false,
+        outermost: false,
         braked: true,
     };
     arm.backend()

@@ -95,8 +95,7 @@ fn measure(
     let cpus = regulation.cpus.clone();
     let gather = Setting::Gather {
         matching: Vec::new(),
-        low: false,
-        high: false,
+        outermost: false,
         braked: true,
     };
     backend.apply(&step(1, Mechanism::Cores, gather))?;

@@ -221,6 +221,9 @@ fn hold(
     script.begin(backend.now(), &mut orders)?;
     carry_out(backend, script, &mut orders)?;
     while !script.finished() {
+        if let Some(standing) = sink.news() {
+            backend.stands(standing);
+        }
         let until = script.wake().min(backend.now().plus(LONGEST_WAIT));
         let until = loops
             .iter()
@@ -243,9 +246,6 @@ fn hold(
                 l.seen(backend, now, &one, sink)?;
             }
             script.seen(now, one, &mut orders)?;
-        }
-        if let Some(standing) = sink.news() {
-            backend.stands(standing);
         }
         for due in loops.iter_mut().filter(|l| now >= l.next()) {
             due.step(backend, now, sink)?;
@@ -450,6 +450,7 @@ mod tests {
             fake.log,
             ["apply 1", "apply 2", "start job", "exit job", "undo"]
         );
+        assert_eq!(fake.stood, [true]);
         let outcomes: Vec<_> = sink
             .iter()
             .filter_map(|(_, e)| match e {

@@ -60,6 +60,8 @@ struct Running {
 pub struct Fake {
     /// Everything done to the machine, in order.
     pub log: Vec<String>,
+    /// Whether all promises held, each time that this was told.
+    pub stood: Vec<bool>,
     /// Answers of [`Backend::shared_cache`], call by call; after the last one `Some(1.0)`.
     pub shared: Vec<Option<f64>>,
     /// The specs of all subjects ever started.
@@ -228,8 +230,7 @@ impl Backend for Fake {
     }
 
     fn stands(&mut self, standing: &Standing) {
-        let holds = if standing.holds() { "holds" } else { "broken" };
-        self.log.push(format!("stands: {holds}"));
+        self.stood.push(standing.holds());
     }
 
     fn apply(&mut self, step: &Step) -> Result<Vec<String>, BackendError> {

@@ -86,7 +86,8 @@ impl<'s> Watching<'s> {
         Self {
             sink,
             standing: Standing::of(plan),
-            changed: false,
+            // Nobody was told yet.
+            changed: true,
         }
     }
 

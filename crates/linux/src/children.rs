@@ -193,6 +193,12 @@ impl Subject {
         self.child.id()
     }
 
+    /// Whether its end was not seen yet: its process id is its own still.
+    #[must_use]
+    pub const fn runs(&self) -> bool {
+        self.exited.is_none() && self.status.is_none()
+    }
+
     /// Whether it has ended and all its output was read.
     #[must_use]
     pub fn ended(&self) -> bool {

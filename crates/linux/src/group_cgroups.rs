@@ -1,6 +1,6 @@
-//! The cgroups of a group's tasks. Quell makes them (`quell.slice/GROUP` in every hierarchy that is
-//! needed). For a group selected by cgroup, unit or container, they are the cgroups that it lives
-//! in already.
+//! The cgroups of a group's tasks. Quell makes them in every hierarchy that is needed:
+//! `quell.slice/GROUP`, or `quell-GROUP.slice` for one with a weight. For a group selected by
+//! cgroup, unit or container, they are the cgroups that it lives in already.
 //!
 //! Rules of the interfaces (cgroup-v1/cpusets.rst, cgroup-v2.rst):
 //!
@@ -27,15 +27,8 @@ use crate::fault;
 use crate::limited::{Limited, Limits};
 use crate::placement::{self, Usual};
 
-/// The parent of Quell's cgroups for groups of the usual weight.
+/// The parent of Quell's cgroups for groups that have no weight.
 pub const SLICE: &str = "quell.slice";
-/// The parent of Quell's cgroups for groups of a low weight. It is a sibling of [`SLICE`], because
-/// the kernel weighs siblings against each other. In one slice with the critical groups a low
-/// weight would not count against programs outside.
-pub const LOW_SLICE: &str = "quell-best-effort.slice";
-/// The parent of Quell's cgroups for groups of a high weight, for the same reason. In [`SLICE`] a
-/// high weight would not count against programs outside, and would favour the slice's other groups.
-pub const HIGH_SLICE: &str = "quell-critical.slice";
 /// The cgroup of a braked group's tasks, below the group's own.
 pub const WORK: &str = "work";
 /// The cgroup of a braked group's brakes, next to [`WORK`].
@@ -65,23 +58,17 @@ pub struct CgroupDir {
 /// Where the cgroups of a group are made, and with which children.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Made in [`LOW_SLICE`] instead of [`SLICE`].
-    pub low: bool,
-    /// Made in [`HIGH_SLICE`] instead of [`SLICE`].
-    pub high: bool,
+    /// Made directly below the root ([`outermost`]) instead of in [`SLICE`].
+    pub outermost: bool,
     /// With [`WORK`] and [`STOP`] where the `cpu` controller is.
     pub braked: bool,
 }
 
-impl Layout {
-    /// The slice that the group's cgroups are made in.
-    const fn slice(self) -> &'static str {
-        match (self.low, self.high) {
-            (true, _) => LOW_SLICE,
-            (false, true) => HIGH_SLICE,
-            (false, false) => SLICE,
-        }
-    }
+/// The name of a group's cgroup directly below the root. The kernel weighs siblings against each
+/// other: in [`SLICE`] a weight would not count against programs outside.
+#[must_use]
+pub fn outermost(group: &str) -> String {
+    format!("quell-{group}.slice")
 }
 
 impl CgroupDir {
@@ -195,15 +182,19 @@ impl GroupCgroups {
                 continue;
             };
             let around = above.and_then(|a| a.places.iter().find(|p| p.hierarchy == *hierarchy));
-            let slice = around.map_or_else(|| layout.slice(), |_| SLICE);
-            let slice = format!("{}/{slice}", hierarchy.mount);
-            make(writer, hierarchy, &hierarchy.mount, &slice, *controller)?;
-            let mut top = slice;
-            if let Some(CgroupDir { dir, .. }) = around {
-                make(writer, hierarchy, &top, dir, *controller)?;
-                top.clone_from(dir);
-            }
-            let dir = format!("{top}/{group}");
+            let mut top = hierarchy.mount.clone();
+            let name = match layout.outermost && around.is_none() {
+                true => outermost(group),
+                false => {
+                    let slice = format!("{top}/{SLICE}");
+                    for dir in [Some(&slice), around.map(|a| &a.dir)].into_iter().flatten() {
+                        make(writer, hierarchy, &top, dir, *controller)?;
+                        top.clone_from(dir);
+                    }
+                    group.to_owned()
+                }
+            };
+            let dir = format!("{top}/{name}");
             make(writer, hierarchy, &top, &dir, *controller)?;
             let braked = layout.braked && cgroups.of(Controller::Cpu) == Some(hierarchy);
             if !group_cgroups.places.iter().any(|p| p.dir == dir) {

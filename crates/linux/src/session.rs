@@ -178,8 +178,7 @@ impl Session {
     /// # Errors
     /// [`Error::File`].
     pub fn describe(&self, plan: &Plan) -> Result<()> {
-        // The file is about another plan.
-        let _ = std::fs::remove_file(self.dir.join(STANDING));
+        self.unsettled();
         let path = self.dir.join(PLAN);
         self.shows(PLAN, plan)
             .map_err(|e| Error::file("write", &path.to_string_lossy(), None, e))
@@ -192,8 +191,13 @@ impl Session {
         std::fs::rename(&half, self.dir.join(name))
     }
 
-    /// Writes the present level of the promises to the run's folder, for `quell status`. Where it
-    /// cannot be written, `quell status` shows the planned levels.
+    /// Steps are to be applied or undone: without the file `quell status` says that nothing holds.
+    pub fn unsettled(&self) {
+        let _ = std::fs::remove_file(self.dir.join(STANDING));
+    }
+
+    /// All steps are applied: writes the present level of the promises to the run's folder, for
+    /// `quell status`.
     pub fn stands(&self, standing: &Standing) {
         let _ = self.shows(STANDING, standing);
     }

@@ -70,12 +70,9 @@ pub enum Setting {
     Gather {
         /// Which tasks belong to it; empty when its tasks are only launched.
         matching: Vec<TaskMatch>,
-        /// Its cgroup lies in the slice of groups with a low weight.
+        /// Its cgroup lies directly below the root, where a weight counts against all others.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
-        low: bool,
-        /// Its cgroup lies in the slice of groups with a high weight.
-        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
-        high: bool,
+        outermost: bool,
         /// Its tasks live in a child cgroup `work`, next to the cgroup `stop` of its brakes.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         braked: bool,

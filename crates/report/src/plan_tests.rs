@@ -93,8 +93,7 @@ fn matches_read_as_on_the_command_line() {
     };
     let set = Setting::Gather {
         matching: vec![table],
-        low: false,
-        high: false,
+        outermost: false,
         braked: false,
     };
     assert_eq!(describe(&set), "gather in a cgroup: exe=/usr/bin/x,user=y");
@@ -104,8 +103,7 @@ fn matches_read_as_on_the_command_line() {
     };
     let set = Setting::Gather {
         matching: vec![unit],
-        low: false,
-        high: false,
+        outermost: false,
         braked: false,
     };
     assert_eq!(describe(&set), "use its own cgroup: unit=a.service");

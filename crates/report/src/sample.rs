@@ -458,8 +458,7 @@ fn steps() -> Vec<Step> {
             Mechanism::Cores,
             Setting::Gather {
                 matching: Vec::new(),
-                low: false,
-                high: false,
+                outermost: false,
                 braked: false,
             },
             "its CPUs are its own",

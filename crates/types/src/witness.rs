@@ -122,9 +122,17 @@ pub enum Fault {
     },
     /// The group has more memory than promised.
     Overfull {
-        /// What is charged to its cgroups.
+        /// What is charged to its cgroups, and what its processes have elsewhere.
         has: Bytes,
         /// The limit that was promised.
+        promised: Bytes,
+    },
+    /// Memory of the group's processes is charged to a cgroup that they were in before, where
+    /// nothing keeps it.
+    Unkept {
+        /// How much at least.
+        memory: Bytes,
+        /// How much the kernel was to keep.
         promised: Bytes,
     },
     /// The group's class does not have the promised ways.
@@ -334,7 +342,8 @@ impl fmt::Display for Fault {
             Self::Limited { .. }
             | Self::Exceeded { .. }
             | Self::Unlimited { .. }
-            | Self::Overfull { .. } => self.fmt_amounts(f),
+            | Self::Overfull { .. }
+            | Self::Unkept { .. } => self.fmt_amounts(f),
             Self::Remasked { .. } | Self::Filled { .. } | Self::CpuFills { .. } => self.fmt_ways(f),
             _ => self.fmt_rest(f),
         }
@@ -376,6 +385,11 @@ impl Fault {
                     "the group has {has} of memory, where it may have {promised}"
                 )
             }
+            Self::Unkept { memory, promised } => write!(
+                f,
+                "{memory} of the group's memory is charged to a cgroup that its processes were in \
+                 before and that keeps nothing of it, where {promised} was promised"
+            ),
             _ => Ok(()),
         }
     }

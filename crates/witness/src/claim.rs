@@ -54,7 +54,13 @@ pub enum What {
         tolerance: Share,
     },
     /// The group's CPU time has this weight where others want a CPU, too.
-    Weight(CpuWeight),
+    Weight {
+        /// The weight.
+        weight: CpuWeight,
+        /// How many cgroups have to have it, from the group's own upwards: the kernel weighs
+        /// siblings. `None`: all, so that it counts against every program.
+        levels: Option<usize>,
+    },
     /// Groups run on these CPUs in turn, each in its windows of a frame, and no other task
     /// does.
     Windows {

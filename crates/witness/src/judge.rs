@@ -19,7 +19,7 @@ use crate::traffic::Traffic;
 use crate::{Witness, alone, disks, limits, memory, registers, ways, weights};
 use quell_types::witness::{Fault, Verdict};
 
-/// The most processes of a group of which more is read in one look.
+/// The most processes of a group whose mappings or cgroups are read in one look.
 const PROCESSES: usize = 8;
 /// Looks that have to find a process before its memory is judged: it may not have been treated yet.
 const KNOWN: u32 = 2;
@@ -43,6 +43,30 @@ pub(crate) struct Memories {
     known: BTreeMap<u32, u32>,
     /// When what takes long is looked at again, and what was seen.
     seldom: Option<(Nanos, Seen)>,
+    /// Which of the group's processes are read then.
+    turn: Turn,
+}
+
+/// Which processes of a group are read in one look, where not all can be.
+#[derive(Debug, Default)]
+struct Turn(usize);
+
+impl Turn {
+    /// The processes whose turn it is.
+    fn of<'p>(&mut self, pids: &'p [u32]) -> &'p [u32] {
+        if self.0 >= pids.len() {
+            self.0 = 0;
+        }
+        let end = pids.len().min(self.0.saturating_add(PROCESSES));
+        &pids[self.0..end]
+    }
+
+    /// The next ones have their turn. Where something was found it is looked at once more.
+    const fn go_on(&mut self, all_well: bool) {
+        if all_well {
+            self.0 = self.0.saturating_add(PROCESSES);
+        }
+    }
 }
 
 /// What was counted at the last look of the CPUs of a claim.
@@ -119,15 +143,18 @@ impl Witness {
                 let allowed = Allowed::cpu_time(*share, *period, *tolerance);
                 verdict(self.cpu_time(group, now, allowed, &mut kept.used))
             }
-            What::Weight(weight) => {
-                verdict(weights::judged(files, &self.home_dirs(group), *weight))
+            What::Weight { weight, levels } => {
+                let homes = self.home_dirs(group);
+                verdict(weights::judged(files, &homes, *weight, *levels))
             }
             What::Windows {
                 cpus,
                 frame,
                 groups,
             } => self.windows(cpus, *frame, groups, scan, now, &mut kept.used),
-            What::Memory { most } => self.memory(group, *most),
+            What::Memory { most } => {
+                self.memory(group, *most, now, &processes(group, scan), &mut kept.seldom)
+            }
             What::Traffic { most, counted } => {
                 verdict(self.traffic(group, *most, counted, now, &mut kept.traffic))
             }
@@ -147,22 +174,36 @@ impl Witness {
                 at_birth,
             } => {
                 let pids = known(group, scan, &mut kept.known);
+                let pids = &pids[..pids.len().min(PROCESSES)];
                 let sampled = &mut kept.sampled;
-                let looked = sampled.look(files, &pids, colouring, colours, *at_birth);
+                let looked = sampled.look(files, pids, colouring, colours, *at_birth);
                 verdict(looked.map(|()| sampled.judge()))
             }
-            What::Kept { size } => verdict(memory::kept(files, &self.home_dirs(group), *size)),
+            What::Kept { size } => {
+                let (homes, pids) = (self.home_dirs(group), processes(group, scan));
+                match memory::kept(files, &homes, *size) {
+                    Ok(None) => verdict(seldom(&mut kept.seldom, now, || {
+                        Ok(memory::unkept(files, &homes, &pids, *size))
+                    })),
+                    seen => verdict(seen),
+                }
+            }
             What::Locked => {
                 let pids = known(group, scan, &mut kept.known);
-                verdict(Ok(memory::locked(files, &pids)))
+                let look = || Ok(memory::locked(files, &pids));
+                verdict(seldom(&mut kept.seldom, now, look))
             }
             What::Cached { files: paths } => verdict(seldom(&mut kept.seldom, now, || {
                 memory::cached(files, paths)
             })),
             What::Pages { large } => {
                 let pids = known(group, scan, &mut kept.known);
-                let look = || Ok(memory::paged(files, &pids, *large));
-                verdict(seldom(&mut kept.seldom, now, look))
+                let turn = &mut kept.turn;
+                verdict(seldom(&mut kept.seldom, now, || {
+                    let fault = memory::paged(files, turn.of(&pids), *large);
+                    turn.go_on(fault.is_none());
+                    Ok(fault)
+                }))
             }
             What::Stall { most } => match memory::waited(files, &self.home_dirs(group)) {
                 None => Verdict::Unseen(self.uncounted(group, "how long it waits for memory")),
@@ -263,11 +304,7 @@ impl Witness {
     fn dirs(&self, group: usize, scan: &Scan) -> Vec<Dir> {
         let mut all = self.home_dirs(group);
         let known: Vec<String> = all.iter().map(|dir| dir.mount.clone()).collect();
-        let own = scan.threads.iter().filter(|t| t.groups.contains(&group));
-        let mut pids: Vec<u32> = own.filter(|t| !t.exempt).map(|t| t.pid).collect();
-        pids.sort_unstable();
-        pids.dedup();
-        for pid in pids.into_iter().take(PROCESSES) {
+        for pid in processes(group, scan).into_iter().take(PROCESSES) {
             let dirs = self.homes.dirs_of(&*self.files, pid).into_iter();
             let others = dirs.filter(|(mount, _)| !known.contains(mount));
             all.extend(others.map(|(mount, dir)| Dir { mount, dir }));
@@ -399,9 +436,14 @@ impl Witness {
         now: Nanos,
         kept: &mut Option<Result<Traffic, String>>,
     ) -> Seen {
+        let homes = self.home_dirs(group);
+        // A CPU that came online later has no counter.
+        let cpus: CpuSet = counted.iter().map(|of| of.cpu).collect();
+        if let Some(fault) = limits::widened(&*self.files, &homes, &cpus) {
+            return Ok(Some(fault));
+        }
         let open = || {
-            let homes = self.home_dirs(group).into_iter();
-            let opened = homes.map(|home| Traffic::open(&home.dir, counted));
+            let opened = homes.iter().map(|home| Traffic::open(&home.dir, counted));
             let none = Err(self.uncounted(group, "events"));
             opened.fold(none, |found, next| found.or(next))
         };
@@ -422,12 +464,26 @@ impl Witness {
         Ok(registers::judged(level, mask, own, &shared, &fills))
     }
 
-    fn memory(&self, group: usize, most: Bytes) -> Verdict {
-        let charged = limits::charged(&*self.files, &self.home_dirs(group));
+    fn memory(
+        &self,
+        group: usize,
+        most: Bytes,
+        now: Nanos,
+        pids: &[u32],
+        kept: &mut Option<(Nanos, Seen)>,
+    ) -> Verdict {
+        let homes = self.home_dirs(group);
+        let charged = limits::charged(&*self.files, &homes);
         if charged.is_empty() {
             return Verdict::Unseen(self.uncounted(group, "its memory"));
         }
-        verdict(Ok(limits::at_most(most, &charged)))
+        if let Some(fault) = limits::at_most(most, &charged, Bytes(0)) {
+            return Verdict::Broken(fault);
+        }
+        verdict(seldom(kept, now, || {
+            let elsewhere = memory::elsewhere(&*self.files, &homes, pids);
+            Ok(limits::at_most(most, &charged, elsewhere))
+        }))
     }
 
     fn ways(
@@ -487,17 +543,21 @@ fn seldom(kept: &mut Option<(Nanos, Seen)>, now: Nanos, look: impl FnOnce() -> S
     seen
 }
 
-/// The first processes of a group that enough looks have found.
-fn known(group: usize, scan: &Scan, known: &mut BTreeMap<u32, u32>) -> Vec<u32> {
+/// The processes of a group.
+fn processes(group: usize, scan: &Scan) -> Vec<u32> {
     let own = scan.threads.iter().filter(|t| t.groups.contains(&group));
-    let mut now = BTreeMap::new();
-    for thread in own.filter(|t| !t.exempt) {
-        let looks = known.get(&thread.pid).copied().unwrap_or(0);
-        now.insert(thread.pid, looks.saturating_add(1));
-    }
-    *known = now;
+    let mut pids: Vec<u32> = own.filter(|t| !t.exempt).map(|t| t.pid).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids
+}
+
+/// The processes of a group that enough looks have found.
+fn known(group: usize, scan: &Scan, known: &mut BTreeMap<u32, u32>) -> Vec<u32> {
+    let looked = |pid| (pid, known.get(&pid).copied().unwrap_or(0).saturating_add(1));
+    *known = processes(group, scan).into_iter().map(looked).collect();
     let old = known.iter().filter(|(_, looks)| **looks > KNOWN);
-    old.map(|(pid, _)| *pid).take(PROCESSES).collect()
+    old.map(|(pid, _)| *pid).collect()
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use quell_kernel::root::Files;
-use quell_types::ids::PromiseId;
+use quell_types::ids::{GroupId, PromiseId};
 use quell_types::units::Nanos;
 
 pub use claim::{Claim, Counted, Disks, Party, What};
@@ -106,6 +106,14 @@ impl Witness {
     /// Sets Quell's own processes anew: a brake was started again.
     pub fn ignore(&mut self, pids: BTreeSet<u32>) {
         self.ignore = pids;
+    }
+
+    /// Sets the programs that were started for groups, by the numbers of their processes. They and
+    /// their children have to be in the group's cgroups, as what the group matches.
+    pub fn started(&mut self, pids: &BTreeMap<u32, GroupId>) {
+        let of = |(pid, group): (&u32, &GroupId)| Some((*pid, self.party(group)?));
+        let pids = pids.iter().filter_map(of).collect();
+        self.tasks.matches.start(pids);
     }
 
     /// Looks at the machine. `now` is any clock that goes on steadily. The verdicts have the order

@@ -56,20 +56,37 @@ fn above(dirs: &[Dir]) -> Vec<String> {
     all
 }
 
-/// The first of a group's cgroups whose tasks may not run on all of these CPUs.
-pub(crate) fn narrowed(files: &dyn Files, homes: &[Dir], cpus: &CpuSet) -> Option<Fault> {
+/// The CPUs on which tasks of each of these cgroups may run, with the file that says so.
+fn effective(files: &dyn Files, homes: &[Dir]) -> impl Iterator<Item = (String, CpuSet)> {
     const EFFECTIVE: [&str; 2] = ["cpuset.cpus.effective", "cpuset.effective_cpus"];
-    let mut all = homes
+    let all = homes
         .iter()
         .flat_map(|home| EFFECTIVE.map(|name| format!("{}/{name}", home.dir)));
-    all.find_map(|file| {
-        let value = files.read(&file).ok()?.trim().to_owned();
-        let may: CpuSet = value.parse().ok()?;
-        (!cpus.is_subset(&may)).then(|| Fault::Reads {
-            file,
-            value,
-            promised: format!("CPUs {cpus}"),
-        })
+    all.filter_map(|file| {
+        let cpus = files.read(&file).ok()?.trim().parse().ok()?;
+        Some((file, cpus))
+    })
+}
+
+/// The first of a group's cgroups whose tasks may not run on all of these CPUs.
+pub(crate) fn narrowed(files: &dyn Files, homes: &[Dir], cpus: &CpuSet) -> Option<Fault> {
+    let lacks = |(_, may): &(String, CpuSet)| !cpus.is_subset(may);
+    let (file, may) = effective(files, homes).find(lacks)?;
+    Some(Fault::Reads {
+        file,
+        value: may.to_string(),
+        promised: format!("CPUs {cpus}"),
+    })
+}
+
+/// The first of a group's cgroups whose tasks may run on further CPUs than these.
+pub(crate) fn widened(files: &dyn Files, homes: &[Dir], cpus: &CpuSet) -> Option<Fault> {
+    let more = |(_, may): &(String, CpuSet)| !may.is_subset(cpus);
+    let (file, may) = effective(files, homes).find(more)?;
+    Some(Fault::Reads {
+        file,
+        value: may.to_string(),
+        promised: format!("at most CPUs {cpus}"),
     })
 }
 
@@ -100,7 +117,7 @@ pub(crate) fn quotas(files: &dyn Files, dirs: &[Dir]) -> Vec<Quota> {
 }
 
 /// Memory of a cgroup. `None` where it has no memory account.
-fn memory_of(files: &dyn Files, mount: &str, dir: &str) -> Option<(Memory, Bytes)> {
+pub(crate) fn memory_of(files: &dyn Files, mount: &str, dir: &str) -> Option<(Memory, Bytes)> {
     [Version::V2, Version::V1].into_iter().find_map(|version| {
         let memory = Memory {
             dir: dir.to_owned(),
@@ -250,8 +267,9 @@ pub(crate) fn charged(files: &dyn Files, homes: &[Dir]) -> Vec<Charged> {
 /// batches, and reclaims beyond `memory.high` only while the group allocates.
 const OVER: u64 = 5;
 
-/// Judges what a group may have, and has, of memory.
-pub(crate) fn at_most(most: Bytes, charged: &[Charged]) -> Option<Fault> {
+/// Judges what a group may have, and has, of memory: what is charged to it, and what its processes
+/// have elsewhere.
+pub(crate) fn at_most(most: Bytes, charged: &[Charged], elsewhere: Bytes) -> Option<Fault> {
     for home in charged {
         let (file, value) = match &home.limit {
             Some(limit) if limit.limit <= most => continue,
@@ -265,6 +283,7 @@ pub(crate) fn at_most(most: Bytes, charged: &[Charged]) -> Option<Fault> {
         });
     }
     let has: u64 = charged.iter().map(|home| home.used.0).sum();
+    let has = has.saturating_add(elsewhere.0);
     (has > most.0.saturating_add(most.0 / 100 * OVER)).then_some(Fault::Overfull {
         has: Bytes(has),
         promised: most,

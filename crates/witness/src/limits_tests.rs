@@ -81,7 +81,7 @@ fn memory_is_limited_and_used_as_promised() {
         limit: limit.map(|limit| memory_limit("/a/limit", limit, used, 0)),
         file: "/a/memory.max".to_owned(),
     };
-    let judge = |homes: &[Charged]| file_of(at_most(most, homes));
+    let judge = |homes: &[Charged]| file_of(at_most(most, homes, Bytes(0)));
     assert_eq!(judge(&[home(104, Some(100))]), "");
     assert_eq!(judge(&[home(10, Some(101))]), "/a/limit");
     assert_eq!(
@@ -166,7 +166,7 @@ fn a_limit_that_is_lifted_is_seen() {
         }];
         let file = format!("{dir}/{file}");
         files.write(&file, &(64 * MIB).to_string()).unwrap();
-        let judge = |mib: u64| at_most(Bytes(mib * MIB), &charged(files, &home));
+        let judge = |mib: u64| at_most(Bytes(mib * MIB), &charged(files, &home), Bytes(0));
         assert_eq!(judge(64), None, "{flavour:?}");
         assert_eq!(file_of(judge(63)), file);
         files.write(&file, none).unwrap();
@@ -197,4 +197,11 @@ fn a_cgroup_without_one_of_the_promised_cpus_is_named() {
         "{fault}"
     );
     assert!(fault.contains("CPUs 2-3"), "{fault}");
+    let beyond = |cpus: &str| widened(&kernel, &homes, &cpus.parse().unwrap());
+    assert_eq!(beyond("0-4"), None);
+    let fault = beyond("0-3").unwrap().to_string();
+    assert!(
+        fault.contains("/all/cpuset.cpus.effective reads '1-4'"),
+        "{fault}"
+    );
 }

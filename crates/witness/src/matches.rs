@@ -49,6 +49,8 @@ pub(crate) struct Matches {
     of: Vec<usize>,
     /// Why the tables of a party cannot be used.
     wrong: HashMap<usize, String>,
+    /// Processes that were started for a party.
+    started: HashMap<u32, usize>,
     known: HashMap<u32, Process>,
     look: u64,
 }
@@ -74,9 +76,14 @@ impl Matches {
         found
     }
 
+    /// Sets the processes that were started for parties. Their children follow them.
+    pub fn start(&mut self, pids: HashMap<u32, usize>) {
+        self.started = pids;
+    }
+
     /// Whether there is something to match.
     pub fn any(&self) -> bool {
-        !self.matchers.is_empty()
+        !self.matchers.is_empty() || !self.started.is_empty()
     }
 
     /// Why the tables of a party cannot be used. `None` where they can.
@@ -155,15 +162,17 @@ impl Matches {
             .is_some_and(|p| pids.contains(&p.parent))
     }
 
-    /// The party of a process: the one that matches it, or its closest matched ancestor. Children
-    /// of processes in `ignore` follow no further ancestor.
+    /// The party of a process: the one that matches it or for which it was started, or that of its
+    /// closest such ancestor. Children of processes in `ignore` follow no further ancestor.
     pub fn party(&self, pid: u32, ignore: &BTreeSet<u32>) -> Option<usize> {
         let mut at = pid;
         for _ in 0..GENERATIONS {
             let process = self.known.get(&at)?;
+            let started = self.started.get(&at);
             match process.own {
                 Match::Party(party) => return Some(party),
                 Match::Several => return None,
+                Match::None if started.is_some() => return started.copied(),
                 Match::None if process.parent == 0 || ignore.contains(&process.parent) => {
                     return None;
                 }
@@ -256,6 +265,11 @@ mod tests {
         assert_eq!(matches.party(launched, &ignore), None);
         assert_eq!(matches.party(launched, &BTreeSet::new()), Some(0));
         assert!(matches.is_child(launched, &ignore));
+        matches.start(HashMap::from([(launched, 1)]));
+        assert_eq!(matches.party(launched, &ignore), Some(1));
+        let child = fake.with(|m| m.fork(launched));
+        matches.update(&fake, &[above, quell, launched, child]);
+        assert_eq!(matches.confirmed(&fake, child, &ignore), Some(1));
     }
 
     #[test]

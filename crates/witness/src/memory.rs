@@ -1,7 +1,7 @@
 //! Memory that is promised to a group: kept, locked, in pages of one size, files in memory, and how
 //! long the group waits for it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use quell_kernel::cgroup::chain;
 use quell_kernel::root::{Access, Files};
@@ -9,12 +9,16 @@ use quell_kernel::{page_cache, paging, psi, vm};
 use quell_types::units::{Bytes, Nanos, Share};
 use quell_types::witness::Fault;
 
-use crate::limits::Dir;
+use crate::limits::{Dir, memory_of};
 
 /// Memory of a process that may be unlocked beside what the kernel never locks.
 const UNLOCKED: Bytes = Bytes(1 << 20);
 /// As much more of its memory, as one part of so many.
 const UNLOCKED_PART: u64 = 100;
+/// Memory of which the accounts of a cgroup and of its processes may differ.
+const UNCOUNTED: Bytes = Bytes(8 << 20);
+/// And as one part of so many.
+const UNCOUNTED_PART: u64 = 20;
 /// Mappings from this size on can have large pages.
 const LARGE: u64 = 4 << 20;
 /// Looks that the window of waiting spans. What holds neighbours back begins once the group waits
@@ -63,6 +67,52 @@ pub(crate) fn kept(files: &dyn Files, homes: &[Dir], size: Bytes) -> Result<Opti
         value: value.clone(),
         promised: size.to_string(),
     }))
+}
+
+/// What processes have in anonymous memory that is charged to other cgroups than these, at least.
+/// Pages stay charged to the cgroup in which they were first written, wherever the process goes
+/// (cgroup-v2.rst, "Memory Ownership").
+pub(crate) fn elsewhere(files: &dyn Files, homes: &[Dir], pids: &[u32]) -> Bytes {
+    let has = anonymous(files, pids);
+    let of = |home: &Dir| {
+        let (memory, _) = memory_of(files, &home.mount, &home.dir)?;
+        let stat = files.read(&memory.stat()).ok()?;
+        Some(memory.parse_stat(&stat).ok()?.anonymous)
+    };
+    let charged: Vec<Bytes> = homes.iter().filter_map(of).collect();
+    let here: u64 = charged.iter().map(|bytes| bytes.0).sum();
+    let elsewhere = has.0.saturating_sub(here);
+    let blurred = UNCOUNTED.0.max(has.0 / UNCOUNTED_PART);
+    match charged.is_empty() || elsewhere <= blurred {
+        true => Bytes(0),
+        false => Bytes(elsewhere),
+    }
+}
+
+/// Anonymous memory of these processes, at least. Processes of one program may share pages since a
+/// fork: the largest counts. Those of two programs share none.
+fn anonymous(files: &dyn Files, pids: &[u32]) -> Bytes {
+    let mut largest: BTreeMap<String, u64> = BTreeMap::new();
+    for pid in pids {
+        let status = files.read(&format!("/proc/{pid}/status")).ok();
+        let has = status.and_then(|text| vm::amount(&text, "RssAnon:"));
+        if let (Some(has), Ok(exe)) = (has, files.link(&format!("/proc/{pid}/exe"))) {
+            let most = largest.entry(exe).or_default();
+            *most = has.0.max(*most);
+        }
+    }
+    Bytes(largest.values().sum())
+}
+
+/// Whether memory that the kernel is to keep is charged to cgroups where it does not.
+pub(crate) fn unkept(files: &dyn Files, homes: &[Dir], pids: &[u32], size: Bytes) -> Option<Fault> {
+    let memory = elsewhere(files, homes, pids);
+    let of = |home: &Dir| Some(memory_of(files, &home.mount, &home.dir)?.1.0);
+    let kept: u64 = homes.iter().filter_map(of).sum();
+    (memory > Bytes(0) && kept < size.0).then_some(Fault::Unkept {
+        memory,
+        promised: size,
+    })
 }
 
 /// The first of these processes whose memory is not locked.
@@ -198,6 +248,51 @@ mod tests {
             dir: "/m/c".to_owned(),
         };
         assert!(kept(&kernel, &[v1], Bytes(1 << 20)).is_err());
+    }
+
+    #[test]
+    fn memory_that_is_charged_elsewhere_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::at(dir.path());
+        let process = |pid: u32, mib: u64, exe: &str| {
+            let text = format!("Name:\tx\nRssAnon:\t{} kB\n", mib << 10);
+            put(dir.path(), &format!("proc/{pid}/status"), &text);
+            std::os::unix::fs::symlink(exe, dir.path().join(format!("proc/{pid}/exe"))).unwrap();
+        };
+        // What a child has since a fork may be its parent's.
+        process(7, 300, "/bin/db");
+        process(8, 290, "/bin/db");
+        process(9, 50, "/bin/helper");
+        let rest = ["file", "shmem", "file_mapped", "active_file"];
+        let rest = [rest.as_slice(), &["inactive_file", "unevictable"]].concat();
+        let rest = rest.iter().map(|key| format!("\n{key} 0"));
+        let rest: String = rest.collect();
+        let charged = |mib: u64| {
+            let stat = format!("anon {}{rest}\n", mib << 20);
+            put(dir.path(), "m/a/memory.stat", &stat);
+            put(
+                dir.path(),
+                "m/a/memory.current",
+                &format!("{}\n", mib << 20),
+            );
+            let home = Dir {
+                mount: "/m".to_owned(),
+                dir: "/m/a".to_owned(),
+            };
+            [home]
+        };
+        let pids = [6, 7, 8, 9];
+        let of = |mib| elsewhere(&kernel, &charged(mib), &pids).0 >> 20;
+        assert_eq!([of(0), of(100), of(330), of(400)], [350, 250, 20, 0]);
+        // The accounts of a cgroup and of its processes are not read at once.
+        assert_eq!(of(340), 0);
+        let kept = |mib: u64| unkept(&kernel, &charged(100), &pids, Bytes(mib << 20));
+        assert_eq!(kept(100), None);
+        assert_eq!(
+            kept(200).unwrap().to_string(),
+            "250MiB of the group's memory is charged to a cgroup that its processes were in before and that keeps \
+             nothing of it, where 200MiB was promised"
+        );
     }
 
     #[test]

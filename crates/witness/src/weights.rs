@@ -44,8 +44,8 @@ fn weighed(files: &dyn Files, dir: &str) -> Option<Weighed> {
     })
 }
 
-/// Whether these cgroups, or one above each, have the weight. A low one bounds all below it; a high
-/// one counts where none above it is low.
+/// Whether these cgroups have the weight, and all above each, or the first of those. The kernel
+/// weighs siblings: what one of them lacks counts against the programs beside that one.
 ///
 /// # Errors
 /// Why that cannot be seen.
@@ -53,31 +53,30 @@ pub(crate) fn judged(
     files: &dyn Files,
     homes: &[Dir],
     wanted: CpuWeight,
+    levels: Option<usize>,
 ) -> Result<Option<Fault>, String> {
+    let holds = |one: &Weighed| match wanted {
+        CpuWeight::Idle => one.weight == 0,
+        CpuWeight::Of(weight) if u64::from(weight) < USUAL => one.weight <= u64::from(weight),
+        CpuWeight::Of(weight) => one.weight >= u64::from(weight),
+    };
     let mut seen = false;
     for home in homes {
-        let below_the_root = chain(&home.mount, &home.dir).into_iter().skip(1);
-        let all: Vec<Weighed> = below_the_root.filter_map(|d| weighed(files, &d)).collect();
-        let Some(own) = all.last() else {
-            continue;
-        };
-        seen = true;
-        let most = all.iter().map(|one| one.weight).max().unwrap_or(USUAL);
-        let least = all.iter().map(|one| one.weight).min().unwrap_or(USUAL);
-        let holds = match wanted {
-            CpuWeight::Idle => least == 0,
-            CpuWeight::Of(weight) if u64::from(weight) < USUAL => least <= u64::from(weight),
-            CpuWeight::Of(weight) => most >= u64::from(weight) && least >= USUAL,
-        };
-        if !holds {
-            return Ok(Some(Fault::Reads {
-                file: own.file.clone(),
-                value: own.value.clone(),
-                promised: match wanted {
-                    CpuWeight::Idle => "cpu.idle".to_owned(),
-                    CpuWeight::Of(weight) => format!("weight {weight}"),
-                },
-            }));
+        let mut dirs = chain(&home.mount, &home.dir).split_off(1);
+        dirs.reverse();
+        dirs.truncate(levels.unwrap_or(usize::MAX));
+        for one in dirs.iter().filter_map(|dir| weighed(files, dir)) {
+            seen = true;
+            if !holds(&one) {
+                return Ok(Some(Fault::Reads {
+                    file: one.file,
+                    value: one.value,
+                    promised: match wanted {
+                        CpuWeight::Idle => "cpu.idle".to_owned(),
+                        CpuWeight::Of(weight) => format!("weight {weight}"),
+                    },
+                }));
+            }
         }
     }
     match seen {
@@ -93,7 +92,7 @@ mod tests {
     use super::*;
 
     /// What is said of a group in `/c/slice/own`, with these files there.
-    fn said(files: &[(&str, &str)], wanted: CpuWeight) -> String {
+    fn said(files: &[(&str, &str)], wanted: CpuWeight, levels: Option<usize>) -> String {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = dir.path().join("c").join(path);
@@ -104,7 +103,7 @@ mod tests {
             mount: "/c".to_owned(),
             dir: "/c/slice/own".to_owned(),
         };
-        match judged(&Kernel::at(dir.path()), &[home], wanted) {
+        match judged(&Kernel::at(dir.path()), &[home], wanted, levels) {
             Ok(None) => "holds".to_owned(),
             Ok(Some(fault)) => fault.to_string(),
             Err(why) => why,
@@ -112,37 +111,45 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_cgroup_above_makes_a_group_idle() {
-        let idle = [("slice/cpu.idle", "1\n"), ("slice/own/cpu.weight", "100\n")];
-        assert_eq!(said(&idle, CpuWeight::Idle), "holds");
-        assert_eq!(said(&idle, CpuWeight::Of(2)), "holds");
-        let busy = [("slice/cpu.idle", "0\n"), ("slice/own/cpu.weight", "100\n")];
+    fn a_low_weight_counts_where_each_cgroup_has_it() {
+        let above = [("slice/cpu.idle", "1\n"), ("slice/own/cpu.weight", "100\n")];
+        let own = [("slice/cpu.weight", "100\n"), ("slice/own/cpu.idle", "1\n")];
+        let both = [("slice/cpu.idle", "1\n"), ("slice/own/cpu.weight", "2\n")];
+        for wanted in [CpuWeight::Idle, CpuWeight::Of(2)] {
+            let told = said(&above, wanted, None);
+            assert!(told.starts_with("/c/slice/own/cpu.weight reads '100'"));
+            assert!(said(&own, wanted, None).starts_with("/c/slice/cpu.weight reads '100'"));
+            assert_eq!(said(&own, wanted, Some(1)), "holds");
+        }
+        assert_eq!(said(&both, CpuWeight::Of(2), None), "holds");
         assert_eq!(
-            said(&busy, CpuWeight::Idle),
-            "/c/slice/own/cpu.weight reads '100', where cpu.idle was promised"
+            said(&both, CpuWeight::Idle, None),
+            "/c/slice/own/cpu.weight reads '2', where cpu.idle was promised"
         );
     }
 
     #[test]
-    fn a_high_weight_counts_where_none_above_is_low() {
+    fn a_high_weight_counts_where_each_cgroup_has_it() {
         let high = CpuWeight::Of(1000);
         let both = [
             ("slice/cpu.shares", "10240"),
             ("slice/own/cpu.shares", "10240"),
         ];
-        assert_eq!(said(&both, high), "holds");
-        let low = [
-            ("slice/cpu.shares", "20"),
+        assert_eq!(said(&both, high, None), "holds");
+        let usual = [
+            ("slice/cpu.shares", "1024"),
             ("slice/own/cpu.shares", "10240"),
         ];
-        assert!(said(&low, high).ends_with("where weight 1000 was promised"));
-        let usual = [("slice/own/cpu.shares", "1024")];
-        assert!(said(&usual, high).starts_with("/c/slice/own/cpu.shares reads '1024'"));
-        assert_eq!(said(&[], high), "no cgroup of the group has a weight");
-        // 2 of 100, as v1 has it.
         assert_eq!(
-            said(&[("slice/own/cpu.shares", "20")], CpuWeight::Of(2)),
-            "holds"
+            said(&usual, high, None),
+            "/c/slice/cpu.shares reads '1024', where weight 1000 was promised"
         );
+        assert_eq!(said(&usual, high, Some(1)), "holds");
+        let none = "no cgroup of the group has a weight";
+        assert_eq!(said(&[], high, None), none);
+        assert_eq!(said(&usual[..1], high, Some(1)), none);
+        // 2 of 100, as v1 has it.
+        let two = [("slice/own/cpu.shares", "20")];
+        assert_eq!(said(&two, CpuWeight::Of(2), None), "holds");
     }
 }

@@ -11,7 +11,7 @@ use quell_kernel::procfs::{self, Stat};
 use quell_kernel::root::Files;
 use quell_kernel::tasks::cgroups_of;
 use quell_linux::drift;
-use quell_linux::group_cgroups::{LOW_SLICE, SLICE};
+use quell_linux::group_cgroups::{SLICE, outermost};
 use quell_linux::restore::{PLAN, STANDING};
 use quell_plan::{GroupPlan, Plan, Setting};
 use quell_record::now::{GroupNow, PromiseNow, PromiseState};
@@ -29,7 +29,9 @@ const SAMPLE: Duration = Duration::from_millis(250);
 /// Whether the cgroup of this path is one that Quell made for a group.
 fn made_for(path: &str, group: &str) -> bool {
     let mut parts = path.split('/');
-    parts.any(|part| part == SLICE || part == LOW_SLICE) && parts.any(|part| part == group)
+    let outermost = outermost(group);
+    let ours = parts.find(|part| *part == SLICE || *part == outermost);
+    ours.is_some_and(|part| part != SLICE || parts.any(|part| part == group))
 }
 
 /// The processes of each group: those in cgroups that Quell made for it, and those in cgroups that
@@ -107,7 +109,7 @@ pub fn used(files: &dyn Files, members: &BTreeMap<GroupId, Vec<u32>>) -> BTreeMa
 pub struct RunFolder<'r> {
     pub dir: &'r Path,
     pub plan: &'r Plan,
-    /// Absent while all promises are at their planned levels.
+    /// Absent while steps are applied or undone.
     pub standing: Option<&'r Standing>,
     /// The entries of its undo record.
     pub changes: &'r [Undo],
@@ -203,7 +205,7 @@ mod tests {
     #[test]
     fn a_cgroup_is_of_the_group_that_it_was_made_for() {
         assert!(made_for("/quell.slice/a", "a"));
-        assert!(made_for("/init.scope/quell-best-effort.slice/a/work", "a"));
+        assert!(made_for("/init.scope/quell-a.slice/work", "a"));
         assert!(!made_for("/quell.slice/ab", "a"));
         assert!(!made_for("/a/quell.slice/b", "a"));
     }

@@ -412,12 +412,8 @@ pub fn is_held(pid: u32) -> bool {
 /// Whether a process is in the cgroup of a group of that name (beginning).
 pub fn in_group(pid: u32, group: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| {
-        [
-            "quell.slice",
-            "quell-best-effort.slice",
-            "quell-critical.slice",
-        ]
-        .iter()
-        .any(|slice| text.contains(&format!("{slice}/{group}")))
+        ["quell.slice/", "/quell-"]
+            .iter()
+            .any(|above| text.contains(&format!("{above}{group}")))
     })
 }

@@ -76,7 +76,7 @@ echo noise $(nodes $N)
 echo rest $(nodes $R)
 echo check $(quell colours check $V --map /tmp/map.txt --colours 0 | grep '^right')
 echo others $(quell colours check $N $R --map /tmp/map.txt --colours 1 | grep '^right')
-echo mems $(for group in quell.slice/victim quell-best-effort.slice/noise quell.slice/rest; do cat /sys/fs/cgroup/$group/cpuset.mems; done)
+echo mems $(for group in quell.slice/victim quell-noise.slice quell.slice/rest; do cat /sys/fs/cgroup/$group/cpuset.mems; done)
 kill -TERM $run; wait $run; echo status $?
 tell restored
 said

@@ -5,6 +5,7 @@
 //!
 //! Skipped aloud where the lab cannot be had: no `apt-get`, no mirror, another architecture.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::guest::Said;
@@ -181,13 +182,13 @@ fn limits_are_held(kernel: &str) {
     let steps: Vec<u32> = curve.of(1).map(|p| p.percent).collect();
     assert_eq!(steps, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]);
     // Emulated: only that it throttles, and that the same step is more for more CPUs, is to be
-    // seen. What two CPUs reach unthrottled depends on how many the host has to spare.
-    let at = |cpus, percent| {
-        let mut points = curve.of(cpus).filter(|p| p.percent == percent);
-        points.next().unwrap().mb_s.p50
+    // seen. What CPUs reach unthrottled depends on what the host has to spare: the best counts.
+    let best = |cpus, steps: RangeInclusive<u32>| {
+        let points = curve.of(cpus).filter(|p| steps.contains(&p.percent));
+        points.map(|p| p.mb_s.high).fold(0.0, f64::max)
     };
-    assert!(at(1, 10) < at(1, 100) / 2.0, "{curve:?}");
-    assert!(at(2, 10) > at(1, 10) * 1.1, "{curve:?}");
+    assert!(best(1, 10..=10) < best(1, 50..=100) / 2.0, "{curve:?}");
+    assert!(best(2, 10..=10) > best(1, 10..=10) * 1.1, "{curve:?}");
 
     let [low, _] = limits(&curve);
     let point = curve.at_most(low, 1).unwrap();

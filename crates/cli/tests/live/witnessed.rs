@@ -6,7 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::gathered::{Folder, allowed, busy};
-use crate::common::{Done, Machine, Program, Running, eventually, machine, quell, send, status};
+use crate::common::{
+    Done, Machine, Program, Running, cpu_share, eventually, in_group, in_status, machine, quell,
+    send, status,
+};
 use quell_kernel::cgroup::{Cgroups, Controller};
 use rustix::process::Signal;
 
@@ -14,7 +17,9 @@ use rustix::process::Signal;
 fn protected(critical: &Program) -> Running {
     let pid = format!("pid={}", critical.pid());
     let run = Running::start(quell().args(["run", "--cpus", "auto", "--critical", &pid]));
-    eventually("it has its CPU", || allowed(critical.pid()).len() == 1);
+    eventually("it has its CPU", || {
+        allowed(critical.pid()).len() == 1 && holds()
+    });
     run
 }
 
@@ -151,5 +156,98 @@ fn a_brake_that_sleeps_is_told_by_what_is_used() {
         send(*pid, Signal::STOP);
     }
     broken(run, &["the group used", "of CPU time in"]);
+    machine.unchanged("after the run");
+}
+
+/// Next to programs outside an idle group has nothing, whatever weight another group has.
+#[test]
+fn an_idle_group_beside_a_weighted_one_yields() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let on_one_cpu = ["taskset", "-c", "0", "sh", "-c", "while :; do :; done"];
+    let (idle, other) = (Program::start(&on_one_cpu), Program::start(&on_one_cpu));
+    let quiet = Program::start(&["sleep", "1000"]);
+    machine.remember();
+    let group = |name: &str, of: &Program, weight: &str| {
+        let pid = of.pid();
+        format!(
+            "[group.{name}]\nrole = \"best-effort\"\ncpus = \"0\"\nmatch = [{{ pid = {pid} }}]\n\
+             cpu-weight = {weight}\n"
+        )
+    };
+    let groups = group("idle", &idle, "\"idle\"") + &group("quiet", &quiet, "50");
+    let policy = machine.file("weights.toml", &format!("quell = 1\n{groups}"));
+    let run = Running::start(quell().args(["run", &policy]));
+    eventually("they are held, and seen to be", || {
+        in_group(idle.pid(), "idle") && in_group(quiet.pid(), "quiet") && holds()
+    });
+    let share = |of: &Program| cpu_share(of.pid(), Duration::from_secs(1));
+    let (left, had) = (share(&idle), share(&other));
+    run.signal(Signal::TERM);
+    let done = run.wait();
+    assert_eq!(done.code, 0, "{done:?}");
+    // With the other group's weight it would have half as much.
+    assert!(left < had / 5.0, "{left} of a CPU beside {had}: {done:?}");
+    machine.unchanged("after the run");
+}
+
+#[test]
+fn memory_from_before_counts_against_a_limit() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let cgroups = Cgroups::discover(&machine.kernel).unwrap();
+    if cgroups.of(Controller::Memory).is_none() {
+        return quell_testing::skip("no cgroup hierarchy has the memory controller");
+    }
+    let has = machine.path("has");
+    let holds_much = format!(
+        "x=$(head -c 60000000 /dev/zero | tr '\\0' x); : >{}; while :; do sleep 0.2; done",
+        has.display()
+    );
+    let hog = Program::start(&["sh", "-c", &holds_much]);
+    eventually("it has its memory", || has.exists());
+    assert!(in_status(hog.pid(), "RssAnon") > 50 << 20);
+    machine.remember();
+    let text = format!(
+        "quell = 1\n[group.batch]\nrole = \"best-effort\"\ncpus = \"any\"\nlimit.memory = \"32MiB\"\n\
+         allow = [\"limit-memory\", \"kill\"]\nmatch = [{{ pid = {} }}]\n",
+        hog.pid()
+    );
+    let policy = machine.file("memory.toml", &text);
+    let run = Running::start(quell().args(["run", &policy]));
+    let told = "of memory, where it may have 32MiB";
+    eventually("that is seen", || status()[0].to_string().contains(told));
+    broken(run, &[told]);
+    machine.unchanged("after the run");
+}
+
+/// As `su` and `systemd-run --scope` do. Then the program takes its time to end.
+#[test]
+fn a_launched_program_that_leaves_is_named() {
+    let Some(mut machine) = machine() else {
+        return;
+    };
+    let cgroups = Cgroups::discover(&machine.kernel).unwrap();
+    let mount = cgroups.of(Controller::Cpu).unwrap().mount.clone();
+    machine.remember();
+    let leaves =
+        format!("trap : TERM; sleep 2; echo $$ >{mount}/cgroup.procs; while :; do sleep 0.2; done");
+    let text = format!(
+        "quell = 1\n[group.batch]\nrole = \"best-effort\"\ncpus = \"any\"\n\
+         limit.cpu-time = \"50%\"\ncommand = [\"sh\", \"-c\", \"{leaves}\"]\n"
+    );
+    let policy = machine.file("leaves.toml", &text);
+    let run = Running::start(quell().args(["run", &policy]));
+    eventually("it is held, and seen to be", holds);
+    eventually("it is known that the promise is broken", || !holds());
+    run.signal(Signal::TERM);
+    let undone = "its steps are being applied or undone, or it measures";
+    eventually("nothing holds any more", || status()[0]["why"] == undone);
+    let done = run.wait();
+    for name in ["belongs to the group, but is in cgroup", "; lost"] {
+        assert!(done.err.contains(name), "'{name}' is not in {done:?}");
+    }
     machine.unchanged("after the run");
 }

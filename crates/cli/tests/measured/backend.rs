@@ -82,8 +82,7 @@ impl Live {
 fn gathered(arm: &mut dyn Arm, cpus: &CpuSet, braked: bool) -> Vec<Step> {
     let gather = Setting::Gather {
         matching: Vec::new(),
-        low: false,
-        high: false,
+        outermost: false,
         braked,
     };
     let confine = Setting::Confine {

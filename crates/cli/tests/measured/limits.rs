@@ -99,7 +99,10 @@ fn brakes() -> Vec<u32> {
     let pids = all.iter().map(|process| process.id.pid);
     let braking = |pid: &u32| {
         let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
-        cgroups.is_ok_and(|text| text.lines().any(|line| line.ends_with("/batch/stop")))
+        cgroups.is_ok_and(|text| {
+            text.lines()
+                .any(|line| line.ends_with("/quell-batch.slice/stop"))
+        })
     };
     pids.filter(braking).collect()
 }

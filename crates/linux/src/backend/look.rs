@@ -34,6 +34,7 @@ impl Linux {
             (parties, witness)
         });
         witness.ignore(self.own_processes());
+        witness.started(&self.programs.running());
         let mut verdicts = witness.look(now);
         // A program that the run started may end before the run does.
         verdicts.retain(|(_, verdict)| match verdict {

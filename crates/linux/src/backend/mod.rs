@@ -104,6 +104,9 @@ impl Linux {
 
     /// Ends the programs and what the mechanisms keep running.
     fn release(&mut self) {
+        if let Some(session) = &self.host.session {
+            session.unsettled();
+        }
         // A brake or a freeze would keep programs from ending.
         self.enforcers.brakes.release(&mut self.host);
         self.enforcers.windows.release(&mut self.host);

@@ -34,6 +34,8 @@ const EXECUTES_WITHIN: Nanos = Nanos::secs(120);
 /// The programs of a run, and the sessions of programs that ran before it.
 pub struct Programs {
     pub subjects: Vec<Subject>,
+    /// The group of each of them.
+    groups: Vec<GroupId>,
     /// Groups whose units of work are reported.
     observed: BTreeMap<GroupId, Observed>,
     /// What programs have declared of their units, by group.
@@ -49,6 +51,7 @@ impl Programs {
     pub fn new() -> Self {
         Self {
             subjects: Vec::new(),
+            groups: Vec::new(),
             observed: BTreeMap::new(),
             declared: BTreeMap::new(),
             units: BTreeMap::new(),
@@ -138,11 +141,19 @@ impl Programs {
         host.heart()();
         let started = started?;
         self.subjects.push(started);
+        self.groups.push(subject.group.clone());
         self.units.extend(units.map(|units| (id, units)));
         for enforcer in enforcers.each() {
             enforcer.launched(host, &subject.group, subject.cpus.as_ref())?;
         }
         Ok(id)
+    }
+
+    /// The programs that run, with their groups, by process id.
+    pub fn running(&self) -> BTreeMap<u32, GroupId> {
+        let all = self.subjects.iter().zip(&self.groups);
+        let running = all.filter(|(subject, _)| subject.runs());
+        running.map(|(s, group)| (s.pid(), group.clone())).collect()
     }
 
     pub fn subject(&mut self, id: SubjectId) -> Result<&mut Subject> {

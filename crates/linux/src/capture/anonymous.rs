@@ -26,13 +26,11 @@ const CPUINFO: [&str; 15] = [
 ];
 
 /// Cgroup names that say nothing about a host.
-const COMMON: [&str; 8] = [
+const COMMON: [&str; 6] = [
     "system.slice",
     "user.slice",
     "init.scope",
     "quell.slice",
-    "quell-best-effort.slice",
-    "quell-critical.slice",
     "docker",
     "kubepods.slice",
 ];

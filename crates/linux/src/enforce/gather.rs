@@ -26,16 +26,14 @@ impl Enforcer for Gather {
     fn apply(&mut self, host: &mut Host, group: &str, set: &Setting) -> Applied {
         let Setting::Gather {
             matching,
-            low,
-            high,
+            outermost,
             braked,
         } = set
         else {
             return Ok(None);
         };
         let layout = Layout {
-            low: *low,
-            high: *high,
+            outermost: *outermost,
             braked: *braked,
         };
         gather(host, group, matching, layout).map(Some)

@@ -8,7 +8,7 @@ use quell_types::cpuset::CpuSet;
 use quell_types::ids::REST;
 
 use crate::change::JournaledWriter;
-use crate::group_cgroups::{HIGH_SLICE, LOW_SLICE, SLICE};
+use crate::group_cgroups::SLICE;
 use crate::placement;
 
 /// What of a cpuset is narrowed.
@@ -30,7 +30,7 @@ impl What {
     }
 }
 
-/// Narrows every cgroup directly below the root, and in Quell's slices, that is not kept.
+/// Narrows every cgroup directly below the root, and in Quell's slice, that is not kept.
 pub fn others(
     writer: &mut JournaledWriter<'_>,
     hierarchy: &Hierarchy,
@@ -60,15 +60,15 @@ pub fn others(
     Ok(())
 }
 
-/// Every cgroup directly below the root, and in Quell's slices, except that of the tasks of no
+/// Every cgroup directly below the root, and in Quell's slice, except that of the tasks of no
 /// group.
 pub fn top(files: &dyn Files, hierarchy: &Hierarchy) -> Result<Vec<String>> {
-    let slices = [SLICE, LOW_SLICE, HIGH_SLICE].map(|slice| format!("{}/{slice}", hierarchy.mount));
-    let rest = format!("{}/{REST}", slices[0]);
+    let slice = format!("{}/{SLICE}", hierarchy.mount);
+    let rest = format!("{slice}/{REST}");
     let mut found = children(files, &hierarchy.mount)?;
-    found.retain(|d| !slices.contains(d));
-    for slice in slices.iter().filter(|s| files.exists(s)) {
-        found.extend(children(files, slice)?);
+    found.retain(|d| *d != slice);
+    if files.exists(&slice) {
+        found.extend(children(files, &slice)?);
     }
     found.retain(|d| *d != rest);
     Ok(found)

@@ -18,7 +18,7 @@ use quell_types::options::CpuWeight;
 
 use super::{Applied, Enforcer};
 use crate::change::JournaledWriter;
-use crate::group_cgroups::{CgroupDir, GroupCgroups, HIGH_SLICE, LOW_SLICE};
+use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::Host;
 
 /// `cpu.shares` of the kernel's default weight, 100.
@@ -125,9 +125,6 @@ pub fn give(
     let mut notes: Vec<String> = exempt.into_iter().collect();
     for place in &places {
         let (version, dir) = (place.hierarchy.version, &place.dir);
-        if place.ours {
-            raise_slice(writer, place, weight)?;
-        }
         match weight {
             CpuWeight::Of(_) if !place.ours && is_idle(writer.files, dir)? => notes.push(format!(
                 "group {}: {dir} is idle already (cpu.idle), which is less than any weight: left as it is",
@@ -147,40 +144,6 @@ pub fn give(
         }
     }
     Ok(notes)
-}
-
-/// Gives the slice of low or of high weights the largest weight of the groups in it.
-fn raise_slice(
-    writer: &mut JournaledWriter<'_>,
-    place: &CgroupDir,
-    weight: CpuWeight,
-) -> Result<()> {
-    let slices = [LOW_SLICE, HIGH_SLICE].map(|slice| format!("{}/{slice}", place.hierarchy.mount));
-    let [low, _] = &slices;
-    let mut slices = slices.iter();
-    let Some(slice) = slices.find(|slice| place.dir.starts_with(&format!("{slice}/"))) else {
-        return Ok(());
-    };
-    let (path, usual) = setting(place.hierarchy.version, slice, 100);
-    let was_idle = is_idle(writer.files, slice)?;
-    let now: u64 = writer.files.text(&path)?.parse().unwrap_or(u64::MAX);
-    // The first group finds the default there, which is more than any low weight and less than any
-    // high one.
-    let first = slice == low && !was_idle && now >= usual;
-    match weight {
-        CpuWeight::Idle if first => idle(writer, slice),
-        CpuWeight::Idle => Ok(()),
-        CpuWeight::Of(weight) => {
-            let (_, value) = setting(place.hierarchy.version, slice, weight);
-            if was_idle {
-                writer.set(&format!("{slice}/cpu.idle"), "0")?;
-            }
-            if was_idle || first || now < value {
-                writer.set(&path, &value.to_string())?;
-            }
-            Ok(())
-        }
-    }
 }
 
 fn is_idle(files: &dyn Files, dir: &str) -> Result<bool> {

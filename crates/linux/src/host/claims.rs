@@ -8,6 +8,7 @@ use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::{CpuWeight, PageSize};
 use quell_types::partition::{Colouring, Mask};
+use quell_types::task::TaskMatch;
 use quell_types::units::{Nanos, Rate, Share};
 use quell_witness::{Claim, Counted, Disks, Party, What};
 
@@ -41,13 +42,7 @@ fn what(plan: &Plan, held: &Held, counting: &dyn Fn(CpuId) -> Option<Counting>) 
         Promise::LimitCpuTime { .. }
         | Promise::LimitBandwidth { .. }
         | Promise::LimitDirection { .. } => limit(plan, held, counting),
-        // Beside its brakes a group's tasks are idle, whatever the weight of both together is.
-        Promise::Weight {
-            weight: CpuWeight::Of(100..),
-        } if braked(plan, &held.group) => {
-            What::Invisible("its tasks share their cgroup's weight with brakes")
-        }
-        Promise::Weight { weight } => What::Weight(*weight),
+        Promise::Weight { weight } => weighed(plan, &held.group, *weight),
         Promise::LimitMemory { most } => What::Memory { most: *most },
         Promise::ReserveWays {
             level,
@@ -127,13 +122,29 @@ fn own_cpus(plan: &Plan, held: &Held) -> Option<CpuSet> {
     })
 }
 
-/// Whether a group has brakes.
-fn braked(plan: &Plan, group: &str) -> bool {
+/// The weight of a group. Beside brakes its tasks are in a cgroup below, and idle: the weight is of
+/// both together.
+fn weighed(plan: &Plan, group: &str, weight: CpuWeight) -> What {
     let mut own = plan.steps.iter();
-    own.any(|step| {
-        let braked = matches!(step.set, Setting::Gather { braked: true, .. });
-        braked && step.group.as_deref() == Some(group)
-    })
+    let gathered = own.find_map(|step| match &step.set {
+        Setting::Gather {
+            outermost,
+            braked,
+            matching,
+        } if step.group.as_deref() == Some(group) => {
+            let in_place = matching.iter().any(TaskMatch::in_place);
+            Some((*outermost && !in_place, *braked))
+        }
+        _ => None,
+    });
+    let (against_all, braked) = gathered.unwrap_or_default();
+    if braked && matches!(weight, CpuWeight::Of(100..)) {
+        return What::Invisible("its tasks share their cgroup's weight with brakes");
+    }
+    What::Weight {
+        weight,
+        levels: (!against_all).then_some(1 + usize::from(braked)),
+    }
 }
 
 /// The groups that take turns, and the time of each.

@@ -18,6 +18,7 @@ use quell_kernel::cgroup_tree::tasks_in;
 use quell_kernel::irq;
 use quell_kernel::procfs::{self, Membership};
 use quell_kernel::root::{Files, Kernel};
+use quell_linux::group_cgroups::outermost;
 use quell_linux::journal::{Header, Journal, VERSION};
 use quell_linux::known;
 use quell_linux::lock::{Lock, RUN_ROOT};
@@ -279,14 +280,9 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 pub fn members(kernel: &Kernel, controller: Controller, group: &str) -> Vec<u32> {
     let cgroups = Cgroups::discover(kernel).unwrap();
     let hierarchy = cgroups.of(controller).unwrap();
-    let of = |slice| tasks_in(kernel, &format!("{}/{slice}/{group}", hierarchy.mount));
-    let found = [
-        "quell.slice",
-        "quell-best-effort.slice",
-        "quell-critical.slice",
-    ]
-    .map(|slice| of(slice).unwrap_or_default());
-    found.concat()
+    let of = |dir| tasks_in(kernel, &format!("{}/{dir}", hierarchy.mount));
+    let found = [format!("quell.slice/{group}"), outermost(group)];
+    found.map(|dir| of(dir).unwrap_or_default()).concat()
 }
 
 pub fn set(text: &str) -> CpuSet {

@@ -11,7 +11,7 @@ use quell_kernel::{cgroup, irq, procfs, workqueue};
 use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::cores::confine;
 use quell_linux::enforce::{affinity, cpumax, io, quiet, weight};
-use quell_linux::group_cgroups::{GroupCgroups, LOW_SLICE, Layout, SLICE};
+use quell_linux::group_cgroups::{GroupCgroups, Layout, SLICE, outermost};
 use quell_linux::undo;
 use quell_types::cpuset::CpuSet;
 use quell_types::options::CpuWeight;
@@ -232,8 +232,7 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let layout = Layout {
-        low: true,
-        high: false,
+        outermost: true,
         braked: true,
     };
     let group_cgroups =
@@ -243,10 +242,8 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
         .unwrap();
     weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Of(5)).unwrap();
     weight::under_the_brake(&mut writer, &group_cgroups).unwrap();
-    let slice = format!("{}/{LOW_SLICE}", cpu.mount);
-    let group = format!("{slice}/{GROUP}");
+    let group = format!("{}/{}", cpu.mount, outermost(GROUP));
     let (five, highest) = if v2 { ("5", "10000") } else { ("51", "262144") };
-    assert_eq!(weighs(files, &slice), (five.into(), "0".into()));
     assert_eq!(weighs(files, &group), (five.into(), "0".into()));
     assert_eq!(
         weighs(files, &format!("{group}/stop")),
@@ -259,16 +256,6 @@ pub fn a_group_is_given_a_low_weight_and_room_for_brakes(arm: &mut dyn Arm) {
         group_cgroups.stop_procs_files(),
         [format!("{group}/stop/cgroup.procs")]
     );
-    // The slice takes over a larger weight of another group, but not a smaller one.
-    for (other, weight, slices) in [
-        ("a", 20, if v2 { "20" } else { "205" }),
-        ("b", 2, if v2 { "20" } else { "205" }),
-    ] {
-        let group_cgroups =
-            GroupCgroups::create_as(&mut writer, &cgroups, None, other, &ALL, layout).unwrap();
-        weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Of(weight)).unwrap();
-        assert_eq!(weighs(files, &slice).0, slices);
-    }
     held.journal.undo_all(files);
     drop(held);
     assert_eq!(arm.differences(), none());

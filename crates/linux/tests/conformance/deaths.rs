@@ -112,8 +112,7 @@ fn hold(fake: &Fake, held: &mut Held<'_>, victim: u32, exclusive: bool) {
     .unwrap();
     assert_eq!(files.affinity(victim).unwrap(), last);
     let layout = Layout {
-        low: true,
-        high: false,
+        outermost: true,
         braked: true,
     };
     let noise =

@@ -81,7 +81,7 @@ on_every_arm! { bodies:
 }
 
 on_every_arm! { weights:
-    a_high_weight_counts_against_programs_outside
+    weights_count_against_programs_outside
     a_weight_in_place_goes_back_and_an_idle_cgroup_is_left
 }
 

@@ -1,34 +1,34 @@
-//! Weights of cgroups that are changed in place, and of groups that go before programs outside.
+//! Weights of cgroups that are changed in place, and of groups next to programs outside.
 
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::weight;
-use quell_linux::group_cgroups::{GroupCgroups, HIGH_SLICE, Layout};
+use quell_linux::group_cgroups::{GroupCgroups, Layout, outermost};
 use quell_types::options::CpuWeight;
 
 use crate::arms::{Arm, Held};
 use crate::bodies::{ALL, GROUP, none, weighs};
 
-pub fn a_high_weight_counts_against_programs_outside(arm: &mut dyn Arm) {
+pub fn weights_count_against_programs_outside(arm: &mut dyn Arm) {
     arm.remember();
     let files = arm.files();
     let cgroups = Cgroups::discover(files).unwrap();
     let cpu = cgroups.of(Controller::Cpu).unwrap();
-    let v2 = cpu.version == Version::V2;
     let mut held = Held::new(files);
     let mut writer = JournaledWriter::new(files, &mut held.journal);
     let layout = Layout {
-        high: true,
+        outermost: true,
         ..Layout::default()
     };
-    let slice = format!("{}/{HIGH_SLICE}", cpu.mount);
-    let thousand = if v2 { "1000" } else { "10240" };
-    // The slice takes over a larger weight of another group, but not a smaller one.
-    for (group, weight) in [("a", 200), ("b", 1000), ("c", 200)] {
+    // Each lies next to all others, with its own weight.
+    for (group, weight, shares) in [("a", 200, 2048), ("b", 1000, 10_240), ("c", 20, 205)] {
         let group_cgroups =
             GroupCgroups::create_as(&mut writer, &cgroups, None, group, &ALL, layout).unwrap();
         weight::give(&mut writer, &cgroups, &group_cgroups, CpuWeight::Of(weight)).unwrap();
-        assert_eq!(weighs(files, &slice).0 == thousand, group != "a");
+        let dir = format!("{}/{}", cpu.mount, outermost(group));
+        let v2 = cpu.version == Version::V2;
+        let written = if v2 { weight } else { shares };
+        assert_eq!(weighs(files, &dir).0, written.to_string(), "{group}");
     }
     held.journal.undo_all(files);
     drop(held);

@@ -258,7 +258,9 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
     };
     let set = Setting::LimitMemory { most, kills };
     let step = draft.step(Some(name), Mechanism::Memory, set, because);
+    let moved = group.matching.iter().any(|table| !table.in_place());
     let worth = match kills {
+        true if moved => Worth::of(Level::Enforced, words::CHARGED_WHERE_IT_WAS),
         true => Worth::plain(Level::Enforced),
         false => Worth::of(Level::Regulated, words::SLEEPS),
     };

@@ -181,15 +181,13 @@ impl Draft<'_> {
                 _ if tables.any(TaskMatch::in_place) => cores::CHANGED_IN_PLACE,
                 _ => cores::LEAVES_FOR_THIS,
             };
-            let weight = weight::of(self, group);
-            let own_cpus = self.division.of(name).exclusive;
+            let outermost = weight::is_outermost(self, name, group);
             self.step(
                 Some(name),
                 Mechanism::Cores,
                 Setting::Gather {
                     matching: group.matching.clone(),
-                    low: weight.is_some_and(weight::is_low),
-                    high: weight.is_some_and(weight::is_high) && !own_cpus,
+                    outermost,
                     braked: false,
                 },
                 because,

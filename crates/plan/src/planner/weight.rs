@@ -35,17 +35,21 @@ fn wanted(draft: &Draft<'_>, group: &Group) -> Option<CpuWeight> {
     group.cpu_weight.or(usual)
 }
 
-/// Whether its cgroup lies in the slice of low weights: below the kernel's default weight.
-pub(super) fn is_low(weight: CpuWeight) -> bool {
-    match (weight, CpuWeight::USUAL) {
-        (CpuWeight::Of(weight), CpuWeight::Of(usual)) => weight < usual,
-        _ => true,
-    }
+/// Whether each hierarchy has controllers of its own (v1).
+const fn split(draft: &Draft<'_>) -> bool {
+    matches!(draft.machine.means.cpuset, CpusetKind::V1)
 }
 
-/// Whether its cgroup lies in the slice of high weights: above the kernel's default weight.
-pub(super) fn is_high(weight: CpuWeight) -> bool {
-    weight != CpuWeight::USUAL && !is_low(weight)
+/// Whether the group's cgroups lie below a limit around all groups, next to those of the others.
+const fn enclosed(draft: &Draft<'_>) -> bool {
+    draft.policy.bounds.memory.is_some() && !split(draft)
+}
+
+/// Whether the group's cgroup lies directly below the root: a weight is to count against all other
+/// programs. On CPUs of its own there are none.
+pub(super) fn is_outermost(draft: &Draft<'_>, name: &str, group: &Group) -> bool {
+    let weighed = of(draft, group).is_some() || group.reserve.disk_weight.is_some();
+    weighed && !draft.division.of(name).exclusive && !enclosed(draft)
 }
 
 /// The weight of a group, if the machine can set it.
@@ -71,11 +75,10 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             let step = draft.step(Some(name), Mechanism::Weight, set, because);
             let in_place = group.matching.iter().any(TaskMatch::in_place);
             // Its own cgroup may lie in a hierarchy without the cpu controller.
-            let split = matches!(draft.machine.means.cpuset, CpusetKind::V1);
-            if group.cpu_weight.is_none() && in_place && split {
+            if group.cpu_weight.is_none() && in_place && split(draft) {
                 continue;
             }
-            let weakest = match in_place {
+            let weakest = match in_place || enclosed(draft) {
                 true => words::WEIGHED_IN_ITS_SLICE,
                 false => words::REAL_TIME_COMES_FIRST,
             };

@@ -47,8 +47,7 @@ impl Arm for Simulated {
         };
         let gather = Setting::Gather {
             matching: Vec::new(),
-            low: false,
-            high: false,
+            outermost: false,
             braked: false,
         };
         let colour = Setting::Colour {

@@ -193,7 +193,6 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
             "linux/src/enforce/classes/locked.rs",
             "linux/src/enforce/cores.rs",
             "linux/src/enforce/io.rs",
-            "linux/src/enforce/weight.rs",
             "linux/src/resident.rs",
             "linux/src/rest.rs",
             "linux/src/restore.rs",

@@ -121,7 +121,10 @@ fn witnessed(files: Everywhere) {
             period: Nanos::millis(100),
             tolerance: Share::percent(5),
         },
-        What::Weight(CpuWeight::Idle),
+        What::Weight {
+            weight: CpuWeight::Idle,
+            levels: None,
+        },
         What::Windows {
             cpus: cpus.clone(),
             frame: Nanos::millis(10),

@@ -166,7 +166,8 @@ fn weighed(
     let group = gather(writer, cgroups, of, &[Controller::Cpu]);
     let weight = CpuWeight::Of(10);
     weight::give(writer, cgroups, &group, weight).unwrap();
-    (What::Weight(weight), group)
+    let levels = Some(1);
+    (What::Weight { weight, levels }, group)
 }
 
 const ON_WEIGHTS: [Told; 2] = [

@@ -76,29 +76,24 @@ fn best_effort_groups_get_a_low_weight_where_weights_exist() {
             Setting::Weight { weight } => Some((s.group.clone().unwrap(), weight.to_string())),
             _ => None,
         });
-        let low = plan.steps.iter().filter_map(|s| match s.set {
-            Setting::Gather { low: true, .. } => s.group.clone(),
+        let outermost = plan.steps.iter().filter_map(|s| match s.set {
+            Setting::Gather {
+                outermost: true, ..
+            } => s.group.clone(),
             _ => None,
         });
-        (weights.collect::<Vec<_>>(), low.collect::<Vec<_>>())
+        (weights.collect::<Vec<_>>(), outermost.collect::<Vec<_>>())
     };
     let noise = |weight: &str| vec![("noise".to_owned(), weight.to_owned())];
-    let low = vec!["noise".to_owned()];
-    assert_eq!(of(PAIR), (noise("idle"), low.clone()));
-    assert_eq!(
-        of(&format!("{PAIR}cpu-weight = 200\n")),
-        (noise("200"), vec![])
-    );
-    let high = planned(&format!("{PAIR}cpu-weight = 200\n"), &machine);
-    let gathers = high.steps.iter().filter_map(|s| match s.set {
-        Setting::Gather { high, .. } => Some((s.group.as_deref().unwrap(), high)),
-        _ => None,
-    });
-    assert!(gathers.eq([("victim", false), ("noise", true)]), "{high:?}");
+    let weighed = vec!["noise".to_owned()];
+    assert_eq!(of(PAIR), (noise("idle"), weighed.clone()));
+    let high = format!("{PAIR}cpu-weight = 200\n");
+    assert_eq!(of(&high), (noise("200"), weighed.clone()));
+    let high = planned(&high, &machine);
     let promised = high.promises.iter().find(|held| held.group == "noise");
     assert_eq!(promised.unwrap().level, Level::Enforced, "{high:?}");
     let seven = format!("{PAIR}cpu-weight = 7\n");
-    assert_eq!(of(&seven), (noise("7"), low.clone()));
+    assert_eq!(of(&seven), (noise("7"), weighed.clone()));
     // A cgroup that Quell did not make would lose the weight that it has.
     let own = PAIR.replace("command = ['b']", "match = [{ cgroup = '/batch.slice' }]");
     assert_eq!(of(&own).0, noise("2"));

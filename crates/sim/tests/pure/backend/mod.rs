@@ -50,8 +50,7 @@ pub(crate) fn group(sim: &mut Sim, name: &str, on: &str, exclusive: bool) {
         name,
         Setting::Gather {
             matching,
-            low: false,
-            high: false,
+            outermost: false,
             braked: false,
         },
     ))

@@ -134,8 +134,7 @@ fn commands_and_tasks_to_be_found_are_refused() {
             "db",
             Setting::Gather {
                 matching,
-                low: false,
-                high: false,
+                outermost: false,
                 braked: false,
             },
         ))
