@@ -8,7 +8,7 @@
 export HOME=/ RUST_BACKTRACE=1
 CG=/sys/fs/cgroup
 SLICE=$CG/quell.slice
-# Of groups with a low weight.
+# The batch group's, which has a weight.
 BATCH=$CG/quell-batch.slice
 passed=0 failed=0 skipped=0
 # The critical group's CPU, and those of everybody else: not its sibling.
@@ -574,7 +574,8 @@ part_hazards() {
     sweep
     restored "own cgroup, both killed: restore suffices"
 
-    # What its owner does to it meanwhile.
+    # What its owner does to it meanwhile, and is not set again: a look that had begun might do so before it is seen.
+    sed -i '1a on-drift = "report"' /tmp/o.toml
     hold /tmp/o.toml /user.slice/x
     echo "-cpu" >$CG/batch/cgroup.subtree_control
     holds "own cgroup: the cpu controller is taken from it: it is said, with level none" \
