@@ -123,7 +123,7 @@ def spun_s():
 def in_our_cgroup(pid):
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup") as f:
         text = f.read()
-        return "/quell.slice/" in text or "/quell-best-effort.slice/" in text
+        return "/quell.slice/" in text or "/quell-" in text
     return False
 
 

@@ -233,6 +233,14 @@ fn simulated(experiment: Experiment, args: &Compare) -> Result<Experiment> {
             args.experiment
         )));
     }
+    let passes =
+        |s: &Subject| matches!(s.run, Some(Workload::Periodic { passes, .. }) if passes != 1);
+    if let Some((name, _)) = experiment.subjects.iter().find(|(_, s)| passes(s)) {
+        return Err(usage(format!(
+            "{}: subject '{name}' has `passes`, and a simulated machine tells jobs apart, not the passes of a job; leave it out, or use --on linux",
+            args.experiment
+        )));
+    }
     let real = |s: &Subject| s.run.as_ref().is_some_and(Workload::kernel_only);
     if let Some((name, _)) = experiment.subjects.iter().find(|(_, s)| real(s)) {
         return Err(usage(format!(

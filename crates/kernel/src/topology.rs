@@ -263,13 +263,17 @@ fn nodes(files: &dyn Files, online: &CpuSet) -> Result<Vec<Node>> {
     }
     if found.is_empty() {
         // A kernel without NUMA has no node directory: everything is node 0.
-        let meminfo = files.optional(vm::MEMINFO)?.unwrap_or_default();
         found.push(Node {
             id: 0,
             cpus: online.clone(),
-            memory: vm::amount(&meminfo, "MemTotal:").unwrap_or_default(),
+            memory: Bytes(0),
             near: CpuSet::new(),
         });
+    }
+    // A node's file may lack memory that was added since the boot.
+    if let [one] = found.as_mut_slice() {
+        let meminfo = files.optional(vm::MEMINFO)?.unwrap_or_default();
+        one.memory = vm::amount(&meminfo, "MemTotal:").unwrap_or(one.memory);
     }
     Ok(found)
 }

@@ -127,6 +127,10 @@ fn a_machine_in_a_folder() {
         (Bytes(48 << 20), Some(12))
     );
     assert_eq!(found.nodes[0].memory, Bytes(1 << 20));
+    // The node's file lacks what was added since the boot.
+    write(dir.path(), "proc/meminfo", "MemTotal: 3072 kB\n");
+    let added = read(&kernel, None).unwrap();
+    assert_eq!(added.nodes[0].memory, Bytes(3 << 20));
     assert_eq!(found.identity.model, "Fast CPU");
     assert_eq!(found.identity.microcode.as_deref(), Some("0x2b"));
     assert_eq!(found.identity.hypervisor.as_deref(), Some("unknown"));

@@ -186,6 +186,22 @@ impl<'a> JournaledWriter<'a> {
         }
     }
 
+    /// Refuses a cgroup that is there and that this journal did not make: what another program has
+    /// set there would be lost.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn owns_or_misses(&self, dir: &str) -> Result<()> {
+        let own = |entry: &Undo| matches!(entry, Undo::Cgroup { path, .. } if path == dir);
+        if !self.files.exists(dir) || self.journal.entries().iter().any(own) {
+            return Ok(());
+        }
+        Err(Error::refused_with(
+            format!("{dir} is there already, and this run has not made it"),
+            "give the group another name, or remove it",
+        ))
+    }
+
     /// Enables a controller for the children of a v2 cgroup. Returns whether something was changed.
     ///
     /// # Errors

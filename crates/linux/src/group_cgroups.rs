@@ -183,16 +183,23 @@ impl GroupCgroups {
             };
             let around = above.and_then(|a| a.places.iter().find(|p| p.hierarchy == *hierarchy));
             let mut top = hierarchy.mount.clone();
-            let name = match layout.outermost && around.is_none() {
-                true => outermost(group),
-                false => {
-                    let slice = format!("{top}/{SLICE}");
-                    for dir in [Some(&slice), around.map(|a| &a.dir)].into_iter().flatten() {
-                        make(writer, hierarchy, &top, dir, *controller)?;
-                        top.clone_from(dir);
-                    }
-                    group.to_owned()
+            let slice = format!("{top}/{SLICE}");
+            let name = if layout.outermost && around.is_none() {
+                let name = outermost(group);
+                writer.owns_or_misses(&format!("{top}/{name}"))?;
+                // Nobody else can take a controller from the root that a child of it hands on. A
+                // cgroup without children hands on none.
+                if hierarchy.version == Version::V2 && !controller.implicit_in_v2() {
+                    make(writer, hierarchy, &top, &slice, *controller)?;
+                    writer.enable(&slice, controller.name())?;
                 }
+                name
+            } else {
+                for dir in [Some(&slice), around.map(|a| &a.dir)].into_iter().flatten() {
+                    make(writer, hierarchy, &top, dir, *controller)?;
+                    top.clone_from(dir);
+                }
+                group.to_owned()
             };
             let dir = format!("{top}/{name}");
             make(writer, hierarchy, &top, &dir, *controller)?;

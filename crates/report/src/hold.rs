@@ -234,7 +234,7 @@ pub fn closing(account: &Account, plan: &Plan, undone: &Undone, revoked: bool) -
 }
 
 /// Whether a group's units met their target.
-fn target(group: &str, of: &TargetVerdict) -> String {
+pub(crate) fn target(group: &str, of: &TargetVerdict) -> String {
     let met = if of.is_met() { "met" } else { "missed" };
     let programs = of.programs.map_or(String::new(), |programs| {
         format!(", by the worst of {} programs", counted(programs))

@@ -27,13 +27,19 @@ pub(crate) fn of_cells(result: &CompareResult) -> Vec<String> {
     .collect()
 }
 
+/// What the promises of a plan were worth, by the record's events.
+pub(crate) fn standing(record: &Record, plan: &Plan) -> Standing {
+    let mut standing = Standing::of(plan);
+    for stamped in &record.events {
+        standing.take(&stamped.event);
+    }
+    standing
+}
+
 /// Of a run: a sentence for each, from the plan and the record's events.
 pub(crate) fn of_run(record: &Record) -> Vec<String> {
     let told = |plan: &Plan| {
-        let mut standing = Standing::of(plan);
-        for stamped in &record.events {
-            standing.take(&stamped.event);
-        }
+        let standing = standing(record, plan);
         let all = standing.all().filter_map(|(id, worth)| {
             let held = plan.promise(id)?;
             let because = worth.least_because.as_ref()?;

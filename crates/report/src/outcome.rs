@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use quell_plan::Plan;
 use quell_record::events::{ColouredPages, Declared, Event, Paged, Record, Spent};
+use quell_record::standing::Worth;
+use quell_types::mechanism::Level;
 
-use crate::hold;
 use crate::memory::memory;
-use crate::owners;
 use crate::plan::plan_steps_text;
 use crate::text::{Style, Tone, count, number, thousands};
 use crate::throttling::counted;
 use crate::ways::record_text;
+use crate::{hold, lost, owners};
 
 /// The record of a run for a terminal: its plans, then how it went.
 #[must_use]
@@ -33,12 +35,7 @@ pub fn run_text(record: &Record, style: Style) -> String {
 /// How a run went, in sentences.
 pub(crate) fn outcome(record: &Record) -> Vec<String> {
     let mut said = Vec::new();
-    let level = record.plans.values().map(|p| p.level()).min();
-    let promises: usize = record.plans.values().map(|p| p.promises.len()).sum();
-    if let Some(level) = level {
-        let promises = count(u32::try_from(promises).unwrap_or(u32::MAX), "promise");
-        said.push(format!("Held {} at level {level}.", promises));
-    }
+    said.extend(held(record));
     if let Some(last) = record.events.last() {
         said.push(format!("It lasted {:.1} s.", last.at_ns as f64 / 1e9));
     }
@@ -48,6 +45,7 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
     said.extend(windows(record));
     said.extend(turns(record));
     said.extend(units(record));
+    said.extend(targets(record));
     said.extend(memory(record));
     said.extend(spent(record));
     said.extend(paged(record));
@@ -58,8 +56,46 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
             said.push(format!("{group} ended with status {status}."));
         }
     }
-    said.extend(crate::lost::of_run(record));
+    said.extend(lost::of_run(record));
     said
+}
+
+/// How many promises held at the level that was planned, all the time.
+fn held(record: &Record) -> Option<String> {
+    let level = record.plans.values().map(|p| p.level()).min()?;
+    let of = |plan: &Plan| {
+        lost::standing(record, plan)
+            .all()
+            .map(|(_, w)| w.clone())
+            .collect()
+    };
+    let worths: Vec<Worth> = record
+        .plans
+        .values()
+        .flat_map(|plan| -> Vec<_> { of(plan) })
+        .collect();
+    let promised = worths.iter().filter(|worth| worth.planned > Level::None);
+    let all = promised.clone().count();
+    let kept = promised
+        .filter(|worth| worth.least >= worth.planned)
+        .count();
+    let promises = count(u32::try_from(all).unwrap_or(u32::MAX), "promise");
+    Some(match kept == all {
+        true => format!("Held {promises} at level {level}."),
+        false => format!("Held {kept} of {promises} as planned."),
+    })
+}
+
+/// Whether the groups' units met their targets.
+fn targets(record: &Record) -> Vec<String> {
+    let told = record
+        .events
+        .iter()
+        .filter_map(|stamped| match &stamped.event {
+            Event::Target { group, verdict } => Some(hold::target(group, verdict) + "."),
+            _ => None,
+        });
+    told.collect()
 }
 
 /// How exactly windows were kept, by the last event of them.
@@ -267,6 +303,10 @@ mod tests {
     use super::*;
     use crate::sample;
     use quell_record::events::Stamped;
+    use quell_record::standing::Cause;
+    use quell_record::target::TargetVerdict;
+    use quell_types::ids::PromiseId;
+    use quell_types::units::Share;
 
     #[test]
     fn a_run_is_told_by_its_plan_and_how_it_went() {
@@ -350,5 +390,43 @@ mod tests {
         ] {
             assert!(text.contains(needed), "{needed}: {text}");
         }
+    }
+
+    #[test]
+    fn what_was_lost_or_missed_is_not_said_to_have_held() {
+        let mut record = sample::record();
+        record.plans.retain(|name, _| name == "regulated@10%");
+        let promises = record.plans["regulated@10%"].promises.len();
+        assert!(outcome(&record)[0].starts_with(&format!("Held {promises} promises at level")));
+        let events = [
+            Event::Promise {
+                id: PromiseId(2),
+                level: Level::None,
+                because: Cause::Evicted,
+            },
+            Event::Target {
+                group: "victim".into(),
+                verdict: TargetVerdict {
+                    units: 100,
+                    late: 7,
+                    allowed: Share::percent(1),
+                    longest_ns: 9_000_000,
+                    programs: None,
+                },
+            },
+        ];
+        let at_ns = 14_000_000_000;
+        record
+            .events
+            .extend(events.map(|event| Stamped { at_ns, event }));
+        let said = outcome(&record);
+        let kept = promises - 1;
+        assert_eq!(
+            said[0],
+            format!("Held {kept} of {promises} promises as planned.")
+        );
+        let missed =
+            "victim: target missed: 7 of 100 were late, 1% may be; the longest took 9.00 ms.";
+        assert!(said.contains(&missed.to_owned()), "{said:?}");
     }
 }

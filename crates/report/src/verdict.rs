@@ -47,6 +47,12 @@ pub fn verdict(result: &CompareResult) -> Vec<String> {
             result.rounds
         ));
     }
+    if result.timing == Timing::Emulated {
+        said.push(
+            "The machine is emulated: its times show in which direction something goes, not by how much."
+                .to_owned(),
+        );
+    }
     said.extend(sharing(&view));
     let hurt = effect(&view, &mut said);
     if hurt {

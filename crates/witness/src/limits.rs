@@ -59,12 +59,16 @@ fn above(dirs: &[Dir]) -> Vec<String> {
 /// The CPUs on which tasks of each of these cgroups may run, with the file that says so.
 fn effective(files: &dyn Files, homes: &[Dir]) -> impl Iterator<Item = (String, CpuSet)> {
     const EFFECTIVE: [&str; 2] = ["cpuset.cpus.effective", "cpuset.effective_cpus"];
-    let all = homes
-        .iter()
-        .flat_map(|home| EFFECTIVE.map(|name| format!("{}/{name}", home.dir)));
-    all.filter_map(|file| {
-        let cpus = files.read(&file).ok()?.trim().parse().ok()?;
-        Some((file, cpus))
+    // A cgroup without such files has the CPUs of the one above.
+    homes.iter().filter_map(|home| {
+        let mut at = chain(&home.mount, &home.dir).into_iter().rev();
+        at.find_map(|dir| {
+            let mut names = EFFECTIVE.iter().map(|name| format!("{dir}/{name}"));
+            names.find_map(|file| {
+                let cpus = files.read(&file).ok()?.trim().parse().ok()?;
+                Some((file, cpus))
+            })
+        })
     })
 }
 

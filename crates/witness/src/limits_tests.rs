@@ -178,15 +178,16 @@ fn a_limit_that_is_lifted_is_seen() {
 fn a_cgroup_without_one_of_the_promised_cpus_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let kernel = Kernel::at(folder.path());
-    let homes = ["/all", "/less"].map(|dir| Dir {
-        mount: "/".to_owned(),
+    // The tasks of a group with brakes are in a child that has no such file.
+    let homes = ["/all/work", "/less"].map(|dir| Dir {
+        mount: String::new(),
         dir: dir.to_owned(),
     });
     for (home, file, cpus) in [
         ("all", "cpuset.cpus.effective", "1-4"),
         ("less", "cpuset.effective_cpus", "0-2"),
     ] {
-        std::fs::create_dir(folder.path().join(home)).unwrap();
+        std::fs::create_dir_all(folder.path().join(home).join("work")).unwrap();
         std::fs::write(folder.path().join(home).join(file), cpus).unwrap();
     }
     let of = |cpus: &str| narrowed(&kernel, &homes, &cpus.parse().unwrap());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use quell_kernel::cgroup::chain;
 use quell_kernel::root::{Access, Files};
-use quell_kernel::{page_cache, paging, psi, vm};
+use quell_kernel::{page_cache, paging, psi, topology, vm};
 use quell_types::units::{Bytes, Nanos, Share};
 use quell_types::witness::Fault;
 
@@ -15,15 +15,16 @@ use crate::limits::{Dir, memory_of};
 const UNLOCKED: Bytes = Bytes(1 << 20);
 /// As much more of its memory, as one part of so many.
 const UNLOCKED_PART: u64 = 100;
-/// Memory of which the accounts of a cgroup and of its processes may differ.
+/// Memory of which the accounts of a cgroup and of its processes may differ, beside what each CPU
+/// has not added up yet.
 const UNCOUNTED: Bytes = Bytes(8 << 20);
-/// And as one part of so many.
+/// The same as one part of so many.
 const UNCOUNTED_PART: u64 = 20;
 /// Mappings from this size on can have large pages.
 const LARGE: u64 = 4 << 20;
-/// Looks that the window of waiting spans. What holds neighbours back begins once the group waits
+/// The time over which waiting is judged. What holds neighbours back begins once the group waits
 /// for longer than promised, and takes some seconds.
-const LOOKS: usize = 60;
+const WINDOW: Nanos = Nanos::secs(42);
 
 /// What the kernel protects of a cgroup: the least of it and of those above, the root left out.
 /// `None` where it has no such files (cgroup v1).
@@ -73,35 +74,52 @@ pub(crate) fn kept(files: &dyn Files, homes: &[Dir], size: Bytes) -> Result<Opti
 /// Pages stay charged to the cgroup in which they were first written, wherever the process goes
 /// (cgroup-v2.rst, "Memory Ownership").
 pub(crate) fn elsewhere(files: &dyn Files, homes: &[Dir], pids: &[u32]) -> Bytes {
-    let has = anonymous(files, pids);
     let of = |home: &Dir| {
         let (memory, _) = memory_of(files, &home.mount, &home.dir)?;
         let stat = files.read(&memory.stat()).ok()?;
-        Some(memory.parse_stat(&stat).ok()?.anonymous)
+        Some(memory.parse_stat(&stat).ok()?.anonymous.0)
     };
-    let charged: Vec<Bytes> = homes.iter().filter_map(of).collect();
-    let here: u64 = charged.iter().map(|bytes| bytes.0).sum();
-    let elsewhere = has.0.saturating_sub(here);
-    let blurred = UNCOUNTED.0.max(has.0 / UNCOUNTED_PART);
-    match charged.is_empty() || elsewhere <= blurred {
-        true => Bytes(0),
-        false => Bytes(elsewhere),
+    let largest = largest(files, pids);
+    let charged: Vec<u64> = homes.iter().filter_map(of).collect();
+    let (has, here): (u64, u64) = (
+        largest.iter().map(|(_, has)| has).sum(),
+        charged.iter().sum(),
+    );
+    let cpus = topology::online(files).map_or(1, |cpus| cpus.len() as u64);
+    // Each CPU keeps up to so many pages of each count to itself (lib/percpu_counter.c).
+    let unsummed = cpus * 32.max(2 * cpus) * rustix::param::page_size() as u64;
+    let blurred = (UNCOUNTED.0 + unsummed).max(has / UNCOUNTED_PART);
+    let beyond = |has: u64| has.saturating_sub(here) > blurred;
+    if charged.is_empty() || !beyond(has) {
+        return Bytes(0);
+    }
+    // Now exactly, and what they share with others in parts. That takes the kernel longer.
+    let exact = |(pid, _): &(u32, u64)| {
+        let text = files.read(&format!("/proc/{pid}/smaps_rollup")).ok()?;
+        Some(vm::amount(&text, "Pss_Anon:")?.0)
+    };
+    let has: u64 = largest.iter().filter_map(exact).sum();
+    match beyond(has) {
+        true => Bytes(has - here),
+        false => Bytes(0),
     }
 }
 
-/// Anonymous memory of these processes, at least. Processes of one program may share pages since a
-/// fork: the largest counts. Those of two programs share none.
-fn anonymous(files: &dyn Files, pids: &[u32]) -> Bytes {
-    let mut largest: BTreeMap<String, u64> = BTreeMap::new();
+/// The largest process of each program, by anonymous memory in bytes. Processes of one program may
+/// share pages since a fork; those of two programs share none.
+fn largest(files: &dyn Files, pids: &[u32]) -> Vec<(u32, u64)> {
+    let mut of: BTreeMap<String, (u32, u64)> = BTreeMap::new();
     for pid in pids {
         let status = files.read(&format!("/proc/{pid}/status")).ok();
         let has = status.and_then(|text| vm::amount(&text, "RssAnon:"));
         if let (Some(has), Ok(exe)) = (has, files.link(&format!("/proc/{pid}/exe"))) {
-            let most = largest.entry(exe).or_default();
-            *most = has.0.max(*most);
+            let most = of.entry(exe).or_insert((*pid, has.0));
+            if has.0 > most.1 {
+                *most = (*pid, has.0);
+            }
         }
     }
-    Bytes(largest.values().sum())
+    of.into_values().collect()
 }
 
 /// Whether memory that the kernel is to keep is charged to cgroups where it does not.
@@ -109,7 +127,8 @@ pub(crate) fn unkept(files: &dyn Files, homes: &[Dir], pids: &[u32], size: Bytes
     let memory = elsewhere(files, homes, pids);
     let of = |home: &Dir| Some(memory_of(files, &home.mount, &home.dir)?.1.0);
     let kept: u64 = homes.iter().filter_map(of).sum();
-    (memory > Bytes(0) && kept < size.0).then_some(Fault::Unkept {
+    let much = memory.0 > size.0 / UNCOUNTED_PART;
+    (much && kept < size.0).then_some(Fault::Unkept {
         memory,
         promised: size,
     })
@@ -183,17 +202,19 @@ pub(crate) fn paged(files: &dyn Files, pids: &[u32], large: bool) -> Option<Faul
 pub(crate) struct Waiting(VecDeque<(Nanos, Nanos)>);
 
 impl Waiting {
-    /// Takes what the kernel says now, and judges the last looks. Before there are enough of them
-    /// nothing is said.
+    /// Takes what the kernel says now, and judges the last [`WINDOW`]. At the beginning, too: who
+    /// has waited for longer than a whole window allows will have at its end.
     pub fn judge(&mut self, now: Nanos, waited: Nanos, most: Share) -> Option<Fault> {
         self.0.push_back((now, waited));
-        if self.0.len() > LOOKS {
+        while self
+            .0
+            .get(1)
+            .is_some_and(|(at, _)| now.since(*at) >= WINDOW)
+        {
             self.0.pop_front();
-        } else {
-            return None;
         }
         let (first, before) = *self.0.front()?;
-        let (span, waited) = (now.since(first), waited.since(before));
+        let (span, waited) = (now.since(first).max(WINDOW), waited.since(before));
         let share = Share::ratio(waited.0, span.0.max(1));
         (share > most).then_some(Fault::Stalled { waited, span, most })
     }
@@ -257,6 +278,11 @@ mod tests {
         let process = |pid: u32, mib: u64, exe: &str| {
             let text = format!("Name:\tx\nRssAnon:\t{} kB\n", mib << 10);
             put(dir.path(), &format!("proc/{pid}/status"), &text);
+            let text = format!(
+                "00-ff ---p 00 00:00 0 [rollup]\nPss_Anon: {} kB\n",
+                mib << 10
+            );
+            put(dir.path(), &format!("proc/{pid}/smaps_rollup"), &text);
             std::os::unix::fs::symlink(exe, dir.path().join(format!("proc/{pid}/exe"))).unwrap();
         };
         // What a child has since a fork may be its parent's.
@@ -286,6 +312,11 @@ mod tests {
         assert_eq!([of(0), of(100), of(330), of(400)], [350, 250, 20, 0]);
         // The accounts of a cgroup and of its processes are not read at once.
         assert_eq!(of(340), 0);
+        // Half of it is the parent's, which is not of the group.
+        let shared = "Pss_Anon: 153600 kB\n";
+        put(dir.path(), "proc/7/smaps_rollup", shared);
+        assert_eq!([of(100), of(190)], [100, 0]);
+        put(dir.path(), "proc/7/smaps_rollup", "Pss_Anon: 307200 kB\n");
         let kept = |mib: u64| unkept(&kernel, &charged(100), &pids, Bytes(mib << 20));
         assert_eq!(kept(100), None);
         assert_eq!(
@@ -328,18 +359,21 @@ mod tests {
 
     #[test]
     fn waiting_is_judged_over_many_looks() {
-        let mut waiting = Waiting::default();
-        let tenth = Share::percent(10);
-        let mut at = |look: u64, ms: u64| {
+        let at = |waiting: &mut Waiting, look: u64, ms: u64| {
             let (now, waited) = (Nanos::secs(look), Nanos::millis(ms));
-            waiting.judge(now, waited, tenth).is_some()
+            waiting.judge(now, waited, Share::percent(10)).is_some()
         };
+        let mut waiting = Waiting::default();
         for look in 0..70 {
-            assert!(!at(look, look * 100), "{look}");
+            assert!(!at(&mut waiting, look, look * 100), "{look}");
         }
-        // A second in which it waited all the time is a sixtieth.
-        assert!(!at(70, 6_900));
-        assert!(at(71, 7_900));
+        // A second in which it waited all the time is a forty-second of what counts.
+        assert!(!at(&mut waiting, 70, 6_900));
+        assert!(at(&mut waiting, 71, 7_900));
+        // At the beginning, what a whole window allows.
+        let mut waiting = Waiting::default();
+        assert!(!at(&mut waiting, 0, 0) && !at(&mut waiting, 5, 4_200));
+        assert!(at(&mut waiting, 6, 4_201));
     }
 
     #[test]

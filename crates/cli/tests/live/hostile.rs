@@ -211,13 +211,16 @@ fn a_program_of_two_groups_is_in_neither_and_stops_nothing() {
     let held = Running::start(quell().args(["run", &policy]));
     let home = |pid: u32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     eventually("the others are held", || {
-        allowed(own.pid()).len() == 1 && home(one.pid()).contains("/one")
+        allowed(own.pid()).len() == 1 && home(one.pid()).contains("/quell-one.slice")
     });
-    assert!(!home(first.pid()).contains("/one") && !home(first.pid()).contains("/two"));
+    assert!(
+        !home(first.pid()).contains("/quell-one.slice")
+            && !home(first.pid()).contains("/quell-two.slice")
+    );
     let second = busy_as_nobody("hostile-two hostile-one");
     let later = busy_as_nobody("hostile-two");
     eventually("who comes later is found", || {
-        home(later.pid()).contains("/two")
+        home(later.pid()).contains("/quell-two.slice")
     });
     std::thread::sleep(std::time::Duration::from_millis(2500));
     held.signal(Signal::TERM);

@@ -110,6 +110,23 @@ fn a_simulated_machine_is_told_of_and_planned_for() {
 }
 
 #[test]
+fn what_cannot_be_told_is_refused_before_it_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny(dir.path());
+    let run = "{ kind = \"bandwidth\", operation = \"write\", size = \"512KiB\" }";
+    let passes = "{ kind = \"periodic\", size = \"64KiB\", period = \"1ms\", passes = 20 }";
+    let text = EXPERIMENT.replace(run, passes);
+    let text = text.replace("primary = \"bandwidth_mb_s\"", "primary = \"response_us\"");
+    assert_ne!(text, EXPERIMENT);
+    std::fs::write(dir.path().join("small.toml"), text).unwrap();
+    let out = quell(dir.path(), &compare(&["--out", "runs"]));
+    let told = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{told}");
+    assert!(told.contains("'neighbour' has `passes`"), "{told}");
+    assert!(!dir.path().join("runs").exists());
+}
+
+#[test]
 fn an_experiment_leaves_a_record_that_says_it_was_simulated() {
     let dir = tempfile::tempdir().unwrap();
     tiny(dir.path());

@@ -29,7 +29,7 @@ impl Linux {
         let (parties, mut witness) = known.unwrap_or_else(|| {
             let files = Arc::new(Kernel::at("/"));
             let counting = |cpu| self.host.counting(cpu).cloned();
-            let claims = claims(plan, &counting);
+            let claims = claims(plan, &self.host.groups, &counting);
             let witness = Witness::new(files, claims, parties.clone(), BTreeSet::new());
             (parties, witness)
         });

@@ -34,8 +34,9 @@ const EXECUTES_WITHIN: Nanos = Nanos::secs(120);
 /// The programs of a run, and the sessions of programs that ran before it.
 pub struct Programs {
     pub subjects: Vec<Subject>,
-    /// The group of each of them.
-    groups: Vec<GroupId>,
+    /// The group in whose cgroups each of them was started. `None` for one that was started
+    /// outside, and for Quell's generators.
+    groups: Vec<Option<GroupId>>,
     /// Groups whose units of work are reported.
     observed: BTreeMap<GroupId, Observed>,
     /// What programs have declared of their units, by group.
@@ -118,6 +119,8 @@ impl Programs {
         for enforcer in enforcers.each() {
             enforcer.launch(&mut launch)?;
         }
+        let command_of_a_group = matches!(subject.program, Program::Command(_));
+        let inside = command_of_a_group && !launch.procs_files.is_empty();
         let birth = Birth {
             command: &command,
             env: launch.env,
@@ -141,7 +144,7 @@ impl Programs {
         host.heart()();
         let started = started?;
         self.subjects.push(started);
-        self.groups.push(subject.group.clone());
+        self.groups.push(inside.then(|| subject.group.clone()));
         self.units.extend(units.map(|units| (id, units)));
         for enforcer in enforcers.each() {
             enforcer.launched(host, &subject.group, subject.cpus.as_ref())?;
@@ -149,11 +152,12 @@ impl Programs {
         Ok(id)
     }
 
-    /// The programs that run, with their groups, by process id.
+    /// The programs that run and began in their group's cgroups, with the groups, by process id.
     pub fn running(&self) -> BTreeMap<u32, GroupId> {
         let all = self.subjects.iter().zip(&self.groups);
         let running = all.filter(|(subject, _)| subject.runs());
-        running.map(|(s, group)| (s.pid(), group.clone())).collect()
+        let of = running.filter_map(|(s, group)| Some((s.pid(), group.clone()?)));
+        of.collect()
     }
 
     pub fn subject(&mut self, id: SubjectId) -> Result<&mut Subject> {

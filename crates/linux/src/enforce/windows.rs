@@ -161,6 +161,23 @@ fn worth(host: &Host, most: Level, because: &Cause) -> Vec<Seen> {
     told.collect()
 }
 
+/// What windows are worth after these switches, where that is news. `was`: some were late before.
+fn changed(was: bool, new: Counts) -> Option<(Level, Cause)> {
+    let Counts {
+        switches,
+        skipped,
+        late,
+    } = new;
+    match (was, new.is_unpunctual()) {
+        (false, true) => {
+            let of = switches + skipped;
+            Some((Level::None, Cause::LateWindows { late, skipped, of }))
+        }
+        (true, false) => Some((Level::Enforced, Cause::Punctual)),
+        _ => None,
+    }
+}
+
 impl Held {
     /// What the windows are worth, where that has changed since it was asked last: nothing while
     /// some begin late or not at all, as their groups have less than was promised.
@@ -171,21 +188,8 @@ impl Held {
         let counts = self.stats.counts();
         let (_, before) = std::mem::replace(&mut self.looked, (now, counts));
         let new = counts.since(before);
-        let late = new.is_unpunctual();
-        let was = std::mem::replace(&mut self.late, late);
-        match (was, late) {
-            (false, true) => {
-                let Counts {
-                    switches,
-                    skipped,
-                    late,
-                } = new;
-                let of = switches + skipped;
-                Some((Level::None, Cause::LateWindows { late, skipped, of }))
-            }
-            (true, false) => Some((Level::Enforced, Cause::Punctual)),
-            _ => None,
-        }
+        let was = std::mem::replace(&mut self.late, new.is_unpunctual());
+        changed(was, new)
     }
 
     /// Starts a dispatcher for each CPU. That the groups are frozen from now on is recorded first.
@@ -261,4 +265,26 @@ fn gate(files: &dyn Files, group: &str, group_cgroups: &GroupCgroups) -> Result<
     let v2 = v2.map(CgroupDir::tasks_dir);
     let gate = Gate::open(files, freezer.path(), freezer.words(), v2.as_deref())?;
     Ok((gate, freezer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_and_skipped_windows_lose_the_promise_for_a_while() {
+        let counts = |switches, skipped, late| Counts {
+            switches,
+            skipped,
+            late,
+        };
+        let lost =
+            |late, skipped, of| Some((Level::None, Cause::LateWindows { late, skipped, of }));
+        assert_eq!(changed(false, counts(203, 0, 203)), lost(203, 0, 203));
+        assert_eq!(changed(false, counts(9, 1, 0)), lost(0, 1, 10));
+        assert_eq!(changed(true, counts(9, 1, 0)), None);
+        assert_eq!(changed(false, counts(10, 0, 0)), None);
+        let again = Some((Level::Enforced, Cause::Punctual));
+        assert_eq!(changed(true, counts(10, 0, 0)), again);
+    }
 }

@@ -8,12 +8,11 @@ use quell_types::ids::{GroupId, PromiseId};
 use quell_types::mechanism::{Level, Mechanism};
 use quell_types::options::{CpuWeight, PageSize};
 use quell_types::partition::{Colouring, Mask};
-use quell_types::task::TaskMatch;
 use quell_types::units::{Nanos, Rate, Share};
 use quell_witness::{Claim, Counted, Disks, Party, What};
 
 use super::Groups;
-use crate::group_cgroups::CgroupDir;
+use crate::group_cgroups::{CgroupDir, outermost};
 
 /// What the kernel's quota lets through beyond its share.
 const OF_A_QUOTA: Share = Share::percent(5);
@@ -21,11 +20,15 @@ const OF_A_QUOTA: Share = Share::percent(5);
 const OF_BRAKES: Share = Share::percent(25);
 
 /// The promises of a plan, as claims. `counting` are the events that count traffic on a CPU.
-pub fn claims(plan: &Plan, counting: &dyn Fn(CpuId) -> Option<Counting>) -> Vec<Claim> {
+pub fn claims(
+    plan: &Plan,
+    groups: &Groups,
+    counting: &dyn Fn(CpuId) -> Option<Counting>,
+) -> Vec<Claim> {
     let claim = |(id, held): (PromiseId, &Held)| Claim {
         id,
         group: held.group.clone(),
-        what: what(plan, held, counting),
+        what: what(plan, held, groups, counting),
     };
     let promised = plan.numbered().filter(|(_, held)| held.level > Level::None);
     // What an application says of its units is judged where it is read.
@@ -35,14 +38,19 @@ pub fn claims(plan: &Plan, counting: &dyn Fn(CpuId) -> Option<Counting>) -> Vec<
         .collect()
 }
 
-fn what(plan: &Plan, held: &Held, counting: &dyn Fn(CpuId) -> Option<Counting>) -> What {
+fn what(
+    plan: &Plan,
+    held: &Held,
+    groups: &Groups,
+    counting: &dyn Fn(CpuId) -> Option<Counting>,
+) -> What {
     match &held.promise {
         Promise::Cpus { cpus } => What::Alone { cpus: cpus.clone() },
         Promise::Windows { cpus, frame, .. } => windows(plan, cpus, *frame),
         Promise::LimitCpuTime { .. }
         | Promise::LimitBandwidth { .. }
         | Promise::LimitDirection { .. } => limit(plan, held, counting),
-        Promise::Weight { weight } => weighed(plan, &held.group, *weight),
+        Promise::Weight { weight } => weighed(groups, &held.group, *weight),
         Promise::LimitMemory { most } => What::Memory { most: *most },
         Promise::ReserveWays {
             level,
@@ -124,23 +132,17 @@ fn own_cpus(plan: &Plan, held: &Held) -> Option<CpuSet> {
 
 /// The weight of a group. Beside brakes its tasks are in a cgroup below, and idle: the weight is of
 /// both together.
-fn weighed(plan: &Plan, group: &str, weight: CpuWeight) -> What {
-    let mut own = plan.steps.iter();
-    let gathered = own.find_map(|step| match &step.set {
-        Setting::Gather {
-            outermost,
-            braked,
-            matching,
-        } if step.group.as_deref() == Some(group) => {
-            let in_place = matching.iter().any(TaskMatch::in_place);
-            Some((*outermost && !in_place, *braked))
-        }
-        _ => None,
-    });
-    let (against_all, braked) = gathered.unwrap_or_default();
+fn weighed(groups: &Groups, name: &str, weight: CpuWeight) -> What {
+    let Some(group) = groups.of.get(name) else {
+        return What::Invisible("its cgroups are not known");
+    };
+    let braked = group.layout.braked;
     if braked && matches!(weight, CpuWeight::Of(100..)) {
         return What::Invisible("its tasks share their cgroup's weight with brakes");
     }
+    let outermost = format!("/{}", outermost(name));
+    let mut places = group.cgroups.places.iter();
+    let against_all = places.all(|place| place.dir.ends_with(&outermost));
     What::Weight {
         weight,
         levels: (!against_all).then_some(1 + usize::from(braked)),

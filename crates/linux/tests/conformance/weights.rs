@@ -3,7 +3,7 @@
 use quell_kernel::cgroup::{Cgroups, Controller, Version};
 use quell_linux::change::JournaledWriter;
 use quell_linux::enforce::weight;
-use quell_linux::group_cgroups::{GroupCgroups, Layout, outermost};
+use quell_linux::group_cgroups::{GroupCgroups, Layout, SLICE, outermost};
 use quell_types::options::CpuWeight;
 
 use crate::arms::{Arm, Held};
@@ -29,6 +29,10 @@ pub fn weights_count_against_programs_outside(arm: &mut dyn Arm) {
         let v2 = cpu.version == Version::V2;
         let written = if v2 { weight } else { shares };
         assert_eq!(weighs(files, &dir).0, written.to_string(), "{group}");
+        // What no child of the root hands on, anybody may take from the root.
+        let slice = format!("{}/{SLICE}/cgroup.subtree_control", cpu.mount);
+        let handed_on = files.read(&slice).is_ok_and(|text| text.contains("cpu"));
+        assert!(handed_on || !v2, "{group}");
     }
     held.journal.undo_all(files);
     drop(held);

@@ -190,10 +190,14 @@ fn protect(draft: &mut Draft<'_>, name: &str, group: &Group) -> u64 {
 
 fn keep(draft: &mut Draft<'_>, name: &str, size: Option<Bytes>, immune: StepId) {
     let (because, worth) = match size {
-        Some(_) => (
-            words::KEPT,
-            Worth::of(Level::Enforced, words::FILES_OF_OTHERS),
-        ),
+        Some(_) => {
+            let group = draft.policy.groups.get(name);
+            let weakest = match group.is_some_and(is_moved) {
+                true => words::CHARGED_WHERE_IT_WAS,
+                false => words::FILES_OF_OTHERS,
+            };
+            (words::KEPT, Worth::of(Level::Enforced, weakest))
+        }
         None => (
             words::KEPT_AS_MEASURED,
             Worth::of(Level::Regulated, words::TAKEN_UP_AGAIN),
@@ -221,6 +225,11 @@ fn lock(draft: &mut Draft<'_>, name: &str, files: &[String], immune: StepId) {
     let step = draft.step(Some(name), Mechanism::Memory, set, words::LOCKED);
     let worth = Worth::of(Level::Enforced, words::REPLACED);
     draft.promise(name, Promise::ReserveFiles { files }, worth, [immune, step]);
+}
+
+/// Whether processes that run already are moved to the group's cgroup.
+fn is_moved(group: &Group) -> bool {
+    group.matching.iter().any(|table| !table.in_place())
 }
 
 fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
@@ -258,9 +267,8 @@ fn limit(draft: &mut Draft<'_>, name: &str, group: &Group) {
     };
     let set = Setting::LimitMemory { most, kills };
     let step = draft.step(Some(name), Mechanism::Memory, set, because);
-    let moved = group.matching.iter().any(|table| !table.in_place());
     let worth = match kills {
-        true if moved => Worth::of(Level::Enforced, words::CHARGED_WHERE_IT_WAS),
+        true if is_moved(group) => Worth::of(Level::Enforced, words::CHARGED_WHERE_IT_WAS),
         true => Worth::plain(Level::Enforced),
         false => Worth::of(Level::Regulated, words::SLEEPS),
     };

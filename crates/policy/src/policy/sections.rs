@@ -402,7 +402,8 @@ pub struct Pressure {
     pub controller: PressureController,
     /// Time between two decisions.
     pub interval: Nanos,
-    /// Stall share of the critical group's own memory and I/O at which it starts to act.
+    /// Stall share of the critical group's own memory, and of its I/O while memory is short, at
+    /// which it starts to act.
     pub start: Share,
     /// Stall share at which it stops acting.
     pub release: Share,

@@ -176,13 +176,11 @@ fn plain(value: f64, step: f64) -> String {
     } else {
         value
     };
-    let places: usize = match step.abs() {
-        s if s >= 0.999 => 0,
-        s if s >= 0.0999 => 1,
-        s if s >= 0.00999 => 2,
-        s if s >= 0.000_999 => 3,
-        _ => return number(value),
-    };
+    if step == 0.0 {
+        return number(value);
+    }
+    let steps = std::iter::successors(Some(step.abs()), |step| Some(step * 10.0)).take(12);
+    let places = steps.take_while(|step| *step < 0.999).count();
     let text = format!("{value:.places$}");
     if places == 0 { thousands(&text) } else { text }
 }
@@ -555,6 +553,12 @@ mod tests {
         );
         assert!(Scale::fitting([f64::NAN].into_iter(), 0.0..1.0).is_none());
         assert!(Scale::fitting([0.0, 0.0].into_iter(), 0.0..1.0).is_some());
+    }
+
+    #[test]
+    fn ticks_of_any_size_are_told_apart() {
+        assert_eq!(plain(0.000_03, 0.000_01), "0.00003");
+        assert_eq!([plain(0.3, 0.1), plain(2e3, 500.0)], ["0.3", "2,000"]);
     }
 
     #[test]

@@ -491,7 +491,7 @@ fn what_the_files_of_disks_and_pressure_say_is_read() {
     let most = Share::percent(10);
     let mut witness = machine.witness(What::Stall { most });
     assert!(said(&look(&mut witness, seconds(0))).contains("counts how long it waits"));
-    for n in 0..=60 {
+    for n in 0..=12 {
         let text = format!(
             "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\n",
             500_000 * n
@@ -499,6 +499,7 @@ fn what_the_files_of_disks_and_pressure_say_is_read() {
         machine.put("sys/fs/cgroup/own/memory.pressure", &text);
         let told = said(&look(&mut witness, seconds(n)));
         let late = told.contains("waited for memory for");
-        assert_eq!(late, n == 60, "{n}: {told}");
+        // 4.2 of 42 s are allowed.
+        assert_eq!(late, n >= 9, "{n}: {told}");
     }
 }

@@ -34,7 +34,7 @@ pub const LIMITED_AND_KILLED: &str = "memory.max, and memory.high a sixteenth be
 pub const LIMITED_AND_SLOWED: &str = "memory.high, since the group may not be killed (allow = [\"kill\"]): a task above it is \
     slowed down";
 pub const CHARGED_WHERE_IT_WAS: &str = "memory that its processes have when they are moved stays charged to the cgroup \
-    that they come from, beyond the limit";
+    that they come from";
 pub const SLEEPS: &str =
     "a task above memory.high sleeps up to 2 s at a time, and still grows slowly";
 pub const NO_GROUP_PRESSURE: &str = "the kernel does not report how long one group waits for memory: no cgroup v2 hierarchy \
