@@ -411,9 +411,11 @@ pub fn is_held(pid: u32) -> bool {
 
 /// Whether a process is in the cgroup of a group of that name (beginning).
 pub fn in_group(pid: u32, group: &str) -> bool {
+    let outermost = match group.split_once('/') {
+        Some((group, below)) => format!("/quell-{group}.slice/{below}"),
+        None => format!("/quell-{group}"),
+    };
     std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| {
-        ["quell.slice/", "/quell-"]
-            .iter()
-            .any(|above| text.contains(&format!("{above}{group}")))
+        text.contains(&format!("/quell.slice/{group}")) || text.contains(&outermost)
     })
 }

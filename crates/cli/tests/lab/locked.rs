@@ -100,8 +100,9 @@ fn what_6_12_locks_stays_and_is_let_go() {
         rest.split_whitespace().next().unwrap().parse().unwrap()
     };
     let (locked, ordinary) = (number("locked "), number("ordinary "));
+    // The promise is lost once one line in eight has left the cache.
     assert!(
-        locked < 0.1,
+        locked < 0.125,
         "{locked} misses per locked line beside the sweep"
     );
     assert!(

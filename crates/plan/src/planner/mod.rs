@@ -81,6 +81,9 @@ pub use quell_control::config::ProgramDemand;
 use wanted::Worth;
 use words::cores;
 
+/// The architecture on whose kernels Quell has been run, as `uname -m`.
+const RUN_ON: &str = "x86_64";
+
 /// Plans a policy for a machine.
 ///
 /// # Errors
@@ -149,6 +152,7 @@ pub fn plan_beside(
     if draft.refusals.is_empty() {
         draft.require();
         sharing::notes(&mut draft);
+        draft.never_ran();
     }
     if !draft.refusals.is_empty() {
         return Err(draft.refusals);
@@ -168,6 +172,14 @@ pub fn plan_beside(
 }
 
 impl Draft<'_> {
+    /// Says where a plan rests on what the kernel's documents say, and on no run of it.
+    fn never_ran(&mut self) {
+        let architecture = &self.machine.identity.architecture;
+        if architecture != RUN_ON && self.machine.simulated.is_none() {
+            self.notes.push(cores::never_ran(architecture));
+        }
+    }
+
     /// Gives a cgroup first to each group for which anything is set.
     fn gather(&mut self) {
         let policy = self.policy;

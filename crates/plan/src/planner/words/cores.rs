@@ -58,6 +58,8 @@ pub const fn alone_by(kind: CpusetKind) -> &'static str {
 }
 
 sentences! {
+    never_ran(architecture: &str)
+        "Quell has never been run on {architecture}: this plan rests on the kernel's documents";
     has_threaded_children(group: &str)
         "group {group}: its cgroup has the threaded children work and stop until the end: a program that enters it is limited \
          within a second, and a cgroup that is made in it takes no program";
