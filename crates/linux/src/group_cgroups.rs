@@ -187,8 +187,8 @@ impl GroupCgroups {
             let name = if layout.outermost && around.is_none() {
                 let name = outermost(group);
                 writer.owns_or_misses(&format!("{top}/{name}"))?;
-                // Nobody else can take a controller from the root that a child of it hands on. A
-                // cgroup without children hands on none.
+                // No program can take a controller from the root as long as a cgroup below hands
+                // it on. A group's cgroup without children hands on none.
                 if hierarchy.version == Version::V2 && !controller.implicit_in_v2() {
                     make(writer, hierarchy, &top, &slice, *controller)?;
                     writer.enable(&slice, controller.name())?;

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use quell_plan::Plan;
 use quell_record::events::{ColouredPages, Declared, Event, Paged, Record, Spent};
-use quell_record::standing::Worth;
 use quell_types::mechanism::Level;
 
 use crate::memory::memory;
@@ -63,23 +61,16 @@ pub(crate) fn outcome(record: &Record) -> Vec<String> {
 /// How many promises held at the level that was planned, all the time.
 fn held(record: &Record) -> Option<String> {
     let level = record.plans.values().map(|p| p.level()).min()?;
-    let of = |plan: &Plan| {
-        lost::standing(record, plan)
-            .all()
-            .map(|(_, w)| w.clone())
-            .collect()
-    };
-    let worths: Vec<Worth> = record
-        .plans
-        .values()
-        .flat_map(|plan| -> Vec<_> { of(plan) })
-        .collect();
-    let promised = worths.iter().filter(|worth| worth.planned > Level::None);
-    let all = promised.clone().count();
-    let kept = promised
-        .filter(|worth| worth.least >= worth.planned)
-        .count();
-    let promises = count(u32::try_from(all).unwrap_or(u32::MAX), "promise");
+    let (mut all, mut kept) = (0_u32, 0_u32);
+    for plan in record.plans.values() {
+        let standing = lost::standing(record, plan);
+        let worths = standing.all().map(|(_, worth)| worth);
+        for worth in worths.filter(|worth| worth.planned > Level::None) {
+            all += 1;
+            kept += u32::from(worth.least >= worth.planned);
+        }
+    }
+    let promises = count(all, "promise");
     Some(match kept == all {
         true => format!("Held {promises} at level {level}."),
         false => format!("Held {kept} of {promises} as planned."),

@@ -152,9 +152,7 @@ impl Witness {
                 frame,
                 groups,
             } => self.windows(cpus, *frame, groups, scan, now, &mut kept.used),
-            What::Memory { most } => {
-                self.memory(group, *most, now, &processes(group, scan), &mut kept.seldom)
-            }
+            What::Memory { most } => self.memory(group, *most, scan, now, &mut kept.seldom),
             What::Traffic { most, counted } => {
                 verdict(self.traffic(group, *most, counted, now, &mut kept.traffic))
             }
@@ -180,9 +178,10 @@ impl Witness {
                 verdict(looked.map(|()| sampled.judge()))
             }
             What::Kept { size } => {
-                let (homes, pids) = (self.home_dirs(group), processes(group, scan));
+                let homes = self.home_dirs(group);
                 match memory::kept(files, &homes, *size) {
                     Ok(None) => verdict(seldom(&mut kept.seldom, now, || {
+                        let pids = processes(group, scan);
                         Ok(memory::unkept(files, &homes, &pids, *size))
                     })),
                     seen => verdict(seen),
@@ -468,8 +467,8 @@ impl Witness {
         &self,
         group: usize,
         most: Bytes,
+        scan: &Scan,
         now: Nanos,
-        pids: &[u32],
         kept: &mut Option<(Nanos, Seen)>,
     ) -> Verdict {
         let homes = self.home_dirs(group);
@@ -481,7 +480,7 @@ impl Witness {
             return Verdict::Broken(fault);
         }
         verdict(seldom(kept, now, || {
-            let elsewhere = memory::elsewhere(&*self.files, &homes, pids);
+            let elsewhere = memory::elsewhere(&*self.files, &homes, &processes(group, scan));
             Ok(limits::at_most(most, &charged, elsewhere))
         }))
     }

@@ -76,22 +76,22 @@ fn effective(files: &dyn Files, homes: &[Dir]) -> impl Iterator<Item = (String, 
 pub(crate) fn narrowed(files: &dyn Files, homes: &[Dir], cpus: &CpuSet) -> Option<Fault> {
     let lacks = |(_, may): &(String, CpuSet)| !cpus.is_subset(may);
     let (file, may) = effective(files, homes).find(lacks)?;
-    Some(Fault::Reads {
-        file,
-        value: may.to_string(),
-        promised: format!("CPUs {cpus}"),
-    })
+    Some(reads(file, &may, format!("CPUs {cpus}")))
 }
 
 /// The first of a group's cgroups whose tasks may run on further CPUs than these.
 pub(crate) fn widened(files: &dyn Files, homes: &[Dir], cpus: &CpuSet) -> Option<Fault> {
     let more = |(_, may): &(String, CpuSet)| !may.is_subset(cpus);
     let (file, may) = effective(files, homes).find(more)?;
-    Some(Fault::Reads {
+    Some(reads(file, &may, format!("at most CPUs {cpus}")))
+}
+
+fn reads(file: String, may: &CpuSet, promised: String) -> Fault {
+    Fault::Reads {
         file,
         value: may.to_string(),
-        promised: format!("at most CPUs {cpus}"),
-    })
+        promised,
+    }
 }
 
 /// Parses quota and period (`20000 100000`, `max 100000`). `None` where there is no limit.

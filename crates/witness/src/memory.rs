@@ -81,10 +81,8 @@ pub(crate) fn elsewhere(files: &dyn Files, homes: &[Dir], pids: &[u32]) -> Bytes
     };
     let largest = largest(files, pids);
     let charged: Vec<u64> = homes.iter().filter_map(of).collect();
-    let (has, here): (u64, u64) = (
-        largest.iter().map(|(_, has)| has).sum(),
-        charged.iter().sum(),
-    );
+    let has: u64 = largest.iter().map(|(_, has)| has).sum();
+    let here: u64 = charged.iter().sum();
     let cpus = topology::online(files).map_or(1, |cpus| cpus.len() as u64);
     // Each CPU keeps up to so many pages of each count to itself (lib/percpu_counter.c).
     let unsummed = cpus * 32.max(2 * cpus) * rustix::param::page_size() as u64;

@@ -34,9 +34,8 @@ const EXECUTES_WITHIN: Nanos = Nanos::secs(120);
 /// The programs of a run, and the sessions of programs that ran before it.
 pub struct Programs {
     pub subjects: Vec<Subject>,
-    /// The group in whose cgroups each of them was started. `None` for one that was started
-    /// outside, and for Quell's generators.
-    groups: Vec<Option<GroupId>>,
+    /// The groups of the commands that were started in their group's cgroups.
+    inside: BTreeMap<SubjectId, GroupId>,
     /// Groups whose units of work are reported.
     observed: BTreeMap<GroupId, Observed>,
     /// What programs have declared of their units, by group.
@@ -52,7 +51,7 @@ impl Programs {
     pub fn new() -> Self {
         Self {
             subjects: Vec::new(),
-            groups: Vec::new(),
+            inside: BTreeMap::new(),
             observed: BTreeMap::new(),
             declared: BTreeMap::new(),
             units: BTreeMap::new(),
@@ -119,8 +118,8 @@ impl Programs {
         for enforcer in enforcers.each() {
             enforcer.launch(&mut launch)?;
         }
-        let command_of_a_group = matches!(subject.program, Program::Command(_));
-        let inside = command_of_a_group && !launch.procs_files.is_empty();
+        let is_command = matches!(subject.program, Program::Command(_));
+        let inside = is_command && !launch.procs_files.is_empty();
         let birth = Birth {
             command: &command,
             env: launch.env,
@@ -144,7 +143,8 @@ impl Programs {
         host.heart()();
         let started = started?;
         self.subjects.push(started);
-        self.groups.push(inside.then(|| subject.group.clone()));
+        self.inside
+            .extend(inside.then(|| (id, subject.group.clone())));
         self.units.extend(units.map(|units| (id, units)));
         for enforcer in enforcers.each() {
             enforcer.launched(host, &subject.group, subject.cpus.as_ref())?;
@@ -152,11 +152,10 @@ impl Programs {
         Ok(id)
     }
 
-    /// The programs that run and began in their group's cgroups, with the groups, by process id.
+    /// The groups of the commands that run and were started in their group's cgroups, by process.
     pub fn running(&self) -> BTreeMap<u32, GroupId> {
-        let all = self.subjects.iter().zip(&self.groups);
-        let running = all.filter(|(subject, _)| subject.runs());
-        let of = running.filter_map(|(s, group)| Some((s.pid(), group.clone()?)));
+        let running = self.subjects.iter().filter(|subject| subject.runs());
+        let of = running.filter_map(|s| Some((s.pid(), self.inside.get(&s.id)?.clone())));
         of.collect()
     }
 
