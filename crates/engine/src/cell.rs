@@ -76,6 +76,8 @@ pub struct Span {
     pub duration: Nanos,
     /// Each generator measures one run of its own instead, however long that takes.
     pub runs: bool,
+    /// How long a deciding command may run.
+    pub longest: Nanos,
 }
 
 /// Throttling in the cell, over all CPUs.
@@ -265,6 +267,14 @@ impl Cell {
         } else {
             self.span.duration
         }
+    }
+
+    /// When a deciding command has to have ended. `None` for other members, and where it has not
+    /// begun or has ended.
+    fn end_by(&self, state: &State) -> Option<Nanos> {
+        let awaited = state.member.decides && !state.generator() && !state.ended;
+        let gone = state.gone.filter(|_| awaited)?;
+        Some(Nanos(gone.0.saturating_add(self.span.longest.0)))
     }
 
     /// When a member is due. `None` while the member that it follows has not begun.
@@ -568,6 +578,15 @@ impl Script for Cell {
                     self.span_of(state)
                 ));
             }
+            let endless = |s: &&State| self.end_by(s).is_some_and(|by| now >= by);
+            if let Some(state) = self.states.iter().find(endless) {
+                return Err(format!(
+                    "subject '{}' had not ended after {}, which measure.longest allows: have it end by itself, or allow it longer; {}",
+                    state.name(),
+                    self.span.longest,
+                    state.last_words()
+                ));
+            }
         }
         Ok(())
     }
@@ -581,7 +600,7 @@ impl Script for Cell {
                     if state.gone.is_none() {
                         self.due(index, went)
                     } else {
-                        state.report_by
+                        state.report_by.or_else(|| self.end_by(state))
                     }
                 })
                 .min()

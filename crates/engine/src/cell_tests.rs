@@ -73,6 +73,7 @@ const SPAN: Span = Span {
     warmup: Nanos::millis(200),
     duration: Nanos::secs(2),
     runs: false,
+    longest: Nanos::secs(600),
 };
 
 fn run(
@@ -162,6 +163,28 @@ fn a_short_command_waits_for_the_loads_first_report() {
     );
     out.unwrap();
     assert_eq!(measured["neighbour"].duration_ns, 1_000_000_000);
+}
+
+#[test]
+fn a_command_that_does_not_end_fails_its_cell() {
+    let mut fake = Fake::new();
+    fake.command("job", Nanos::secs(601), 0, &["still at it"]);
+    fake.generator("neighbour", steady("bandwidth_mb_s", 9000.0));
+    let (out, _) = run(
+        &mut fake,
+        vec![command("job", true), stream("neighbour", false)],
+    );
+    let why = out.unwrap_err().to_string();
+    assert!(why.contains("'job' had not ended after 600s"), "{why}");
+    // As a load it may.
+    let mut fake = Fake::new();
+    fake.generator("victim", steady("latency_ns", 15.0));
+    fake.command("stress", Nanos::secs(1_000), 0, &[]);
+    let (out, _) = run(
+        &mut fake,
+        vec![list("victim", true), command("stress", false)],
+    );
+    out.unwrap();
 }
 
 #[test]

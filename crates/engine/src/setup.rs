@@ -328,6 +328,7 @@ fn span(measure: &Measure) -> Span {
         warmup: measure.warmup,
         duration,
         runs: measure.until == Some(Until::AllOnce),
+        longest: measure.longest,
     }
 }
 

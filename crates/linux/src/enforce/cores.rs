@@ -3,11 +3,8 @@
 //!
 //! Documentation/admin-guide/cgroup-v1/cpusets.rst, cgroup-v2.rst ("Cpuset").
 //!
-//! v2: an exclusive group becomes a *partition root*. `quell.slice` is none itself, so the group's
-//! is a remote partition. Kernels since 6.7 offer that through `cpuset.cpus.exclusive`, set on the
-//! group and on every cgroup above it. The kernel then keeps all other tasks off.
-//!
-//! Where that is not available, and on v1, all other tasks are narrowed. Existing cgroups are
+//! v2: an exclusive group becomes a partition ([`super::partition`]): the kernel keeps all other
+//! tasks off. Where that is not available, and on v1, all other tasks are narrowed. Existing cgroups are
 //! changed in place. The CPUs of the root cgroup cannot be changed, so its tasks are moved to
 //! `quell.slice/rest`.
 
@@ -27,6 +24,7 @@ use quell_types::journal::Undo;
 
 use super::affinity::{self, Keep};
 use super::narrow::{self, What};
+use super::partition;
 use super::spread::Spread;
 use super::{Applied, Enforcer};
 use crate::change::JournaledWriter;
@@ -105,7 +103,7 @@ impl Enforcer for Cores {
 }
 
 /// Keeps all tasks that are in no group on `cpus`, and this thread.
-fn keep_off(host: &mut Host, cpus: &CpuSet) -> Result<Vec<String>> {
+pub(super) fn keep_off(host: &mut Host, cpus: &CpuSet) -> Result<Vec<String>> {
     let mut processes: BTreeSet<u32> = [std::process::id()].into();
     let (mut writer, cgroups, groups) = host.changes()?;
     let homes: Vec<&GroupCgroups> = groups.of.values().map(|g| &g.cgroups).collect();
@@ -190,7 +188,7 @@ pub fn confine(
         }
         writer.set(&format!("{}/cpuset.cpus", place.dir), &cpus.to_string())?;
         if alone && place.hierarchy.version == Version::V2 {
-            match partition(writer, place, cpus)? {
+            match partition::make(writer, place, cpus)? {
                 Ok(()) => partitions += 1,
                 Err(why) => confined.notes.push(format!(
                     "group {}: the kernel does not make CPUs {cpus} a partition of its own ({why}); everybody else is \
@@ -212,68 +210,6 @@ pub fn confine(
     }
     confined.partition = alone && partitions > 0;
     Ok(confined)
-}
-
-/// Makes a v2 cgroup a partition root. The inner error is the kernel's reason; everything is then
-/// as before.
-fn partition(
-    writer: &mut JournaledWriter<'_>,
-    place: &CgroupDir,
-    cpus: &CpuSet,
-) -> Result<std::result::Result<(), String>> {
-    let file = format!("{}/cpuset.cpus.partition", place.dir);
-    if !writer.files.exists(&file) {
-        return Ok(Err("this kernel has no cpuset.cpus.partition".to_owned()));
-    }
-    if !writer
-        .files
-        .exists(&format!("{}/cpuset.cpus.exclusive", place.dir))
-    {
-        return Ok(Err(
-            "this kernel has no cpuset.cpus.exclusive, which came with Linux 6.7".to_owned(),
-        ));
-    }
-    let mark = writer.journal.mark();
-    // Every other cgroup loses these CPUs.
-    placement::keep(writer, &place.hierarchy, &place.hierarchy.mount)?;
-    let tried = (|| -> Result<String> {
-        for dir in ancestors(&place.hierarchy.mount, &place.dir) {
-            let path = format!("{dir}/cpuset.cpus.exclusive");
-            let have = writer.files.cpus(&path)?.unwrap_or_default();
-            writer.set(&path, &have.union(cpus).to_string())?;
-        }
-        writer.set(&file, "root")?;
-        writer.files.text(&file)
-    })();
-    let why = match tried {
-        Ok(state) if state == "root" => return Ok(Ok(())),
-        Ok(state) => state,
-        // A refused value (EINVAL, ERANGE, EACCES) is an answer. Anything else is a failure.
-        Err(e) if matches!(e.errno(), Some(libc::EINVAL | libc::ERANGE | libc::EACCES)) => {
-            e.to_string()
-        }
-        Err(e) => return Err(e),
-    };
-    let undone = writer.journal.undo_to(writer.files, mark);
-    if let Some(left) = undone.left.first() {
-        return Err(Error::refused(format!(
-            "{why}; and it could not be taken back: {left}"
-        )));
-    }
-    Ok(Err(why))
-}
-
-/// The directories from below `mount` down to `dir`, `dir` included.
-fn ancestors(mount: &str, dir: &str) -> Vec<String> {
-    let mut at = mount.to_owned();
-    let below = dir.strip_prefix(mount).unwrap_or_default();
-    let parts = below.split('/').filter(|p| !p.is_empty());
-    parts
-        .map(|part| {
-            at = format!("{at}/{part}");
-            at.clone()
-        })
-        .collect()
 }
 
 /// The files by which a group's brakes enter cgroups (write `0`). Where brakes may stop the group,
@@ -533,17 +469,4 @@ fn movable(
     // The journal is reverted backwards: affinities are restored after the moves.
     batch.entries.append(&mut moves);
     Ok(batch)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn directories_from_the_root_down() {
-        assert_eq!(
-            ancestors("/cg", "/cg/quell.slice/v"),
-            ["/cg/quell.slice", "/cg/quell.slice/v"]
-        );
-    }
 }

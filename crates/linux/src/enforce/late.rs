@@ -10,7 +10,7 @@ use quell_record::about::About;
 use quell_record::backend::Observation;
 use quell_types::task::TaskMatch;
 
-use super::{cores, cpumax, io, nodes, weight};
+use super::{cores, cpumax, io, nodes, partition, weight};
 use crate::group_cgroups::{CgroupDir, GroupCgroups};
 use crate::host::{Host, finding};
 
@@ -60,6 +60,7 @@ pub(super) fn adopt(
     late.places = places.filter(|place| is_new(place)).cloned().collect();
     let mut without = Vec::new();
     let mut notes = Vec::new();
+    let mut dissolved = false;
     for step in steps {
         match &step.set {
             Setting::Gather { .. } => {}
@@ -68,8 +69,12 @@ pub(super) fn adopt(
                 mems,
                 exclusive,
             } => {
-                let of = (cpus, mems, *exclusive);
-                let confined = cores::confine(&mut writer, cgroups, &late, of.0, of.1, of.2, &[])?;
+                // Of several cgroups with the same CPUs none can be a partition.
+                for place in known.iter().filter(|_| *exclusive) {
+                    dissolved |= partition::dissolve(&mut writer, place)?;
+                }
+                let alone = *exclusive && known.is_empty();
+                let confined = cores::confine(&mut writer, cgroups, &late, cpus, mems, alone, &[])?;
                 notes.extend(confined.notes);
             }
             Setting::Weight { weight } => {
@@ -91,6 +96,9 @@ pub(super) fn adopt(
             }
             _ => without.push(step.mechanism.to_string()),
         }
+    }
+    if let (true, Some(rest)) = (dissolved, host.groups.rest.clone()) {
+        notes.extend(cores::keep_off(host, &rest)?);
     }
     let which: Vec<&str> = named.iter().map(String::as_str).collect();
     let mut what = format!(

@@ -33,6 +33,7 @@ mod narrow;
 mod nesting;
 pub mod nodes;
 mod paging;
+mod partition;
 mod pressure;
 pub mod quiet;
 pub mod registers;

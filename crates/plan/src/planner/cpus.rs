@@ -2,17 +2,18 @@
 //! groups.
 //!
 //! Groups that name CPUs choose first. Counted CPUs are of the fastest kind and near to each other:
-//! one node, and one last-level cache if one has enough. They are whole cores where the group is to
-//! have its cores alone. They are taken from the highest number down, because the kernel keeps its
-//! own housekeeping on the lowest.
+//! one node, and one last-level cache if one has enough, the largest of those. They are whole cores
+//! where the group is to have its cores alone. They are taken from the highest number down, because
+//! the kernel keeps its own housekeeping on the lowest.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use quell_policy::{CpusWanted, Group, Policy, Role, Smt};
 use quell_types::cpuset::{CpuId, CpuSet};
 use quell_types::refusal::{Cause, Refusal, Remedy};
 
-use crate::inventory::Inventory;
+use crate::inventory::{Cpu, Inventory};
 
 use super::words::{cores as words, on, windows};
 
@@ -243,6 +244,7 @@ fn divided(policy: &Policy, machine: &Inventory, refusals: &mut Vec<Refusal>) ->
         if !slower.is_empty() {
             division.notes.push(words::slower_kind(name, &slower));
         }
+        division.notes.extend(smaller_cache(machine, name, &cpus));
         let apart = isolated(machine, &cpus);
         if !apart.is_empty() {
             let ticks = machine
@@ -369,6 +371,20 @@ fn suiting(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
     }
 }
 
+/// A note where CPUs of the same kind as some of a group's share a larger last-level cache.
+fn smaller_cache(machine: &Inventory, group: &str, cpus: &CpuSet) -> Option<String> {
+    let sized = |cpu: &Cpu| Some((machine.llc(cpu.id)?.size, cpu.tier));
+    let own = |cpu: &&Cpu| cpus.contains(cpu.id);
+    let (least, tier) = machine.cpus.iter().filter(own).filter_map(sized).min()?;
+    let alike = machine
+        .cpus
+        .iter()
+        .filter_map(sized)
+        .filter(|s| s.1 == tier);
+    let (most, _) = alike.max().filter(|(most, _)| *most > least)?;
+    Some(words::smaller_cache(group, least, most))
+}
+
 /// The cores with a free CPU, each represented by its highest one.
 fn cores(machine: &Inventory, free: &CpuSet) -> CpuSet {
     let mut seen = CpuSet::new();
@@ -391,6 +407,11 @@ type Place = (u32, bool, u32, CpuSet);
 fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
     let units = units_of(machine, free, smt);
     let mut places: BTreeMap<Place, CpuSet> = BTreeMap::new();
+    let cached = |cpus: &CpuSet| {
+        cpus.first()
+            .and_then(|cpu| machine.llc(cpu))
+            .map(|c| c.size)
+    };
     for cpu in machine.cpus.iter().filter(|c| units.contains(c.id)) {
         let cache = machine.llc(cpu.id).map(|c| c.cpus.clone());
         let bare = (machine.nodes.iter()).any(|n| n.id == cpu.node && n.memory.0 == 0);
@@ -401,23 +422,24 @@ fn choose(machine: &Inventory, free: &CpuSet, n: usize, smt: Smt) -> CpuSet {
     let mut home = None;
     while cpus.len() < n && !places.is_empty() {
         let left = n - cpus.len();
-        // The smallest place that holds what is left. Where none does, the largest, so that few
-        // places are broken up.
+        // Of the places that hold what is left, those with the most cache, the smallest of them.
+        // Where none does, the largest, so that few places are broken up.
         let best = places
             .iter()
-            .min_by_key(|((tier, bare, node, _), units)| {
+            .min_by_key(|((tier, bare, node, cache), units)| {
                 let fits = units.len() >= left;
                 (
                     *tier,
                     *bare,
                     home.is_some_and(|h| h != *node),
                     !fits,
+                    Reverse(cached(cache).filter(|_| fits)),
                     if fits {
                         units.len()
                     } else {
                         usize::MAX - units.len()
                     },
-                    std::cmp::Reverse(units.iter().next_back()),
+                    Reverse(units.iter().next_back()),
                 )
             })
             .map(|(place, _)| place.clone());

@@ -202,6 +202,10 @@ fn measure(list: &mut Vec<Complaint>, keys: &Keys) {
             None,
         ));
     }
+    if measure.longest == Nanos(0) {
+        let why = "no command ends at once";
+        list.push(complaint(at.key("longest"), why, None));
+    }
     if let Some(shorter) = &measure.simulated {
         let at = at.key("simulated");
         if let Some(rounds) = shorter.rounds.filter(|r| !(1..=MOST_ROUNDS).contains(r)) {

@@ -22,6 +22,9 @@ pub struct Measure {
     /// Measure until this happens instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Until>,
+    /// How long a command that the measurement waits for may run. Where one has not ended by then
+    /// its cell has failed.
+    pub longest: Nanos,
     /// Confidence of the paired bootstrap intervals over rounds, between 0 and 1.
     pub confidence: f64,
     /// The configuration that `normalized` divides by. Default: the first that is `alone`.
@@ -65,6 +68,7 @@ impl Default for Measure {
             duration: None,
             units: None,
             until: None,
+            longest: Nanos::secs(600),
             confidence: 0.95,
             baseline: None,
             frontier: None,

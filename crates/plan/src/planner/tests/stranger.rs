@@ -172,6 +172,32 @@ fn slower_cpus_in_a_critical_group_are_named() {
 }
 
 #[test]
+fn the_die_with_the_largest_cache_is_chosen() {
+    let mut machine = machine(8, 1);
+    let whole = machine.caches.remove(0);
+    for (cpus, size) in [("0-3", 96), ("4-7", 32)] {
+        machine.caches.push(Cache {
+            size: Bytes(size << 20),
+            cpus: cpus.parse().unwrap(),
+            ..whole.clone()
+        });
+    }
+    let on = |machine: &Inventory, wanted: &str| {
+        let policy = PAIR.replace("cpus = 1", &format!("cpus = {wanted}"));
+        let plan = planned(&policy, machine);
+        (
+            cpus(&plan, "victim"),
+            told(&plan, "a last-level cache of 32MiB"),
+        )
+    };
+    assert_eq!(on(&machine, "2"), ("2-3".to_owned(), false));
+    assert_eq!(on(&machine, "'4-5'"), ("4-5".to_owned(), true));
+    // The smaller one is better than both.
+    machine.cpus.retain(|c| c.id > 1);
+    assert_eq!(on(&machine, "3"), ("5-7".to_owned(), true));
+}
+
+#[test]
 fn a_machine_too_small_is_told_once() {
     let text = format!("{}cpus = 2\n", PAIR.replace("cpus = 1", "cpus = 2"));
     let text = refused(&text, &machine(2, 1));

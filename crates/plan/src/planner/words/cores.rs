@@ -2,6 +2,7 @@
 
 use quell_types::cpuset::CpuSet;
 use quell_types::mechanism::Level;
+use quell_types::units::Bytes;
 
 use super::{on, one_or};
 use crate::inventory::CpusetKind;
@@ -113,6 +114,13 @@ pub fn memory_of_nodes(group: &str, nodes: &CpuSet) -> String {
 pub fn slower_kind(group: &str, slower: &CpuSet) -> String {
     let (on, are) = (on(slower), if slower.len() > 1 { "are" } else { "is" });
     format!("group {group}: {on} {are} of a slower kind than its other CPUs")
+}
+
+pub fn smaller_cache(group: &str, least: Bytes, most: Bytes) -> String {
+    format!(
+        "group {group}: some of its CPUs have a last-level cache of {least}, others of the machine one of {most}: \
+         name those in cpus to have them"
+    )
 }
 
 pub fn isolated(group: &str, cpus: &CpuSet, ticks: bool) -> String {

@@ -105,6 +105,7 @@ rounds = 0
 duration = "1s"
 units = 5
 confidence = 95
+longest = "0s"
 [subject.a]
 role = "critical"
 command = ["x"]
@@ -121,14 +122,15 @@ run = { kind = "latency", size = "half" }
     assert_eq!(
         found,
         [
-            "e.toml:12:29: subject.a.metric.frames.pattern: 'no number' has 0 groups, but exactly one is needed, around the number: 'took ([0-9.]+) ms'",
-            "e.toml:16:1: subject.b.run: 'half' is not a size such as 3MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'",
+            "e.toml:13:29: subject.a.metric.frames.pattern: 'no number' has 0 groups, but exactly one is needed, around the number: 'took ([0-9.]+) ms'",
+            "e.toml:17:1: subject.b.run: 'half' is not a size such as 3MiB, '0.5 LLC', '0.5 seen LLC', '1 L2' or '1 L1'",
             "e.toml:2:12: backends: 'windows' is not a backend; write linux, sim, sim:PROFILE, lab or lab:PROFILE",
             "e.toml:4:10: measure.rounds: 0 is not between 1 and 10000",
             "e.toml:7:14: measure.confidence: 95 is not between 0 and 1; 0.95 is usual",
             "e.toml:3:2: measure: duration and units all say what ends a cell; keep one",
-            "e.toml:11:11: subject.a.primary: the subject has no metric 'fps'; there is run_time_s",
-            "e.toml:14:8: subject.b.role: the group 'a' is critical by subject 'a', and best-effort here; a group has one role: give the subjects groups of their own",
+            "e.toml:8:11: measure.longest: no command ends at once",
+            "e.toml:12:11: subject.a.primary: the subject has no metric 'fps'; there is run_time_s",
+            "e.toml:15:8: subject.b.role: the group 'a' is critical by subject 'a', and best-effort here; a group has one role: give the subjects groups of their own",
         ]
     );
 }
