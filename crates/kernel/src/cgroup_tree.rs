@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::cgroup::Cgroups;
 use crate::procfs::{self, UNTOLD};
@@ -80,16 +81,23 @@ fn tasks_or(files: &dyn Files, dir: &str, untold: bool) -> Vec<u32> {
 
 /// The threads in the tree by what `/proc` says of all of the machine: cgroup, process, thread.
 /// With `untold`, those whose cgroup nobody knows, too.
-fn by_proc(files: &dyn Files, dir: &str, untold: bool) -> Vec<(String, u32, u32)> {
+fn by_proc(files: &dyn Files, dir: &str, untold: bool) -> Vec<(Arc<str>, u32, u32)> {
     let hierarchies = Cgroups::discover(files).unwrap_or_default().hierarchies;
     let mut hierarchies = hierarchies.into_iter();
     let Some(hierarchy) = hierarchies.find(|h| Path::new(dir).starts_with(&h.mount)) else {
         return Vec::new();
     };
-    let place = |task: u32| {
+    let mut places: BTreeSet<Arc<str>> = BTreeSet::new();
+    let mut place = |task: u32| {
         let at = hierarchy.dir_of(files, task).ok().flatten()?;
         let unknown = at.strip_prefix(&hierarchy.mount) == Some(UNTOLD);
-        (Path::new(&at).starts_with(dir) || untold && unknown).then_some(at)
+        let inside = Path::new(&at).starts_with(dir) || untold && unknown;
+        let at: Arc<str> = inside.then(|| at.into())?;
+        let known = places.get(&at).cloned();
+        Some(known.unwrap_or_else(|| {
+            places.insert(Arc::clone(&at));
+            at
+        }))
     };
     let mut found = Vec::new();
     for process in procfs::processes(files).unwrap_or_default() {
@@ -110,17 +118,19 @@ pub fn threads(files: &dyn Files, dir: &str) -> Vec<u32> {
 }
 
 /// The threads of the whole tree, each with the cgroup that it is in. That one may end in
-/// [`UNTOLD`].
+/// [`UNTOLD`]. Threads of one cgroup share its path, which may be long.
 #[must_use]
-pub fn threads_with_cgroups(files: &dyn Files, dir: &str) -> Vec<(String, u32)> {
+pub fn threads_with_cgroups(files: &dyn Files, dir: &str) -> Vec<(Arc<str>, u32)> {
     let (dirs, whole) = walk(files, dir);
-    let mut found = Vec::new();
+    let (mut found, mut known) = (Vec::new(), BTreeSet::new());
     for dir in dirs {
-        let listed = threads_in(files, &dir).into_iter();
-        found.extend(listed.map(|tid| (dir.clone(), tid)));
+        let mut listed = threads_in(files, &dir);
+        // One that moves meanwhile is listed twice.
+        listed.retain(|tid| known.insert(*tid));
+        let dir: Arc<str> = dir.into();
+        found.extend(listed.into_iter().map(|tid| (Arc::clone(&dir), tid)));
     }
     if !whole {
-        let mut known: BTreeSet<u32> = found.iter().map(|(_, tid)| *tid).collect();
         let others = by_proc(files, dir, false).into_iter();
         let others = others.filter(|(_, _, tid)| known.insert(*tid));
         found.extend(others.map(|(at, _, tid)| (at, tid)));
@@ -318,8 +328,9 @@ mod tests {
         processes(&kernel, "/cg/own", |pid| pids.push(pid));
         assert_eq!(pids, [6, 7, 8, 9]);
         let placed = threads_with_cgroups(&kernel, "/cg/own");
-        assert_eq!(placed[1], ("/cg/own/plain".to_owned(), 7));
-        assert_eq!(placed[2], (format!("/cg/own{UNTOLD}"), 8));
+        assert_eq!(placed[1], ("/cg/own/plain".into(), 7));
+        assert_eq!(placed[2], (format!("/cg/own{UNTOLD}").into(), 8));
+        assert!(Arc::ptr_eq(&placed[2].0, &placed[3].0), "of one cgroup");
     }
 
     #[test]
