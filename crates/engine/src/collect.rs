@@ -21,11 +21,11 @@ use quell_types::stats::{percentile, sorted};
 use quell_types::units::Nanos;
 
 use crate::aggregate::{Round, Rules, figures, tidy};
-use crate::cell::Throttling;
 use crate::expect;
 use crate::published;
 use crate::resume::Done;
 use crate::setup::Setup;
+use crate::throttling::Throttling;
 
 /// Metric: bytes counted by a generator ÷ the limit of its group.
 pub(crate) const ACHIEVED: &str = "achieved_of_cap";

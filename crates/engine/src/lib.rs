@@ -26,6 +26,7 @@ mod settling;
 mod setup;
 mod side_by_side;
 pub mod sink;
+mod throttling;
 mod together;
 pub mod turns;
 mod ways;

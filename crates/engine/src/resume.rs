@@ -19,7 +19,7 @@ use quell_types::units::Nanos;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cell::Throttling;
+use crate::throttling::Throttling;
 
 /// The record's file of measured cells.
 pub(crate) const CELLS: &str = "cells.jsonl";

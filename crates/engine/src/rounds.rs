@@ -18,7 +18,7 @@ use quell_record::standing::Standing;
 use quell_types::rng::Rng;
 use quell_types::units::Nanos;
 
-use crate::cell::{Cell, Throttling};
+use crate::cell::Cell;
 use crate::collect::Collected;
 use crate::compare::{CompareError, Progress};
 use crate::drive::{DriveError, Ended, drive};
@@ -27,6 +27,7 @@ use crate::resume::{Done, Lost, Which};
 use crate::setup::{Prepared, Setup};
 use crate::side_by_side::side_by_side;
 use crate::sink::Sink;
+use crate::throttling::Throttling;
 
 /// Two CPUs share a cache where the canary's score is at least this.
 const SHARED: f64 = 0.5;

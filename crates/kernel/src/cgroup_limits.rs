@@ -31,7 +31,8 @@ pub fn limits(files: &dyn Files, hierarchy: &Hierarchy, dir: &str) -> Vec<Limit>
         all.extend(quota(files, hierarchy.version, &dir));
         let memory = Memory::of(hierarchy, &dir).limits().into_iter();
         all.extend(memory.filter_map(|file| memory_limit(files, file)));
-        all.extend(disks(files, hierarchy.version, &dir));
+        let disks = disk_limits(files, hierarchy.version, &dir).into_iter();
+        all.extend(disks.map(Limit::from));
     }
     all
 }
@@ -70,24 +71,50 @@ fn low_weight(files: &dyn Files, version: Version, dir: &str) -> Option<Limit> {
     })
 }
 
-/// The limits of one cgroup on disks.
-fn disks(files: &dyn Files, version: Version, dir: &str) -> Vec<Limit> {
-    let mut all = Vec::new();
-    let mut put = |file: &str, device: &str, key: &str, value: &str| {
-        // `max` is no number.
-        if let Ok(n) = value.parse() {
-            let rate = key.ends_with("bps");
-            all.push(Limit {
-                file: file.to_owned(),
-                value: format!("{device} {key}={value}"),
-                gets: if rate {
-                    Amount::DiskRate(Rate(n))
-                } else {
-                    Amount::DiskRequests(n)
-                },
-            });
+/// A limit of one cgroup on a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskLimit {
+    /// Path of the file.
+    pub file: String,
+    /// Number of the disk, `8:0`.
+    pub device: String,
+    /// What is limited, as v2 calls it: `rbps`, `wbps`, `riops`, `wiops`.
+    pub key: String,
+    /// Bytes or requests in a second.
+    pub most: u64,
+}
+
+impl DiskLimit {
+    /// What the tasks of the cgroup get together, at most.
+    #[must_use]
+    pub fn gets(&self) -> Amount {
+        if self.key.ends_with("bps") {
+            Amount::DiskRate(Rate(self.most))
+        } else {
+            Amount::DiskRequests(self.most)
         }
-    };
+    }
+
+    /// The limit as the file says it, without the others of its line.
+    #[must_use]
+    pub fn value(&self) -> String {
+        format!("{} {}={}", self.device, self.key, self.most)
+    }
+}
+
+impl From<DiskLimit> for Limit {
+    fn from(limit: DiskLimit) -> Self {
+        Self {
+            value: limit.value(),
+            gets: limit.gets(),
+            file: limit.file,
+        }
+    }
+}
+
+/// The limits of one cgroup on disks. What cannot be read limits nothing.
+#[must_use]
+pub fn disk_limits(files: &dyn Files, version: Version, dir: &str) -> Vec<DiskLimit> {
     let names: &[(&str, &str)] = match version {
         Version::V2 => &[("io.max", "")],
         Version::V1 => &[
@@ -97,6 +124,7 @@ fn disks(files: &dyn Files, version: Version, dir: &str) -> Vec<Limit> {
             ("blkio.throttle.write_iops_device", "wiops"),
         ],
     };
+    let mut all = Vec::new();
     for (name, key) in names {
         let file = format!("{dir}/{name}");
         for line in files.read(&file).unwrap_or_default().lines() {
@@ -105,7 +133,15 @@ fn disks(files: &dyn Files, version: Version, dir: &str) -> Vec<Limit> {
             };
             for word in rest.split(' ') {
                 let (key, value) = word.split_once('=').unwrap_or((key, word));
-                put(&file, device, key, value);
+                // `max` is no number.
+                if let Ok(most) = value.parse() {
+                    all.push(DiskLimit {
+                        file: file.clone(),
+                        device: device.to_owned(),
+                        key: key.to_owned(),
+                        most,
+                    });
+                }
             }
         }
     }

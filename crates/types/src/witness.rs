@@ -81,8 +81,9 @@ pub enum Fault {
         value: String,
         /// What the group can get below this limit.
         gets: Amount,
-        /// What it should be able to get.
-        wanted: Amount,
+        /// What it should be able to get. Absent where it gets all that the limit allows.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        wanted: Option<Amount>,
     },
     /// Threads of the group wait for one CPU while another of the group's CPUs idles.
     Stacked {
@@ -361,7 +362,11 @@ impl Fault {
                 wanted,
             } => write!(
                 f,
-                "{file} reads '{value}': the group gets at most {gets}, where it should get {wanted}"
+                "{file} reads '{value}': the group gets at most {gets}, {}",
+                match wanted {
+                    Some(wanted) => format!("where it should get {wanted}"),
+                    None => "and uses that up".to_owned(),
+                }
             ),
             Self::Exceeded {
                 drawn,
@@ -542,7 +547,7 @@ mod tests {
             file: "/sys/fs/cgroup/a/cpu.max".to_owned(),
             value: "20000 100000".to_owned(),
             gets: Amount::CpuTime(Share::percent(20)),
-            wanted: Amount::CpuTime(Share::percent(100)),
+            wanted: Some(Amount::CpuTime(Share::percent(100))),
         };
         assert_eq!(
             limited.to_string(),

@@ -1,10 +1,25 @@
 //! What the kernel's files say of a group's disks (cgroup v2).
 
-use quell_kernel::disks::{Disk, disks};
-use quell_kernel::root::Files;
+use std::collections::{BTreeMap, VecDeque};
 
-use crate::limits::Dir;
-use quell_types::witness::Fault;
+use quell_kernel::cgroup::Version;
+use quell_kernel::cgroup_limits::{DiskLimit, disk_limits};
+use quell_kernel::disks::{Disk, disks};
+use quell_kernel::io;
+use quell_kernel::root::Files;
+use quell_types::units::Nanos;
+
+use crate::limits::{Dir, above};
+use quell_types::witness::{Amount, Fault};
+
+/// The time in which a limit has to be used up.
+const WINDOW: Nanos = Nanos::secs(4);
+/// The share of a limit that is all of it, in percent.
+const ALL: u128 = 95;
+/// The largest request that may be under way, in bytes.
+const REQUEST: u128 = 1 << 20;
+/// The share of a limit that is used at least where requests are large for it, in percent.
+const MOST: u128 = 75;
 
 /// A promise about disks, as a value of a file in the group's cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,9 +119,135 @@ pub(crate) fn judged(
     }
 }
 
+/// What was moved below a limit.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    /// Bytes or requests at the last look.
+    last: u64,
+    /// What each look of the window added, and in which time.
+    looks: VecDeque<(Nanos, u64)>,
+}
+
+impl Window {
+    /// Takes what was counted at a look, `span` after the last one. Whether all that a limit allows
+    /// in a window was used, but for a request that is under way.
+    fn is_full(&mut self, counted: u64, span: Nanos, limit: &DiskLimit) -> bool {
+        self.looks
+            .push_back((span, counted.saturating_sub(self.last)));
+        self.last = counted;
+        let whole = |looks: &VecDeque<(Nanos, u64)>| -> u64 { looks.iter().map(|l| l.0.0).sum() };
+        while let Some((oldest, _)) = self.looks.front()
+            && whole(&self.looks) - oldest.0 >= WINDOW.0
+        {
+            self.looks.pop_front();
+        }
+        let span = whole(&self.looks);
+        let allowed = u128::from(limit.most) * u128::from(span) / 1_000_000_000;
+        let request = match limit.gets() {
+            Amount::DiskRate(_) => REQUEST,
+            _ => 1,
+        };
+        let all = (allowed * ALL / 100).saturating_sub(request);
+        let used: u64 = self.looks.iter().map(|look| look.1).sum();
+        span >= WINDOW.0 && u128::from(used) >= all.max(allowed * MOST / 100).max(1)
+    }
+}
+
+/// By the file of a limit, the limit's disk and its key.
+pub(crate) type Windows = BTreeMap<(String, String, String), Window>;
+
+/// A limit on one of these cgroups, or above them, all of which is used up. `span`: the time since
+/// the last look. Limits of `promised`, which the plan has set itself, are none.
+pub(crate) fn used_up(
+    files: &dyn Files,
+    dirs: &[Dir],
+    promised: &[(&str, u64)],
+    span: Option<Nanos>,
+    windows: &mut Windows,
+) -> Option<Fault> {
+    let mut before = std::mem::take(windows);
+    let mut found = None;
+    for dir in above(dirs) {
+        for limit in disk_limits(files, Version::V2, &dir) {
+            let of_the_plan = |(key, most): &(&str, u64)| limit.key == *key && limit.most >= *most;
+            if promised.iter().any(of_the_plan) {
+                continue;
+            }
+            let Ok(text) = files.read(&format!("{dir}/io.stat")) else {
+                continue;
+            };
+            let counted = io::of_disk(&text, &limit.device, &limit.key);
+            let at = (limit.file.clone(), limit.device.clone(), limit.key.clone());
+            let mut window = before.remove(&at).unwrap_or(Window {
+                last: counted,
+                looks: VecDeque::new(),
+            });
+            let full = span.is_some_and(|span| window.is_full(counted, span, &limit));
+            windows.insert(at, window);
+            if full && found.is_none() {
+                found = Some(Fault::Limited {
+                    value: limit.value(),
+                    gets: limit.gets(),
+                    file: limit.file,
+                    wanted: None,
+                });
+            }
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
+    use quell_kernel::root::Kernel;
+
     use super::*;
+
+    #[test]
+    fn a_limit_counts_once_all_of_it_is_used() {
+        let root = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = root.path().join("c").join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("a/io.max", "8:0 rbps=2000000 wbps=max riops=max wiops=10\n");
+        let dirs = [Dir {
+            mount: "/c".to_owned(),
+            dir: "/c/a/b".to_owned(),
+        }];
+        let kernel = Kernel::at(root.path());
+        let mut windows = Windows::new();
+        let (mut rbytes, mut wios) = (50_000_000, 70);
+        let mut look = |read: u64, writes: u64, promised: &[(&str, u64)]| {
+            rbytes += read;
+            wios += writes;
+            let stat = format!("8:0 rbytes={rbytes} wbytes=1 rios=1 wios={wios}\n");
+            put("a/io.stat", &stat);
+            let span = Some(Nanos::millis(700));
+            let fault = used_up(&kernel, &dirs, promised, span, &mut windows);
+            fault.map(|fault| fault.to_string())
+        };
+        // Two megabytes in a second, in requests of one.
+        let one = 1 << 20;
+        let requests = [one, one, 2 * one, one, one, 2 * one];
+        let told: Vec<bool> = requests
+            .iter()
+            .map(|n| look(*n, 0, &[]).is_some())
+            .collect();
+        assert_eq!(told, [false, false, false, false, false, true]);
+        let wanted = "/c/a/io.max reads '8:0 rbps=2000000': the group gets at most 2MB/s of a disk, and uses that up";
+        assert_eq!(look(one, 0, &[]).unwrap(), wanted);
+        assert!(
+            look(one, 0, &[("rbps", 2_000_000)]).is_none(),
+            "it is the plan's"
+        );
+        // Half of it is not all of it.
+        let half = (0..20).filter(|_| look(one * 2 / 3, 0, &[]).is_some());
+        assert_eq!(half.count(), 0);
+        let full = (0..6).filter_map(|_| look(0, 7, &[])).next_back();
+        assert!(full.unwrap().contains("wiops=10"));
+    }
 
     #[test]
     fn each_disk_has_a_limit_and_none_a_higher_one() {

@@ -11,6 +11,7 @@ use quell_types::units::{Bytes, Nanos, Rate, Share};
 
 use crate::claim::{Claim, Counted, What};
 use crate::colours::Sampled;
+use crate::disks::Disks;
 use crate::limits::{Dir, Reached};
 use crate::memory::Waiting;
 use crate::series::{Allowed, Series};
@@ -78,6 +79,8 @@ pub(crate) struct Suspicion {
     exempt: Option<HashMap<u32, u64>>,
     /// How often limits of memory were run into.
     reached: Reached,
+    /// What went to and from disks that have a limit.
+    disks: disks::Windows,
 }
 
 /// What a look found, or why it could not see.
@@ -242,6 +245,8 @@ impl Witness {
                 }),
             };
         }
+        // At each look: it counts from one to the next.
+        let limited = self.limited(group, cpus, scan, suspicion);
         let on_tasks = alone::stranger(cpus, &[group], threads)
             .or_else(|| alone::elsewhere(cpus, &party.cpus, group, threads));
         let fault = on_tasks
@@ -251,7 +256,7 @@ impl Witness {
                 let homes = self.home_dirs(group);
                 all.then(|| limits::narrowed(&*self.files, &homes, cpus))?
             })
-            .or_else(|| self.limited(group, cpus, scan, &mut suspicion.reached))
+            .or(limited)
             .or_else(|| {
                 let (uses, span) = self.times.between()?;
                 alone::stacked(cpus, group, threads, uses, span)
@@ -272,15 +277,31 @@ impl Witness {
         group: usize,
         cpus: &CpuSet,
         scan: &Scan,
-        reached: &mut Reached,
+        before: &mut Suspicion,
     ) -> Option<Fault> {
         let files = &*self.files;
         let dirs = self.dirs(group, scan);
         let (share, memory) = self.limits_of_the_plan(group);
+        let disks: Vec<(&str, u64)> = self.disks_of_the_plan(group).collect();
+        let span = self.times.between().map(|(_, span)| span);
+        let slowed = disks::used_up(files, &dirs, &disks, span, &mut before.disks);
         let whole = Share(Share::WHOLE.0.saturating_mul(cpus.len() as u64));
         let wanted = share.map_or(whole, |share| share.min(whole));
         let limited = limits::limited(wanted, &limits::quotas(files, &dirs));
-        limited.or_else(|| limits::pressed(memory, &limits::memory_limits(files, &dirs), reached))
+        let full = limits::memory_limits(files, &dirs);
+        let pressed = limits::pressed(memory, &full, &mut before.reached);
+        limited.or(pressed).or(slowed)
+    }
+
+    /// The limits of disks that the plan has set a group itself.
+    fn disks_of_the_plan(&self, group: usize) -> impl Iterator<Item = (&'static str, u64)> {
+        let name = &self.parties[group].name;
+        let own = self.claims.iter().filter(move |claim| claim.group == *name);
+        let limits = own.filter_map(|claim| match &claim.what {
+            What::Disks(Disks::Most(limits)) => Some(limits.iter().copied()),
+            _ => None,
+        });
+        limits.flatten()
     }
 
     /// The limits that the plan has set a group itself.
@@ -333,6 +354,7 @@ impl Witness {
         let usage = self.homes.usage(files, group);
         let mut before = std::mem::take(suspicion);
         suspicion.reached = std::mem::take(&mut before.reached);
+        suspicion.disks = std::mem::take(&mut before.disks);
         suspicion.group = usage;
         let own = usage?.since(before.group?);
         alone::used(cpus, uses, own, Nanos(0), span)?;

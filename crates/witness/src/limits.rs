@@ -48,7 +48,7 @@ pub(crate) struct Dir {
 }
 
 /// All cgroups from the mount points down to these, each once.
-fn above(dirs: &[Dir]) -> Vec<String> {
+pub(crate) fn above(dirs: &[Dir]) -> Vec<String> {
     let each = dirs.iter().flat_map(|d| chain(&d.mount, &d.dir));
     let mut all: Vec<String> = each.collect();
     all.sort_unstable();
@@ -199,7 +199,7 @@ pub(crate) fn limited(wanted: Share, quotas: &[Quota]) -> Option<Fault> {
         file: least.file.clone(),
         value: least.value.clone(),
         gets: Amount::CpuTime(least.gets),
-        wanted: Amount::CpuTime(wanted),
+        wanted: Some(Amount::CpuTime(wanted)),
     })
 }
 
@@ -238,7 +238,7 @@ pub(crate) fn pressed(
         file: least.file.clone(),
         value: least.value.clone(),
         gets: Amount::Memory(least.limit),
-        wanted: Amount::Memory(Bytes(needed(least))),
+        wanted: Some(Amount::Memory(Bytes(needed(least)))),
     })
 }
 

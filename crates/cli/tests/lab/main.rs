@@ -8,6 +8,7 @@
 )]
 
 mod coloured;
+mod disks;
 mod divided;
 mod following;
 #[path = "../guest/mod.rs"]

@@ -4,9 +4,9 @@
 //! Documentation/admin-guide/cgroup-v1/cpusets.rst, cgroup-v2.rst ("Cpuset").
 //!
 //! v2: an exclusive group becomes a partition ([`super::partition`]): the kernel keeps all other
-//! tasks off. Where that is not available, and on v1, all other tasks are narrowed. Existing cgroups are
-//! changed in place. The CPUs of the root cgroup cannot be changed, so its tasks are moved to
-//! `quell.slice/rest`.
+//! tasks off. Where that is not available, and on v1, all other tasks are narrowed. Existing
+//! cgroups are changed in place. The CPUs of the root cgroup cannot be changed, so its tasks are
+//! moved to `quell.slice/rest`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
