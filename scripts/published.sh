@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the experiments of published studies and keeps their reports in docs/examples/published: NAME.html, and NAME.txt, the
-# table and every published figure next to ours. Simulated ones need no root and take minutes to an hour each. Those of memory
+# Runs the experiments of published studies and puts their reports into docs/examples/published: NAME.html, which git ignores, and
+# NAME.txt, the table and every published figure next to ours. Simulated ones need no root and take minutes to an hour each. Those of memory
 # pressure run in the lab. Usage: scripts/published.sh [NAME…]; QUELL=path of the program.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -60,7 +60,7 @@ fn low_weight(files: &dyn Files, version: Version, dir: &str) -> Option<Limit> {
             Version::V2 => read(format!("{dir}/cpu.weight"))?,
             Version::V1 => {
                 let (file, value, shares) = read(format!("{dir}/cpu.shares"))?;
-                (file, value, (shares * 100 / V1_SHARES).max(1))
+                (file, value, (shares.saturating_mul(100) / V1_SHARES).max(1))
             }
         },
     };

@@ -84,7 +84,8 @@ fn uptime(files: &dyn Files) -> Option<u64> {
     let hundredths = rest.split(' ').next()?.parse::<u64>().ok()?;
     let seconds = seconds.parse::<u64>().ok()?;
     let ticks = rustix::param::clock_ticks_per_second();
-    Some(seconds * ticks + hundredths * ticks / 100)
+    let part = hundredths.checked_mul(ticks)? / 100;
+    seconds.checked_mul(ticks)?.checked_add(part)
 }
 
 /// The CPUs of a thread: by system call, or as its `status` says where the root is not the running
