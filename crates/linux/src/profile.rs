@@ -491,9 +491,11 @@ fn working_set(
 
 #[cfg(test)]
 mod tests {
+    use quell_kernel::perf::SW_TASK_CLOCK;
     use quell_kernel::root::Kernel;
 
     use super::*;
+    use crate::sampler::tests::of_this_thread;
     use std::io::Read;
 
     fn run(wanted: Wanted<'_>, span: Nanos) -> Result<(Watched, Vec<String>)> {
@@ -518,6 +520,9 @@ mod tests {
 
     #[test]
     fn a_command_is_watched_to_its_end_children_included() {
+        if of_this_thread(SW_TASK_CLOCK).is_none() {
+            return;
+        }
         let command = words(
             "echo one; (i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done) & wait; echo two; exit 3",
         );
@@ -531,6 +536,9 @@ mod tests {
 
     #[test]
     fn tasks_are_watched_for_the_span_and_what_they_touch_is_seen() {
+        if of_this_thread(SW_TASK_CLOCK).is_none() {
+            return;
+        }
         let mut child = std::process::Command::new("sh")
             .args([
                 "-c",
@@ -577,6 +585,9 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused_with_its_name() {
+        if of_this_thread(SW_TASK_CLOCK).is_none() {
+            return;
+        }
         let matching = [TaskMatch {
             comm: Some("no-such-program".to_owned()),
             ..TaskMatch::default()

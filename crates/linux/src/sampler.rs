@@ -113,7 +113,7 @@ fn sample(sources: &[Source], cpu: Option<CpuId>, stop: &AtomicBool) -> Readings
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use quell_kernel::perf::{
         EventCode, SW_MINOR_FAULTS, SW_TASK_CLOCK, Scope, TYPE_SOFTWARE, Wake,
     };
@@ -128,7 +128,8 @@ mod tests {
         }
     }
 
-    fn of_this_thread(config: u64) -> Option<Source> {
+    /// Skips the test where it cannot be counted.
+    pub(crate) fn of_this_thread(config: u64) -> Option<Source> {
         let code = EventCode {
             kind: TYPE_SOFTWARE,
             config,

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group};
 static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// How long whoever reverts something may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 fn groups() -> MutexGuard<'static, Vec<Pid>> {
     GROUPS.lock().unwrap_or_else(PoisonError::into_inner)

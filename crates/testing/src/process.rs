@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::interrupted;
 use quell_testing::SKIPS;
 use rustix::fs::MemfdFlags;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus};
 
 /// What a process came to.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct Ended {
 }
 
 /// Runs a command to its end, so much nicer than this process. What is left of its process group
-/// afterwards is killed. Its output is kept in memory: a full disk hides nothing.
+/// afterwards is killed. Where the command was killed it may revert what it has changed first. Its output is kept in memory: a full disk hides nothing.
 pub fn run(command: &mut Command, nicer: i32, longest: Duration) -> Result<Ended> {
     let output = memory("output")?;
     let skips = memory("skips")?;
@@ -66,14 +66,21 @@ pub fn run(command: &mut Command, nicer: i32, longest: Duration) -> Result<Ended
     while !ended(pid)? {
         if began.elapsed() > longest {
             late = true;
-            let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }
     let wall = began.elapsed();
-    interrupted::end(pid);
     // It is not waited for yet, so its number is still its own.
+    if was_killed(pid)? {
+        let _ = rustix::process::kill_process_group(pid, Signal::TERM);
+        let told = Instant::now();
+        while has_others(pid) && told.elapsed() < interrupted::PATIENCE {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    interrupted::end(pid);
     let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     let (status, cpu) = reaped(pid)?;
     let why = match status.signal() {
@@ -102,11 +109,35 @@ fn text(mut file: File) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Whether it has ended; it stays to be waited for.
-fn ended(pid: Pid) -> Result<bool> {
-    use rustix::process::{WaitId, WaitIdOptions};
+/// How it has ended, if it has; it stays to be waited for.
+fn seen(pid: Pid) -> Result<Option<WaitIdStatus>> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    Ok(rustix::process::waitid(WaitId::Pid(pid), options)?.is_some())
+    Ok(rustix::process::waitid(WaitId::Pid(pid), options)?)
+}
+
+fn ended(pid: Pid) -> Result<bool> {
+    Ok(seen(pid)?.is_some())
+}
+
+fn was_killed(pid: Pid) -> Result<bool> {
+    Ok(seen(pid)?.is_some_and(|status| !status.exited()))
+}
+
+/// Whether a group has processes besides its first one that have not ended.
+fn has_others(group: Pid) -> bool {
+    let group = group.as_raw_nonzero().get();
+    let belongs = |entry: std::fs::DirEntry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        // State, parent, group.
+        let (_, rest) = stat.rsplit_once(") ")?;
+        let mut words = rest.split(' ');
+        let ended = words.next() == Some("Z");
+        let of: i32 = words.nth(1)?.parse().ok()?;
+        Some(of == group && pid != group && !ended)
+    };
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(belongs).any(|belongs| belongs)
 }
 
 /// Waits for an ended process: its status and CPU time.
@@ -159,6 +190,19 @@ mod tests {
         let ended = shell("kill -9 $$", LONG);
         assert!(!ended.passed, "{ended:?}");
         assert_eq!(ended.why.as_deref(), Some("ended by signal 9"));
+    }
+
+    #[test]
+    fn what_a_killed_test_has_started_may_revert_something() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = format!(
+            "cd {}; (trap 'sleep 0.2; touch reverted; exit' TERM; touch ready; \
+             while :; do sleep 0.01; done) & while [ ! -e ready ]; do sleep 0.01; done; kill -9 $$",
+            folder.path().display()
+        );
+        let ended = shell(&script, LONG);
+        assert_eq!(ended.why.as_deref(), Some("ended by signal 9"));
+        assert!(folder.path().join("reverted").exists());
     }
 
     #[test]
