@@ -30,7 +30,8 @@ pub struct Ended {
 }
 
 /// Runs a command to its end, so much nicer than this process. What is left of its process group
-/// afterwards is killed. Where the command was killed it may revert what it has changed first. Its output is kept in memory: a full disk hides nothing.
+/// afterwards is killed. Where the command was killed it may revert what it has changed first. Its
+/// output is kept in memory: a full disk hides nothing.
 pub fn run(command: &mut Command, nicer: i32, longest: Duration) -> Result<Ended> {
     let output = memory("output")?;
     let skips = memory("skips")?;

@@ -27,6 +27,8 @@ pub(super) struct Folder(pub(super) PathBuf);
 impl Folder {
     pub(super) fn new(mount: &str, name: &str) -> Self {
         let path = Path::new(mount).join(name);
+        // One that was killed has left it.
+        let _ = fs::remove_dir(&path);
         fs::create_dir(&path).unwrap();
         // What a v1 cpuset needs before it takes tasks.
         for file in ["cpuset.mems", "cpuset.cpus"] {
