@@ -35,14 +35,15 @@ impl CpuTimes {
             self.since = None;
             return;
         };
-        let use_of = |irq: u64, softirq: u64, steal: u64| irq + softirq + steal;
         let uses: BTreeMap<CpuId, CpuUse> = times
             .iter()
             .map(|t| {
                 let used = CpuUse {
                     busy: t.busy_ns,
                     idle: t.idle_ns,
-                    other: use_of(t.irq_ns, t.softirq_ns, t.steal_ns),
+                    other: [t.softirq_ns, t.steal_ns]
+                        .into_iter()
+                        .fold(t.irq_ns, u64::saturating_add),
                 };
                 (t.cpu, used)
             })

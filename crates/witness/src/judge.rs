@@ -364,7 +364,7 @@ impl Witness {
                 Some(before) => ran.saturating_sub(*before),
                 None => *ran,
             };
-            Nanos(exempt.iter().map(grown).sum())
+            Nanos(exempt.iter().map(grown).fold(0, u64::saturating_add))
         };
         let kernel = before.exempt.as_ref().map(since);
         suspicion.exempt = Some(exempt);
