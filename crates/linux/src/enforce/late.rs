@@ -70,7 +70,8 @@ pub(super) fn adopt(
                 exclusive,
             } => {
                 // Of several cgroups with the same CPUs none can be a partition.
-                for place in known.iter().filter(|_| *exclusive) {
+                let beside = *exclusive && !late.places.is_empty();
+                for place in known.iter().filter(|_| beside) {
                     dissolved |= partition::dissolve(&mut writer, place)?;
                 }
                 let alone = *exclusive && known.is_empty();
